@@ -1,0 +1,159 @@
+"""Admission: decide every pushed sample, hold back what finds no room, forget nothing.
+
+A push is answered once, when all of its samples are decided. While a cap is reached, a producer's
+pushes wait here in order of arrival, at most `credits` of them a producer; what exceeds that is
+answered `full`. A member of an open group never waits: its room is reserved.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.duplicates import DuplicateMemory
+from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
+from dispatcher.core.lengths import LengthCounts
+from dispatcher.errors import BufferFull, SampleRefused
+from dispatcher.sample import Sample
+
+
+@dataclass(slots=True, eq=False)
+class Push:
+    """Samples `first_seq`, `first_seq + 1`, ... of one producer, as far as they are decided.
+
+    floor: this producer never again sends a number below it.
+    named: sample ids were given by the user, so a repeat from any producer is a duplicate.
+    """
+
+    producer: str
+    first_seq: int
+    samples: tuple[Sample, ...]
+    floor: int = 0
+    named: bool = False
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def undecided(self) -> list[int]:
+        """Indices of the samples that wait for room."""
+        return [index for index in range(len(self.samples)) if index not in self.outcomes]
+
+    def answer(self) -> PushAnswered:
+        """The outcomes, in the order of the samples."""
+        outcomes = tuple(self.outcomes[index] for index in range(len(self.samples)))
+        return PushAnswered(self.producer, self.first_seq, outcomes, self.errors)
+
+
+class Admission:
+    """Lets samples into the buffer."""
+
+    def __init__(self, buffer: SampleBuffer, credits_: int, id_horizon: int) -> None:
+        self._buffer = buffer
+        self._credits = credits_
+        self._memory = DuplicateMemory(id_horizon)
+        self._held: deque[Push] = deque()
+        self.received: Counter[Outcome] = Counter(dict.fromkeys(Outcome, 0))
+        self.arrived = LengthCounts()
+        self.received_bytes = 0
+        #: Set once nothing more is accepted; says why.
+        self.closed: str | None = None
+        #: Samples of weights older than this come too late: their phase has ended.
+        self.oldest_version = 0
+
+    @property
+    def num_held(self) -> int:
+        """Pushes that wait for room."""
+        return len(self._held)
+
+    def push(self, push: Push, now: float, *, may_hold: bool) -> list[Effect]:
+        """Decide what can be decided now; hold or refuse the rest."""
+        self._memory.raise_floor(push.producer, push.floor)
+        self._decide(push, now, in_line=bool(self._held))
+        if not push.undecided:
+            return [push.answer()]
+        if may_hold and self._holds_for(push.producer) < self._credits:
+            self._held.append(push)
+            return [PushHeld(push.producer, push.first_seq, self._reason(push))]
+        for index in push.undecided:
+            self._settle(push, index, Outcome.FULL)
+        return [push.answer()]
+
+    def retry(self, now: float) -> list[Effect]:
+        """Room was made: let held pushes in, first come first served."""
+        effects: list[Effect] = []
+        while self._held:
+            self._decide(self._held[0], now, in_line=False)
+            if self._held[0].undecided:
+                break
+            effects.append(self._held.popleft().answer())
+        return effects
+
+    def producer_gone(self, producer: str) -> None:
+        """A connection is lost: what it still had waiting was never accepted."""
+        self._held = deque(push for push in self._held if push.producer != producer)
+
+    def forget(self, producer: str) -> None:
+        """This producer will never push again, so none of its numbers can come back."""
+        self._memory.forget(producer)
+
+    def close(self, reason: str) -> list[Effect]:
+        """Accept nothing more; answer what waits."""
+        self.closed = reason
+        effects: list[Effect] = []
+        while self._held:
+            push = self._held.popleft()
+            for index in push.undecided:
+                self._refuse(push, index, reason)
+            effects.append(push.answer())
+        return effects
+
+    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
+        """Decide the samples of a push as far as there is room.
+
+        in_line: others wait already, so only what has its room reserved may pass them.
+        """
+        for index in push.undecided:
+            sample, seq = push.samples[index], push.first_seq + index
+            given_id = sample.sample_id if push.named else None
+            if self._memory.seen(push.producer, seq, given_id):
+                self._settle(push, index, Outcome.DUPLICATE)
+                continue
+            try:
+                self._check(sample)
+            except SampleRefused as error:
+                self._refuse(push, index, str(error))
+                continue
+            waits_in_line = in_line and not self._buffer.is_expected(sample)
+            if waits_in_line or self._buffer.full(sample) is not None:
+                continue
+            self._buffer.add(sample, now)
+            self._memory.accept(push.producer, seq, given_id)
+            self._settle(push, index, Outcome.ACCEPTED)
+            self.arrived.add(sample.tokens)
+            self.received_bytes += sample.nbytes
+
+    def _check(self, sample: Sample) -> None:
+        if self.closed is not None:
+            raise SampleRefused("closed", self.closed)
+        version = sample.policy_version
+        if version is not None and version < self.oldest_version:
+            raise SampleRefused(
+                "phase-ended",
+                f"sample {sample.sample_id} is of policy version {version}, whose phase has ended; "
+                f"push samples of version {self.oldest_version} or newer",
+            )
+        self._buffer.check(sample)
+
+    def _settle(self, push: Push, index: int, outcome: Outcome) -> None:
+        push.outcomes[index] = outcome
+        self.received[outcome] += 1
+
+    def _refuse(self, push: Push, index: int, why: str) -> None:
+        push.errors[index] = why
+        self._settle(push, index, Outcome.REFUSED)
+
+    def _holds_for(self, producer: str) -> int:
+        return sum(push.producer == producer for push in self._held)
+
+    def _reason(self, push: Push) -> BufferFull:
+        full = self._buffer.pressed or self._buffer.full(push.samples[push.undecided[0]])
+        return full or BufferFull("samples", len(self._buffer), self._buffer.limits.samples)

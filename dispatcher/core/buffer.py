@@ -1,0 +1,284 @@
+"""The sample buffer: what is accepted and not yet planned, under caps.
+
+Invariants: a sample is here from its acceptance until it is taken or dropped; only samples without
+a group and samples of complete groups are *ready*; a group's first sample reserves room for all of
+its members, so a member of an open group is never held back; the room used (held and reserved)
+exceeds no cap except by what members of an open group turn out larger than its first one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from dispatcher.errors import BufferFull, SampleRefused
+from dispatcher.sample import Sample, Schema
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """Caps of the buffer; `group` is the largest group. `tokens=None`: not capped."""
+
+    samples: int
+    group: int
+    tokens: int | None
+    nbytes: int
+    max_sample_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A buffered sample.
+
+    ticket: its number in order of acceptance.
+    group: number of its group, -1 for none; ids of groups may be used again, numbers are not.
+    """
+
+    sample: Sample
+    ticket: int
+    arrived: float
+    group: int = -1
+    skips: int = 0
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    """A group that still lacks members; its room is counted at its first sample's size."""
+
+    number: int
+    size: int
+    opened: float
+    first: Sample
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Room:
+    """An amount of samples, tokens and bytes."""
+
+    samples: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+
+    def add(self, sample: Sample, times: int) -> None:
+        self.samples += times
+        self.tokens += times * sample.tokens
+        self.nbytes += times * sample.nbytes
+
+
+class SampleBuffer:
+    """Accepts samples, shows the ready ones oldest first, and gives them up when told to."""
+
+    def __init__(self, limits: BufferLimits, *, groups_matter: bool = True) -> None:
+        self.limits = limits
+        self._groups_matter = groups_matter
+        self._tickets = 0
+        self._schema: Schema | None = None
+        self._ready: dict[int, Entry] = {}
+        self._open_groups: dict[str, _OpenGroup] = {}
+        self._held = _Room()
+        self._reserved = _Room()
+        #: The cap that last held a sample back, until room is made.
+        self.pressed: BufferFull | None = None
+
+    # -- what is held -----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._held.samples
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of all held samples."""
+        return self._held.tokens
+
+    @property
+    def held_bytes(self) -> int:
+        """Payload bytes of all held samples."""
+        return self._held.nbytes
+
+    @property
+    def num_ready(self) -> int:
+        """Samples that a plan may choose from."""
+        return len(self._ready)
+
+    @property
+    def num_open_groups(self) -> int:
+        """Groups that still lack members."""
+        return len(self._open_groups)
+
+    def oldest_arrival(self) -> float | None:
+        """Arrival time of (about) the oldest sample: groups come into line when complete."""
+        first_ready = [entry.arrived for entry in islice(self._ready.values(), 1)]
+        first_open = [group.opened for group in islice(self._open_groups.values(), 1)]
+        return min(first_ready + first_open, default=None)
+
+    def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
+        """The first `limit` ready samples, oldest first, no group cut in two at the end."""
+        values: Iterator[Entry] = iter(self._ready.values())
+        if keep is not None:
+            values = filter(keep, values)
+        found = list(islice(values, limit + 1))
+        if len(found) <= limit:
+            return found
+        beyond = found.pop().group
+        while beyond >= 0 and found and found[-1].group == beyond:
+            found.pop()
+        return found
+
+    # -- admission --------------------------------------------------------------------------
+
+    def check(self, sample: Sample) -> None:
+        """Raise SampleRefused if this sample can never be accepted."""
+        if sample.tokens < 1:
+            raise SampleRefused("empty", f"sample {sample.sample_id} has no tokens")
+        if sample.tokens > self.limits.max_sample_tokens:
+            raise SampleRefused(
+                "too-long",
+                f"sample {sample.sample_id} has {sample.tokens} tokens, the limit is "
+                f"{self.limits.max_sample_tokens}; truncate the rollout, raise "
+                "--micro-batch-tokens or --max-sample-tokens, or set --oversize alone",
+            )
+        if sample.loss_tokens > sample.tokens:
+            raise SampleRefused(
+                "loss-tokens",
+                f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
+                f"{sample.tokens} tokens",
+            )
+        if self._schema is not None and sample.schema != self._schema:
+            raise SampleRefused(
+                "schema",
+                f"sample {sample.sample_id} differs from the samples held: "
+                f"{self._schema.difference(sample.schema)}",
+            )
+        self._check_group(sample)
+        self._check_fits_empty(sample)
+
+    def is_expected(self, sample: Sample) -> bool:
+        """Whether an open group has room reserved for this sample."""
+        return self._groups_matter and sample.group_id in self._open_groups
+
+    def full(self, sample: Sample) -> BufferFull | None:
+        """The cap that holds this sample back now; None if there is room for it."""
+        if self.is_expected(sample):
+            return None
+        times = self._size_of_group(sample)
+        for cap, used, more, limit in (
+            ("samples", self._held.samples + self._reserved.samples, times, self.limits.samples),
+            (
+                "tokens",
+                self._held.tokens + self._reserved.tokens,
+                times * sample.tokens,
+                self.limits.tokens,
+            ),
+            (
+                "bytes",
+                self._held.nbytes + self._reserved.nbytes,
+                times * sample.nbytes,
+                self.limits.nbytes,
+            ),
+        ):
+            if limit is not None and used + more > limit:
+                self.pressed = BufferFull(cap, used, limit)
+                return self.pressed
+        return None
+
+    def add(self, sample: Sample, now: float) -> Entry:
+        """Accept a sample that passed `check` and that `full` found room for."""
+        self._schema = sample.schema
+        entry = Entry(sample, self._tickets, now)
+        self._tickets += 1
+        self._held.add(sample, 1)
+        if not self._groups_matter or sample.group_id is None or sample.group_size == 1:
+            self._ready[entry.ticket] = entry
+        else:
+            self._join_group(sample.group_id, entry, now)
+        return entry
+
+    def _join_group(self, group_id: str, entry: Entry, now: float) -> None:
+        group = self._open_groups.get(group_id)
+        if group is None:
+            group = _OpenGroup(entry.ticket, entry.sample.group_size, now, entry.sample)
+            self._open_groups[group_id] = group
+            self._reserved.add(group.first, group.size)
+        self._reserved.add(group.first, -1)
+        entry.group = group.number
+        group.entries.append(entry)
+        if len(group.entries) == group.size:
+            del self._open_groups[group_id]
+            for member in group.entries:
+                self._ready[member.ticket] = member
+
+    def _size_of_group(self, sample: Sample) -> int:
+        return sample.group_size if self._groups_matter and sample.group_id is not None else 1
+
+    def _check_group(self, sample: Sample) -> None:
+        if not self._groups_matter or sample.group_id is None:
+            return
+        if sample.group_size < 1:
+            raise SampleRefused(
+                "group-size",
+                f"group {sample.group_id} does not say how many samples it has; give group_size "
+                "with the sample, or set --group-size",
+            )
+        if sample.group_size > self.limits.group:
+            raise SampleRefused(
+                "group-too-large",
+                f"group {sample.group_id} has {sample.group_size} samples, a step takes at most "
+                f"{self.limits.group}; raise --dispatch-batch-size",
+            )
+        group = self._open_groups.get(sample.group_id)
+        if group is not None and group.size != sample.group_size:
+            raise SampleRefused(
+                "group-size",
+                f"sample {sample.sample_id} says that group {sample.group_id} has "
+                f"{sample.group_size} samples, its first sample said {group.size}",
+            )
+
+    def _check_fits_empty(self, sample: Sample) -> None:
+        times = self._size_of_group(sample)
+        limit = self.limits
+        if times * sample.nbytes > limit.nbytes or (
+            limit.tokens is not None and times * sample.tokens > limit.tokens
+        ):
+            raise SampleRefused(
+                "larger-than-buffer",
+                f"sample {sample.sample_id} (or its group) would not fit an empty buffer of "
+                f"{limit.nbytes} bytes and {limit.tokens or 'any number of'} tokens; raise "
+                "--buffer-bytes or --buffer-tokens",
+            )
+
+    # -- giving up --------------------------------------------------------------------------
+
+    def take(self, entries: Iterable[Entry]) -> None:
+        """Remove ready samples: they are in a step now, or dropped."""
+        for entry in entries:
+            del self._ready[entry.ticket]
+            self._held.add(entry.sample, -1)
+        self._room_made()
+
+    def drop_group(self, group_id: str) -> int:
+        """Remove an open group whole; returns how many samples were dropped (0 if not open)."""
+        group = self._open_groups.pop(group_id, None)
+        if group is None:
+            return 0
+        self._reserved.add(group.first, len(group.entries) - group.size)
+        for entry in group.entries:
+            self._held.add(entry.sample, -1)
+        self._room_made()
+        return len(group.entries)
+
+    def open_groups(self) -> Iterator[tuple[str, float, list[Entry]]]:
+        """Incomplete groups, in order of opening: id, time of the first sample, members so far."""
+        for group_id, group in self._open_groups.items():
+            yield group_id, group.opened, group.entries
+
+    def drop_ready(self, stale: Callable[[Entry], bool]) -> int:
+        """Remove every ready sample that is stale, each with its whole group."""
+        groups = {entry.group for entry in self._ready.values() if stale(entry)} - {-1}
+        doomed = [entry for entry in self._ready.values() if entry.group in groups or stale(entry)]
+        self.take(doomed)
+        return len(doomed)
+
+    def _room_made(self) -> None:
+        self.pressed = None
+        if not self._held.samples:
+            self._schema = None

@@ -1,0 +1,342 @@
+"""The dispatcher's brain: events in, effects out, time as an argument.
+
+It ties the parts together and adds nothing of its own: admission lets samples into the buffer, the
+trigger says when a step is planned, the ledger follows the step through the ranks. Invariant, at
+every return: accepted = buffered + in flight + committed + dropped.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatcher.core.admission import Admission, Push
+from dispatcher.core.buffer import BufferLimits, Entry, SampleBuffer
+from dispatcher.core.events import (
+    Drained,
+    DropReason,
+    Effect,
+    EndRanks,
+    PlanWanted,
+    StepCommitted,
+    StepPlanned,
+    Trigger,
+)
+from dispatcher.core.freshness import Freshness, StalenessPolicy, before_phase
+from dispatcher.core.ledger import RankHello, StepLedger
+from dispatcher.core.lengths import LengthCounts
+from dispatcher.core.statistics import Statistics
+from dispatcher.core.trigger import Go, Standing, TriggerConfig, decide
+from dispatcher.plan import Plan, Window
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """What the core needs to know; times in seconds."""
+
+    dp_size: int
+    limits: BufferLimits
+    trigger: TriggerConfig
+    target_excess: float = 0.01
+    groups_matter: bool = True
+    flush_partial: bool = True
+    group_timeout: float = 600.0
+    max_staleness: int | None = None
+    staleness_policy: StalenessPolicy = StalenessPolicy.DROP
+    max_open_steps: int = 4
+    producer_credits: int = 8
+    id_horizon: int = 1_000_000
+
+
+class Dispatch:
+    """One run: from pushed samples to committed steps."""
+
+    def __init__(self, config: DispatchConfig) -> None:
+        self.config = config
+        self.buffer = SampleBuffer(config.limits, groups_matter=config.groups_matter)
+        self.admission = Admission(self.buffer, config.producer_credits, config.id_horizon)
+        self.ledger = StepLedger(config.dp_size, config.max_open_steps)
+        self.freshness = Freshness(config.max_staleness, config.staleness_policy)
+        self._planning: PlanWanted | None = None
+        self._hungry_since: float | None = None
+        self._tried: int | None = None
+        self._wake_at: float | None = None
+        self._draining = self._ended = False
+        #: Whether the stream has ended and everything is committed.
+        self.drained = False
+        self._ranks_ended: set[str] = set()
+        self._planned: Counter[Trigger] = Counter(dict.fromkeys(Trigger, 0))
+        self._dropped: Counter[DropReason] = Counter(dict.fromkeys(DropReason, 0))
+        self.dispatched = LengthCounts()
+        self._small_steps = self._steps_committed = self._samples_committed = 0
+
+    # -- producers --------------------------------------------------------------------------
+
+    def push(self, push: Push, now: float, *, may_hold: bool = True) -> list[Effect]:
+        """Samples arrived. With `may_hold=False` what finds no room is answered `full`."""
+        return self.admission.push(push, now, may_hold=may_hold) + self._consider(now)
+
+    def producer_gone(self, producer: str) -> None:
+        """A producer's connection is lost."""
+        self.admission.producer_gone(producer)
+
+    def close_group(self, group_id: str, now: float) -> list[Effect]:
+        """No further member will come: an incomplete group is dropped whole."""
+        self._drop(DropReason.INCOMPLETE_GROUP, self.buffer.drop_group(group_id))
+        return self._after_room(now)
+
+    def end_phase(self, version: int, now: float) -> list[Effect]:
+        """Samples older than `version` go before anything newer is planned."""
+        self.admission.oldest_version = max(self.admission.oldest_version, version)
+        self.freshness.end_phase(version)
+        self._drop_groups(before_phase(version))
+        return self._after_room(now)
+
+    def end_stream(self, now: float) -> list[Effect]:
+        """No producer will push again: flush what is buffered, then end the ranks' streams."""
+        return self._end("the stream has ended: a producer called end_stream", now)
+
+    def drain(self, now: float) -> list[Effect]:
+        """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
+        self._draining = True
+        effects = self._end("the dispatcher is shutting down", now)
+        if not self.ledger.ranks:
+            self._drop_all(DropReason.SHUTDOWN)
+            effects += self._finish()
+        return effects
+
+    # -- ranks ------------------------------------------------------------------------------
+
+    def join(self, hello: RankHello, now: float) -> list[Effect]:
+        """A DP rank connected. Raises RankRefused or GenerationFenced."""
+        effects = self.ledger.join(hello, now)
+        rank = self.ledger.ranks[hello.dp_rank]
+        effects += self._commit(hello.dp_rank, rank.committed, now)
+        effects += self.ledger.release_ready()
+        return effects + self._consider(now)
+
+    def leave(self, dp_rank: int, client_id: str, now: float) -> list[Effect]:
+        """A DP rank's connection is gone."""
+        self.ledger.leave(dp_rank, client_id)
+        return self._consider(now)
+
+    def seen(self, dp_rank: int, now: float) -> None:
+        """A DP rank gave a sign of life."""
+        self.ledger.ranks[dp_rank].last_seen = now
+
+    def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> list[Effect]:
+        """A rank's training loop has begun step `taken`, and waits for the next or not."""
+        self.ledger.demand(dp_rank, taken, hungry=hungry)
+        return self._consider(now)
+
+    def prepared(self, dp_rank: int, step: int, digest: str, now: float) -> list[Effect]:
+        """A rank holds a step's header."""
+        return self.ledger.prepared(dp_rank, step, digest) + self._consider(now)
+
+    def commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
+        """A rank has applied every step up to `step`."""
+        return self._commit(dp_rank, step, now) + self._consider(now)
+
+    def set_policy_version(self, version: int, now: float) -> list[Effect]:
+        """DP rank 0 trains these weights now."""
+        self.freshness.report(version)
+        return self._after_room(now)
+
+    def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for done in self.ledger.commit(dp_rank, step):
+            self._steps_committed += 1
+            self._samples_committed += done.num_samples
+            effects.append(StepCommitted(done.number, done.num_samples, now - done.planned_at))
+        return effects
+
+    # -- time and plans ---------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what has become due; call it at `next_deadline`."""
+        due = now - self.config.group_timeout
+        self._drop_groups(lambda entry: entry.arrived <= due)
+        return self._after_room(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted next; None if nothing is waited for."""
+        group = next((opened for _, opened, _ in self.buffer.open_groups()), None)
+        timeout = None if group is None else group + self.config.group_timeout
+        return min((at for at in (timeout, self._wake_at) if at is not None), default=None)
+
+    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
+        """The planner's answer: becomes the next step, unless it was a trial that missed."""
+        assert wanted is self._planning
+        self._planning = None
+        if wanted.trial and plan.excess > self.config.target_excess:
+            self._tried = len(wanted.entries)
+            return self._consider(now)
+        chosen = [wanted.entries[int(at)] for at in plan.chosen]
+        report = self._report(wanted, plan, chosen, now)
+        for entry in chosen:
+            self.dispatched.add(entry.sample.tokens)
+        self.buffer.take(chosen)
+        for entry in wanted.entries:
+            entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
+        self._tried = self._hungry_since = None
+        self._planned[wanted.trigger] += 1
+        self._small_steps += len(chosen) < self.config.trigger.batch
+        effects = self.ledger.open(plan, wanted.entries, now)
+        return [report, *effects, *self._after_room(now)]
+
+    def _report(
+        self, wanted: PlanWanted, plan: Plan, chosen: list[Entry], now: float
+    ) -> StepPlanned:
+        version = self.freshness.training_version(len(self.ledger.steps))
+        return StepPlanned(
+            step=self.ledger.next_step,
+            plan=plan,
+            trigger=wanted.trigger,
+            waits=tuple(now - entry.arrived for entry in chosen),
+            skips=tuple(entry.skips for entry in chosen),
+            staleness=tuple(
+                version - entry.sample.policy_version
+                for entry in chosen
+                if version is not None and entry.sample.policy_version is not None
+            ),
+            tokens=tuple(entry.sample.tokens for entry in chosen),
+            nbytes=sum(entry.sample.nbytes for entry in chosen),
+        )
+
+    def _consider(self, now: float) -> list[Effect]:
+        """Ask the trigger, if a step is wanted and none is being planned."""
+        self._wake_at = None
+        if not self.ledger.hungry:
+            self._hungry_since = None
+        elif self._hungry_since is None:
+            self._hungry_since = now
+        if self._planning is not None or not self.ledger.wanted:
+            return self._finish()
+        self._drop_stale()
+        entries = self.freshness.window(self.buffer, self.config.trigger.window)
+        decision = decide(self.config.trigger, self._standing(len(entries), now))
+        if isinstance(decision, Go):
+            self._planning = self._request(entries, decision)
+            return [self._planning]
+        if decision.seconds is not None:
+            self._wake_at = now + decision.seconds
+        return self._finish()
+
+    def _standing(self, ready: int, now: float) -> Standing:
+        return Standing(
+            ready=ready,
+            full=self.buffer.pressed is not None,
+            growing=self.buffer.num_open_groups > 0,
+            flush=self.freshness.flushing or (self._ended and self._flushes(ready)),
+            hungry_for=None if self._hungry_since is None else now - self._hungry_since,
+            tried=self._tried,
+        )
+
+    def _request(self, entries: list[Entry], go: Go) -> PlanWanted:
+        count, batch = len(entries), self.config.trigger.batch
+        window = Window(
+            tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
+            skips=np.fromiter((e.skips for e in entries), np.int64, count),
+            group=np.fromiter((e.group for e in entries), np.int64, count),
+            must_go=self.freshness.must_go(entries, len(self.ledger.steps), batch),
+        )
+        take = min(count, batch)
+        return PlanWanted(tuple(entries), window, take, go.trigger, go.trial)
+
+    # -- dropping and finishing -------------------------------------------------------------
+
+    def _drop_stale(self) -> None:
+        stale = self.freshness.stale(len(self.ledger.steps))
+        if stale is not None:
+            self._drop(DropReason.STALE, self.buffer.drop_ready(stale))
+
+    def _drop(self, reason: DropReason, count: int) -> None:
+        self._dropped[reason] += count
+
+    def _drop_groups(self, doomed: Callable[[Entry], bool]) -> None:
+        """Drop the open groups that have a member for which `doomed` holds."""
+        for group_id in [
+            group_id
+            for group_id, _, entries in self.buffer.open_groups()
+            if any(doomed(entry) for entry in entries)
+        ]:
+            self._drop(DropReason.INCOMPLETE_GROUP, self.buffer.drop_group(group_id))
+
+    def _drop_all(self, reason: DropReason) -> None:
+        self._drop_groups(lambda _: True)
+        self._drop(reason, self.buffer.drop_ready(lambda _: True))
+
+    def _after_room(self, now: float) -> list[Effect]:
+        """Room may have been made: admit who waits, then see whether a step can be planned."""
+        return self.admission.retry(now) + self._consider(now)
+
+    def _end(self, why: str, now: float) -> list[Effect]:
+        self._ended = True
+        effects = self.admission.close(why)
+        self._drop_groups(lambda _: True)
+        return effects + self._consider(now)
+
+    def _flushes(self, ready: int) -> bool:
+        return self.config.flush_partial or ready >= self.config.trigger.batch
+
+    def _finish(self) -> list[Effect]:
+        """After the end: tell ranks that nothing is left, and the shell when all is done."""
+        if not self._ended or self._planning is not None:
+            return []
+        if not self.freshness.flushing and not self._flushes(self.buffer.num_ready):
+            self._drop_all(DropReason.LAST_BATCH)
+        if len(self.buffer):
+            return []
+        effects: list[Effect] = []
+        ending = {
+            dp_rank: rank.client_id
+            for dp_rank, rank in self.ledger.ranks.items()
+            if rank.connected and rank.client_id not in self._ranks_ended
+        }
+        if ending:
+            self._ranks_ended.update(ending.values())
+            effects.append(EndRanks(tuple(sorted(ending)), "the stream has ended"))
+        if not self.ledger.steps and not self.drained:
+            self.drained = True
+            effects.append(Drained("drained" if self._draining else "done"))
+        return effects
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def statistics(self) -> Statistics:
+        """A frozen snapshot."""
+        ranks = self.ledger.ranks
+        return Statistics(
+            received=dict(self.admission.received),
+            received_tokens=self.admission.arrived.tokens,
+            received_bytes=self.admission.received_bytes,
+            buffered=len(self.buffer),
+            buffered_tokens=self.buffer.held_tokens,
+            buffered_bytes=self.buffer.held_bytes,
+            ready=self.buffer.num_ready,
+            open_groups=self.buffer.num_open_groups,
+            oldest_arrival=self.buffer.oldest_arrival(),
+            pushes_held=self.admission.num_held,
+            backpressure=self.buffer.pressed is not None,
+            in_flight=self.ledger.in_flight,
+            open_steps=len(self.ledger.steps),
+            steps_planned=dict(self._planned),
+            small_steps=self._small_steps,
+            steps_committed=self._steps_committed,
+            samples_committed=self._samples_committed,
+            dropped=dict(self._dropped),
+            generation=self.ledger.generation,
+            policy_version=self.freshness.reported,
+            ranks_connected=sum(rank.connected for rank in ranks.values()),
+            last_seen={dp_rank: rank.last_seen for dp_rank, rank in sorted(ranks.items())},
+            wanted=self.ledger.wanted,
+            hungry=self.ledger.hungry,
+            phase=self._phase(),
+            selection_bias=self.admission.arrived.distance(self.dispatched),
+        )
+
+    def _phase(self) -> str:
+        if self.drained:
+            return "drained"
+        return "draining" if self._draining else "ended" if self._ended else "running"

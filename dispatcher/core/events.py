@@ -1,0 +1,160 @@
+"""Effects: what the core asks the shell to do, and what it reports for metrics.
+
+The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
+in the order in which the shell has to carry them out.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dispatcher.core.buffer import Entry
+from dispatcher.errors import BufferFull, DispatcherError
+from dispatcher.plan import Plan, Window
+
+
+class Outcome(StrEnum):
+    """What became of one pushed sample."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+    FULL = "full"
+
+
+class Trigger(StrEnum):
+    """Why a step was planned when it was."""
+
+    WINDOW_FULL = "window-full"
+    TARGET_EXCESS = "target-excess"
+    MAX_WAIT = "max-wait"
+    BUFFER_FULL = "buffer-full"
+    FLUSH = "flush"
+
+
+class DropReason(StrEnum):
+    """Why an accepted sample will never be trained on."""
+
+    INCOMPLETE_GROUP = "incomplete-group"
+    STALE = "stale"
+    LAST_BATCH = "last-batch"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class PushAnswered:
+    """Every sample of a push is decided; errors: message by index for the refused ones."""
+
+    producer: str
+    first_seq: int
+    outcomes: tuple[Outcome, ...]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PushHeld:
+    """A push waits for room; the answer follows when it is decided."""
+
+    producer: str
+    first_seq: int
+    full: BufferFull
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWanted:
+    """Run the planner on `window` for `take` samples and call `Dispatch.planned` with its answer.
+
+    entries: the samples behind the window's columns, in the same order.
+    trial: the plan is used only if its straggler excess is within the target.
+    """
+
+    entries: tuple[Entry, ...]
+    window: Window
+    take: int
+    trigger: Trigger
+    trial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on."""
+
+    dp_rank: int
+    step: int
+    first_micro_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tell these DP ranks that they may train this step."""
+
+    dp_ranks: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRanks:
+    """Tell these DP ranks that no further step will come."""
+
+    dp_ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailRanks:
+    """Tell these connections of DP ranks, by client id, that they are over, and why."""
+
+    client_ids: tuple[str, ...]
+    error: DispatcherError
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlanned:
+    """For metrics. waits: seconds each sample was buffered; skips: how often it was passed over."""
+
+    step: int
+    plan: Plan
+    trigger: Trigger
+    waits: tuple[float, ...]
+    skips: tuple[int, ...]
+    staleness: tuple[int, ...]
+    tokens: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivered:
+    """For metrics: an open step goes out again, because of a reconnect or a new generation."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """For metrics: every DP rank has applied this step; seconds since it was planned."""
+
+    step: int
+    num_samples: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Everything that could be committed is; the service may stop."""
+
+    reason: str
+
+
+Effect = (
+    PushAnswered
+    | PushHeld
+    | PlanWanted
+    | Deliver
+    | Release
+    | EndRanks
+    | FailRanks
+    | StepPlanned
+    | Redelivered
+    | StepCommitted
+    | Drained
+)

@@ -1,0 +1,359 @@
+"""The step ledger: which steps are open, which DP ranks stand where, and what follows from it.
+
+    PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
+       ^                                |                                  |
+       +------- new generation ---------+----------------------------------+
+                                                                           |
+    COMMITTED <------------------- every rank committed -------------------+
+
+A rank's standing is a few watermarks over step numbers, since it prepares, takes and commits
+steps in order. Invariants: a step is released only when every DP rank holds it; it is committed
+only when every DP rank has said so in one generation; open steps are never changed, so a step that
+is delivered again is identical.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+
+from dispatcher.core.buffer import Entry
+from dispatcher.core.events import Deliver, Effect, FailRanks, Redelivered, Release
+from dispatcher.errors import (
+    DispatcherError,
+    GenerationFenced,
+    IllegalTransition,
+    ProtocolError,
+    RankRefused,
+)
+from dispatcher.plan import Plan
+from dispatcher.sample import Sample
+
+
+class StepState(StrEnum):
+    """Where a step stands."""
+
+    PLANNED = "planned"
+    PREPARED = "prepared"
+    RELEASED = "released"
+    COMMITTED = "committed"
+
+
+class StepEvent(StrEnum):
+    """What moves a step."""
+
+    ALL_PREPARED = "all-prepared"
+    ALL_CONNECTED = "all-connected"
+    ALL_COMMITTED = "all-committed"
+    NEW_GENERATION = "new-generation"
+
+
+NEXT: dict[tuple[StepState, StepEvent], StepState] = {
+    (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
+    (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
+    (StepState.RELEASED, StepEvent.ALL_COMMITTED): StepState.COMMITTED,
+    **{
+        (state, StepEvent.NEW_GENERATION): StepState.PLANNED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
+    },
+}
+
+
+@dataclass(slots=True, eq=False)
+class OpenStep:
+    """A step that is not committed: micro_batches[dp rank][index] are its samples."""
+
+    number: int
+    micro_batches: tuple[tuple[tuple[Sample, ...], ...], ...]
+    digest: str
+    planned_at: float
+    state: StepState = StepState.PLANNED
+
+    def move(self, event: StepEvent) -> None:
+        """Follow the table; an illegal move raises and changes nothing."""
+        after = NEXT.get((self.state, event))
+        if after is None:
+            raise IllegalTransition(self.state, event)
+        self.state = after
+
+    def samples(self) -> Iterator[Sample]:
+        """Every sample of the step, rank by rank."""
+        for rank in self.micro_batches:
+            for micro_batch in rank:
+                yield from micro_batch
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the step, over all ranks."""
+        return sum(len(part) for rank in self.micro_batches for part in rank)
+
+
+@dataclass(slots=True)
+class RankStanding:
+    """What one DP rank of the current generation has said; -1 for no step yet."""
+
+    client_id: str
+    prefetch_steps: int
+    last_seen: float
+    connected: bool = True
+    taken: int = -1
+    prepared: int = -1
+    committed: int = -1
+    hungry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankHello:
+    """How a DP rank introduces itself; `generation=None` asks for a new one."""
+
+    client_id: str
+    dp_rank: int
+    dp_size: int
+    generation: int | None
+    prefetch_steps: int = 1
+    taken: int = -1
+    committed: int = -1
+    hungry: bool = False
+    received: dict[int, int] = field(default_factory=dict)
+
+
+class StepLedger:
+    """Owns open steps and rank standings of the current generation."""
+
+    def __init__(self, dp_size: int, max_open_steps: int) -> None:
+        self.dp_size = dp_size
+        self.max_open_steps = max_open_steps
+        self.generation = 0
+        self.next_step = 0
+        self.steps: dict[int, OpenStep] = {}
+        self.ranks: dict[int, RankStanding] = {}
+        self.failed: DispatcherError | None = None
+
+    # -- ranks come and go ------------------------------------------------------------------
+
+    def join(self, hello: RankHello, now: float) -> list[Effect]:
+        """Admit a DP rank, fencing an older generation if it brings a new one.
+
+        Raises RankRefused or GenerationFenced; nothing has changed then.
+        """
+        self._check_hello(hello)
+        effects: list[Effect] = []
+        if hello.generation is None:
+            effects += self._begin_generation()
+        return effects + self._seat(hello, now)
+
+    def leave(self, dp_rank: int, client_id: str) -> None:
+        """A connection is gone; its steps stay open."""
+        rank = self.ranks.get(dp_rank)
+        if rank is not None and rank.client_id == client_id:
+            rank.connected = rank.hungry = False
+
+    def _check_hello(self, hello: RankHello) -> None:
+        if hello.dp_size != self.dp_size:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} says there are {hello.dp_size} DP ranks, this dispatcher "
+                f"serves {self.dp_size}; start it with --dp-size {hello.dp_size}"
+            )
+        if hello.dp_rank >= self.dp_size:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} is out of range, ranks are 0 to {self.dp_size - 1}"
+            )
+        if hello.generation is None:
+            if hello.dp_rank != 0:
+                raise RankRefused(
+                    f"DP rank {hello.dp_rank} asked for a new generation; only DP rank 0 may, and "
+                    "shares the number with the others"
+                )
+            return
+        if hello.generation > self.generation:
+            raise GenerationFenced(
+                f"generation {hello.generation} is not known here: the dispatcher was restarted; "
+                "restart the trainers"
+            )
+        if hello.generation < self.generation:
+            raise GenerationFenced(
+                f"generation {hello.generation} is over, the current one is {self.generation}; "
+                "a newer process group has taken its place"
+            )
+        if self.failed is not None:
+            raise self.failed
+        seated = self.ranks.get(hello.dp_rank)
+        if seated is not None and seated.connected and seated.client_id != hello.client_id:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} of generation {self.generation} is taken by a connected "
+                "client; two processes claim one rank"
+            )
+
+    def _begin_generation(self) -> list[Effect]:
+        fenced = tuple(rank.client_id for rank in self.ranks.values())
+        self.generation += 1
+        self.failed = None
+        self.ranks.clear()
+        effects: list[Effect] = []
+        if fenced:
+            error = GenerationFenced(
+                f"generation {self.generation} has begun: a newer process group took over"
+            )
+            effects.append(FailRanks(fenced, error))
+        for step in self.steps.values():
+            step.move(StepEvent.NEW_GENERATION)
+            effects.append(Redelivered(step.number, "new-generation"))
+        return effects
+
+    def _seat(self, hello: RankHello, now: float) -> list[Effect]:
+        known = self.ranks.get(hello.dp_rank)
+        same_client = known is not None and known.client_id == hello.client_id
+        begun = min(self.steps, default=self.next_step) - 1
+        rank = RankStanding(hello.client_id, hello.prefetch_steps, now)
+        if known is not None and same_client:
+            rank = known
+            rank.connected = True
+            rank.last_seen = now
+            rank.committed = max(rank.committed, min(hello.committed, rank.prepared))
+            rank.taken = max(rank.taken, min(hello.taken, rank.prepared))
+        elif known is not None:
+            rank.taken = rank.committed = known.committed
+            rank.prepared = known.committed
+        else:
+            rank.taken = rank.prepared = rank.committed = begun
+        rank.hungry = hello.hungry
+        self.ranks[hello.dp_rank] = rank
+        effects: list[Effect] = []
+        for number in [number for number in self.steps if number > rank.committed]:
+            first = hello.received.get(number, 0) if same_client else 0
+            effects.append(Deliver(hello.dp_rank, number, first))
+            if known is not None:
+                effects.append(Redelivered(number, "reconnect"))
+        return effects
+
+    # -- ranks speak ------------------------------------------------------------------------
+
+    def demand(self, dp_rank: int, taken: int, *, hungry: bool) -> None:
+        """A rank's training loop has begun `taken` and waits for the next step, or not.
+
+        Raises ProtocolError for a step that this rank cannot have.
+        """
+        rank = self.ranks[dp_rank]
+        if taken > rank.prepared:
+            raise ProtocolError(f"DP rank {dp_rank} took step {taken} before it was prepared")
+        rank.taken = max(rank.taken, taken)
+        rank.hungry = hungry
+
+    def prepared(self, dp_rank: int, number: int, digest: str) -> list[Effect]:
+        """A rank holds the header of step `number`; releases it if that was the last one missing.
+
+        A digest that is not ours fails the generation: no rank may train what others do not.
+        """
+        rank = self.ranks[dp_rank]
+        step = self.steps.get(number)
+        if step is None:
+            raise ProtocolError(f"DP rank {dp_rank} prepared step {number}, which is not open")
+        if digest != step.digest:
+            return self.fail(
+                GenerationFenced(
+                    f"DP rank {dp_rank} holds another plan of step {number} (digest {digest}, not "
+                    f"{step.digest}); all ranks must restart"
+                )
+            )
+        rank.prepared = max(rank.prepared, number)
+        if step.state is StepState.RELEASED:
+            return [Release((dp_rank,), number)]
+        return self.release_ready()
+
+    def release_ready(self) -> list[Effect]:
+        """Release every step that all DP ranks hold, while all of them are connected."""
+        if len(self.ranks) < self.dp_size:
+            return []
+        effects: list[Effect] = []
+        connected = all(rank.connected for rank in self.ranks.values())
+        for step in self.steps.values():
+            if step.state is StepState.PLANNED and self._lowest("prepared") >= step.number:
+                step.move(StepEvent.ALL_PREPARED)
+            if step.state is StepState.PREPARED and connected:
+                step.move(StepEvent.ALL_CONNECTED)
+                effects.append(Release(tuple(sorted(self.ranks)), step.number))
+        return effects
+
+    def commit(self, dp_rank: int, number: int) -> list[OpenStep]:
+        """A rank has applied every step up to `number`; returns the steps now committed.
+
+        Raises ProtocolError for a step that this rank was never given.
+        """
+        rank = self.ranks[dp_rank]
+        if number > rank.prepared:
+            raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
+        rank.committed = max(rank.committed, number)
+        done: list[OpenStep] = []
+        if len(self.ranks) < self.dp_size:
+            return done
+        through = self._lowest("committed")
+        for step in list(self.steps.values()):
+            if step.number <= through:
+                step.move(StepEvent.ALL_COMMITTED)
+                done.append(self.steps.pop(step.number))
+        return done
+
+    def fail(self, error: DispatcherError) -> list[Effect]:
+        """End the current generation with one error on all of its ranks."""
+        self.failed = error
+        return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
+
+    def _lowest(self, watermark: str) -> int:
+        return min(int(getattr(rank, watermark)) for rank in self.ranks.values())
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
+        """Add the next step; returns its first delivery to every rank."""
+        micro_batches = tuple(
+            tuple(tuple(entries[int(at)].sample for at in part) for part in rank)
+            for rank in plan.micro_batches
+        )
+        number = self.next_step
+        self.next_step += 1
+        step = OpenStep(number, micro_batches, step_digest(number, micro_batches), now)
+        self.steps[number] = step
+        return [Deliver(dp_rank, number) for dp_rank in sorted(self.ranks)]
+
+    @property
+    def in_flight(self) -> int:
+        """Samples of all open steps."""
+        return sum(step.num_samples for step in self.steps.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every DP rank of a live generation is connected."""
+        return (
+            self.failed is None
+            and len(self.ranks) == self.dp_size
+            and all(rank.connected for rank in self.ranks.values())
+        )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether every DP rank has room for one more step."""
+        if not self.complete or len(self.steps) >= self.max_open_steps:
+            return False
+        last = self.next_step - 1
+        return all(
+            last - rank.taken < rank.prefetch_steps or (rank.hungry and rank.taken == last)
+            for rank in self.ranks.values()
+        )
+
+    @property
+    def hungry(self) -> bool:
+        """Whether some DP rank waits for a step that is not planned yet."""
+        last = self.next_step - 1
+        return any(rank.hungry and rank.taken == last for rank in self.ranks.values())
+
+
+def step_digest(number: int, micro_batches: tuple[tuple[tuple[Sample, ...], ...], ...]) -> str:
+    """Digest of who gets what: step number, and sample ids by DP rank and micro-batch."""
+    digest = blake2b(str(number).encode(), digest_size=16)
+    for rank in micro_batches:
+        digest.update(b"\x00rank")
+        for micro_batch in rank:
+            digest.update(b"\x00micro-batch")
+            for sample in micro_batch:
+                digest.update(b"\x00" + sample.sample_id.encode())
+    return digest.hexdigest()

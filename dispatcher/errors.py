@@ -1,0 +1,166 @@
+"""Every error this package raises on purpose, as one tree.
+
+    DispatcherError
+    +-- ConfigError          the operator's settings contradict each other
+    +-- PlanError            a window cannot be planned as asked
+    |   +-- SampleTooLong    a sample exceeds the micro-batch token budget
+    +-- ProtocolError        the peer broke the wire protocol
+    |   +-- FrameTooLarge    a frame is larger than the receiver's limit
+    |   +-- VersionMismatch  the peer speaks another protocol version
+    +-- SampleRefused        one sample is not acceptable; the others are unharmed
+    +-- BufferFull           a cap is reached; retry after the next step
+    +-- ConnectionLimit      too many connections; retry later
+    +-- RankRefused          a DP rank may not join
+    +-- GenerationFenced     a newer process group took over, or this one failed
+    +-- DispatcherUnreachable  a client could not reach the dispatcher for too long
+    +-- StepContractError    the training loop took or committed steps in an order it may not
+    +-- ClientClosed         a stream or producer is used after its close
+    +-- IllegalTransition    our own bug: a state machine was asked for a move it does not have
+
+A message says what was found, what it means and what to do about it. `retriable` tells a client
+whether the same call can succeed later; `code` is the stable word that goes over the wire and
+into metrics labels.
+"""
+
+from typing import ClassVar
+
+
+class DispatcherError(Exception):
+    """Base of the tree."""
+
+    code: ClassVar[str] = "error"
+    retriable: ClassVar[bool] = False
+
+
+class ConfigError(DispatcherError):
+    """Settings contradict each other or cannot be satisfied."""
+
+    code = "config"
+
+
+class PlanError(DispatcherError):
+    """A window cannot be planned as asked."""
+
+    code = "plan"
+
+
+class SampleTooLong(PlanError):
+    """A sample has more tokens than one micro-batch may hold."""
+
+    code = "too-long"
+
+    def __init__(self, tokens: int, budget: int) -> None:
+        super().__init__(
+            f"a sample of {tokens} tokens exceeds the micro-batch budget of {budget} tokens; "
+            "raise --micro-batch-tokens, truncate the rollout, or set --oversize alone"
+        )
+        self.tokens, self.budget = tokens, budget
+
+
+class ProtocolError(DispatcherError):
+    """The peer sent bytes that are not this protocol, or a message out of turn."""
+
+    code = "protocol"
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame announces more bytes than the receiver is willing to hold."""
+
+    code = "frame-too-large"
+
+    def __init__(self, part: str, size: int, limit: int) -> None:
+        super().__init__(f"frame {part} of {size} bytes exceeds the limit of {limit} bytes")
+        self.size, self.limit = size, limit
+
+
+class VersionMismatch(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
+    code = "version"
+
+    def __init__(self, theirs: int, ours: int) -> None:
+        super().__init__(
+            f"peer speaks protocol version {theirs}, this side speaks {ours}; "
+            "install the same rollout-dispatcher release on both sides"
+        )
+
+
+class SampleRefused(DispatcherError):
+    """One sample is not acceptable; `code` names the reason."""
+
+    code = "refused"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class BufferFull(DispatcherError):
+    """A cap of the sample buffer is reached."""
+
+    code = "full"
+    retriable = True
+
+    def __init__(self, cap: str, held: int, capacity: int) -> None:
+        super().__init__(
+            f"the sample buffer is at its {cap} cap ({held} of {capacity}); "
+            "retry after the next step is dispatched"
+        )
+        self.cap, self.held, self.capacity = cap, held, capacity
+
+
+class ConnectionLimit(DispatcherError):
+    """More connections than the dispatcher was told to serve."""
+
+    code = "connection-limit"
+    retriable = True
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the dispatcher serves {limit} connections; raise --max-connections")
+
+
+class RankRefused(DispatcherError):
+    """A DP rank may not join: out of range, claimed twice, or of the wrong size."""
+
+    code = "rank-refused"
+
+
+class GenerationFenced(DispatcherError):
+    """The process group was superseded by a newer one, or failed as a whole."""
+
+    code = "fenced"
+
+
+class DispatcherUnreachable(DispatcherError):
+    """A client tried to reach the dispatcher for as long as it was told to, in vain."""
+
+    code = "unreachable"
+    retriable = True
+
+    def __init__(self, endpoint: object, seconds: float, last: BaseException) -> None:
+        reason = str(last) or type(last).__name__
+        super().__init__(
+            f"no connection to the dispatcher at {endpoint} for {seconds:.0f} s (last: {reason}); "
+            "check that it runs and is reachable, or raise reconnect_timeout"
+        )
+
+
+class StepContractError(DispatcherError):
+    """The training loop took, read or committed steps in an order that it may not."""
+
+    code = "step-contract"
+
+
+class ClientClosed(DispatcherError):
+    """A stream or producer is used after its close, or was closed while a call waited."""
+
+    code = "closed"
+
+
+class IllegalTransition(DispatcherError):
+    """A state machine was asked for a move that its table does not have: our own bug."""
+
+    code = "internal"
+
+    def __init__(self, state: object, event: object) -> None:
+        super().__init__(f"no transition from {state} on {event}")

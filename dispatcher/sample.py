@@ -1,0 +1,145 @@
+"""A sample as the dispatcher sees it: metadata and one opaque span of tensor bytes.
+
+The dispatcher never decodes payloads. A `Schema` says which fields a sample has and where each
+lies in its span, from the token count alone: fields follow each other in schema order, each
+starting at a multiple of `ALIGNMENT`. Example: `input_ids` int64 and `loss_mask` bool, both one
+value a token, for 5 tokens: `input_ids` at 0..40, `loss_mask` at 40..45, the span is 48 bytes.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from math import prod
+
+#: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
+ALIGNMENT = 8
+
+
+class DType(StrEnum):
+    """Element types that may travel; names are torch's and numpy's."""
+
+    BOOL = "bool"
+    UINT8 = "uint8"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+
+_ITEMSIZE = {
+    DType.BOOL: 1,
+    DType.UINT8: 1,
+    DType.INT8: 1,
+    DType.INT16: 2,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.INT32: 4,
+    DType.FLOAT32: 4,
+    DType.INT64: 8,
+    DType.FLOAT64: 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One tensor of a sample.
+
+    per_token: the tensor's first dimension is the sample's token count, followed by `shape`;
+    otherwise its whole shape is `shape`, the same for every sample.
+    """
+
+    name: str
+    dtype: DType
+    per_token: bool = True
+    shape: tuple[int, ...] = ()
+
+    @property
+    def unit(self) -> int:
+        """Bytes a token for a per-token field, bytes a sample otherwise."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes of this field in a sample of `tokens` tokens."""
+        return self.unit * tokens if self.per_token else self.unit
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields that every sample of a run has, in the order in which they lie in its span."""
+
+    fields: tuple[Field, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Field names in span order."""
+        return tuple(item.name for item in self.fields)
+
+    def slices(self, tokens: int) -> list[slice]:
+        """Where each field lies in the span of a sample of `tokens` tokens."""
+        found, start = [], 0
+        for item in self.fields:
+            stop = start + item.nbytes(tokens)
+            found.append(slice(start, stop))
+            start = aligned(stop)
+        return found
+
+    def nbytes(self, tokens: int) -> int:
+        """Bytes of the whole span of a sample of `tokens` tokens."""
+        return sum(aligned(item.nbytes(tokens)) for item in self.fields)
+
+    def difference(self, other: "Schema") -> str:
+        """What `other` has that differs from this schema, in words for an error message."""
+        ours = {item.name: item for item in self.fields}
+        theirs = {item.name: item for item in other.fields}
+        if missing := sorted(ours.keys() - theirs.keys()):
+            return f"it lacks {', '.join(missing)}"
+        if extra := sorted(theirs.keys() - ours.keys()):
+            return f"it has {', '.join(extra)} besides"
+        for name, item in ours.items():
+            if theirs[name] != item:
+                return f"{name} is {_describe(theirs[name])}, not {_describe(item)}"
+        return f"its fields come in the order {', '.join(other.names)}"
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to the next multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _describe(item: Field) -> str:
+    lead = ["tokens"] if item.per_token else []
+    return f"{item.dtype}[{', '.join([*lead, *map(str, item.shape)])}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One finished rollout.
+
+    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes.
+    loss_tokens: tokens that the loss counts, 0 to `tokens`.
+    group_size: members that `group_id` will have in the end; 1 without a group.
+    policy_version: version of the weights that wrote its oldest token; None if not tracked.
+    """
+
+    sample_id: str
+    tokens: int
+    loss_tokens: int
+    schema: Schema
+    payload: memoryview = field(repr=False)
+    group_id: str | None = None
+    group_size: int = 1
+    policy_version: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return self.payload.nbytes

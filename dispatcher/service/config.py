@@ -1,0 +1,240 @@
+"""What `dispatcher serve` can be told: each option declared once, here.
+
+A field is a flag (`--window-multiple`), an environment variable (`DISPATCHER_WINDOW_MULTIPLE`),
+a TOML key (`window_multiple`) and, by the docstring under it, a line of help. A `ServeConfig`
+that exists is one that can be served: settings that contradict each other raise ConfigError
+with cause and remedy when it is built.
+"""
+
+import math
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from dispatcher.balance.cost import parse_cost
+from dispatcher.balance.planner import validate_config
+from dispatcher.core.freshness import StalenessPolicy
+from dispatcher.errors import ConfigError
+from dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
+from dispatcher.service.units import Duration, Size
+from dispatcher.wire.endpoint import Endpoint
+
+
+class LastBatch(StrEnum):
+    """What becomes of the samples that are left when the stream ends."""
+
+    FLUSH = "flush"
+    DROP = "drop"
+
+
+class LogLevel(StrEnum):
+    """The least severe message that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a message is written; `auto` is text on a terminal and JSON elsewhere."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _endpoint(value: object) -> object:
+    try:
+        return Endpoint.parse(value) if isinstance(value, str) else value
+    except ConfigError as error:  # pydantic knows ValueError, and then tells which option it was
+        raise ValueError(str(error)) from None
+
+
+Address = Annotated[Endpoint, BeforeValidator(_endpoint)]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class ServeConfig(BaseModel):
+    """The settings of one running dispatcher."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+    #: Headings of the help, each at the first option under it.
+    HEADINGS: ClassVar[dict[str, str]] = {
+        "dp_size": "steps",
+        "window_multiple": "window and buffer",
+        "strategy": "planning",
+        "target_excess": "when to dispatch",
+        "max_staleness": "freshness, groups and the end of the stream",
+        "listen": "addresses",
+        "max_sample_tokens": "limits and deadlines",
+        "per_rank_metrics": "observability",
+    }
+
+    dp_size: Positive
+    """DP ranks that will connect; all must be there before training starts"""
+    dispatch_batch_size: Positive
+    """samples in one step over all DP ranks, gradient accumulation included"""
+    micro_batch_size: Positive | None = None
+    """samples in a micro-batch; this or --micro-batch-tokens"""
+    micro_batch_tokens: Positive | None = None
+    """token budget of a micro-batch, which then holds any number of samples"""
+    micro_batch_multiple: Positive = 1
+    """round the number of micro-batches up to a multiple of this (virtual pipeline stages)"""
+    layout: Layout = Layout.PACKED
+    """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
+    sync: Sync = Sync.MICRO_STEP
+    """where ranks wait for each other: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
+
+    window_multiple: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.5
+    """samples to choose a step from, in dispatch batches; 1 means no choice, 1.25 is most of the
+    gain, beyond 4 is rarely worth the delay"""
+    buffer_capacity: Positive | None = None
+    """samples held before producers must wait, at least the window; unset: the window"""
+    buffer_tokens: Positive | None = None
+    """tokens held before producers must wait; unset: no cap on tokens"""
+    buffer_bytes: Size = 4 * 2**30
+    """bytes of samples held before producers must wait"""
+
+    strategy: Strategy = Strategy.WINDOW
+    """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
+    groups: Grouping = Grouping.STEP
+    """what stays together of a group: ignore (nothing), step (one step), rank (one DP rank)"""
+    group_size: Positive | None = None
+    """samples of one prompt; unset: each push says"""
+    oversize: Oversize = Oversize.ERROR
+    """a sample longer than --micro-batch-tokens: error (refuse it), alone (give it a micro-batch
+    of its own), drop (accept, count and discard it)"""
+    cost: str = "quadratic:1,24576,0"
+    """work of a sample of s tokens: tokens, quadratic:a,b,d for a*s*s + b*s + d, or hf:PATH for a
+    Hugging Face config.json"""
+    max_skips: NotNegative | None = None
+    """dispatches that may pass a sample over; unset: 4 windows' worth, at least 6"""
+    outlier_max_skips: NotNegative | None = None
+    """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
+
+    target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    """dispatch before the window is full once the plan wastes no more trainer time than this"""
+    max_wait: Duration = 2.0
+    """dispatch whatever there is once ranks have been idle for so long"""
+    max_open_steps: Positive = 4
+    """steps that may be planned but not committed"""
+
+    max_staleness: NotNegative | None = None
+    """policy versions that a sample may lag behind the trainer's; unset: any"""
+    staleness_policy: StalenessPolicy = StalenessPolicy.DROP
+    """a sample that would be too stale: drop it, or prefer-oldest (train on it before newer)"""
+    group_timeout: Duration = 600.0
+    """drop a group whose members have not all come by then, counted"""
+    last_batch: LastBatch = LastBatch.FLUSH
+    """the partial batch at the end of the stream: flush (a smaller step) or drop"""
+
+    listen: Annotated[tuple[Address, ...], Field(min_length=1)] = (Endpoint("127.0.0.1", 7077),)
+    """sample plane: host:port or unix:/path, repeatable; port 0 takes any free one"""
+    http: Address = Endpoint("127.0.0.1", 9471)
+    """HTTP plane (metrics, health, POST /v1/samples): host:port or unix:/path"""
+    ready_file: Path | None = None
+    """write the addresses in use to this file, as JSON, once serving"""
+
+    max_sample_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 2**20
+    """refuse longer samples"""
+    max_frame_bytes: Size = 256 * 2**20
+    """refuse larger frames and request bodies"""
+    producer_credits: Positive = 8
+    """pushes that a producer may have unanswered"""
+    max_connections: Positive = 4096
+    """connections at a time on the sample plane"""
+    handshake_timeout: Duration = 10.0
+    """close a connection that has not introduced itself by then"""
+    write_timeout: Duration = 60.0
+    """close a connection whose peer stops reading for so long"""
+    idle_timeout: Duration = 300.0
+    """close a producer's connection that is silent, heartbeats included, for so long"""
+    heartbeat_interval: Duration = 5.0
+    """how often clients say that they are alive"""
+    rank_timeout: Duration = 60.0
+    """take a DP rank for lost when it is silent, heartbeats included, for so long"""
+    drain_timeout: Duration = 60.0
+    """after SIGTERM, wait for open steps to be committed for so long"""
+    sample_id_horizon: NotNegative = 1_000_000
+    """sample ids given by producers that are remembered to recognise repeats"""
+
+    per_rank_metrics: bool = True
+    """export one series a DP rank; switch off for very many ranks"""
+    log_level: LogLevel = LogLevel.INFO
+    """least severe message to log"""
+    log_format: LogFormat = LogFormat.AUTO
+    """auto (text on a terminal, else JSON), json or text"""
+
+    @property
+    def window_samples(self) -> int:
+        """Samples in the window, floor(W * B), in decimal arithmetic: 1.15 * 100 is 115."""
+        return math.floor(Fraction(str(self.window_multiple)) * self.dispatch_batch_size)
+
+    @property
+    def buffer_samples(self) -> int:
+        """The cap of the buffer in samples."""
+        return self.window_samples if self.buffer_capacity is None else self.buffer_capacity
+
+    @property
+    def skips_bound(self) -> int:
+        """`max_skips`, or its default: four windows of dispatches, and six at the least."""
+        default = max(6, math.ceil(4 * self.window_multiple))
+        return default if self.max_skips is None else self.max_skips
+
+    def plan_config(self) -> PlanConfig:
+        """What the planner needs to know. Raises ConfigError if the cost cannot be read."""
+        return PlanConfig(
+            dp_size=self.dp_size,
+            dispatch_batch_size=self.dispatch_batch_size,
+            cost=parse_cost(self.cost, _read),
+            micro_batch_size=self.micro_batch_size,
+            micro_batch_tokens=self.micro_batch_tokens,
+            layout=self.layout,
+            sync=self.sync,
+            strategy=self.strategy,
+            grouping=self.groups,
+            oversize=self.oversize,
+            micro_batch_multiple=self.micro_batch_multiple,
+            max_skips=self.skips_bound,
+            outlier_max_skips=self.outlier_max_skips,
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        validate_config(self.plan_config(), self.window_multiple)
+        self._check_buffer()
+        self._check_deadlines()
+        return self
+
+    def _check_buffer(self) -> None:
+        window = self.window_samples
+        if self.buffer_samples < window:
+            raise ConfigError(
+                f"--buffer-capacity {self.buffer_capacity} is smaller than the window of {window} "
+                f"samples, which could never fill; raise it to {window} or lower --window-multiple"
+            )
+        if self.group_size is not None and self.group_size > window:
+            raise ConfigError(
+                f"--group-size {self.group_size} is larger than the window of {window} samples, so "
+                "no group could ever be dispatched; raise --window-multiple or "
+                "--dispatch-batch-size"
+            )
+
+    def _check_deadlines(self) -> None:
+        for name in ("rank_timeout", "idle_timeout"):
+            if getattr(self, name) <= 2 * self.heartbeat_interval:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must exceed two heartbeats, or one late one "
+                    "ends a healthy connection; raise it or lower --heartbeat-interval"
+                )

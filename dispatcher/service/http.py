@@ -1,0 +1,164 @@
+"""The HTTP plane: metrics, health, status, and pushes from producers in any language.
+
+aiohttp parses, limits and serves; here is only what the answers mean. Reading a large body as JSON
+happens in a worker thread, so that it does not keep the sample plane waiting.
+"""
+
+import asyncio
+import dataclasses
+import json
+import uuid
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
+
+from dispatcher import __version__
+from dispatcher.core.events import Outcome
+from dispatcher.errors import DispatcherError
+from dispatcher.sample import Sample
+from dispatcher.service.hub import Hub
+from dispatcher.service.samples import PushRequest, parse_body
+
+#: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
+RETRY_AFTER_SECONDS = 1
+_STATUS = {Outcome.REFUSED: 422, Outcome.FULL: 429}
+
+
+class HttpPlane:
+    """Handlers over one hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def application(self) -> web.Application:
+        """The routes. Bodies are limited to the size of a frame."""
+        app = web.Application(client_max_size=self._hub.config.max_frame_bytes)
+        app.add_routes(
+            [
+                web.get("/metrics", self.metrics),
+                web.get("/livez", self.livez),
+                web.get("/readyz", self.readyz),
+                web.get("/statusz", self.statusz),
+                web.get("/openapi.json", self.openapi),
+                web.post("/v1/samples", self.push),
+                web.post("/v1/groups/{group_id}/close", self.close_group),
+                web.post("/v1/phases/{policy_version}/end", self.end_phase),
+                web.post("/v1/stream/end", self.end_stream),
+            ]
+        )
+        return app
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus text format."""
+        body = generate_latest(self._hub.metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def livez(self, _: web.Request) -> web.Response:
+        """The process serves."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """Samples are accepted. Ranks that are silent are named, and do not make it unready."""
+        phase = self._hub.core.statistics().phase
+        lines = [f"{'ok' if phase == 'running' else 'not ready'}: {phase}"]
+        if silent := self._hub.silent_ranks():
+            lines.append(f"silent DP ranks: {', '.join(map(str, silent))}")
+        return web.Response(text="\n".join(lines) + "\n", status=200 if phase == "running" else 503)
+
+    async def statusz(self, _: web.Request) -> web.Response:
+        """A snapshot for a person."""
+        at = self._hub.core.statistics()
+        status = dataclasses.asdict(at)
+        status |= {
+            "version": __version__,
+            "accepted": at.accepted,
+            "balanced": at.balanced,
+            "silent_ranks": self._hub.silent_ranks(),
+            "config": self._hub.config.model_dump(mode="json"),
+        }
+        return web.json_response(status, dumps=lambda value: json.dumps(value, indent=2) + "\n")
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        """A description of this plane."""
+        return web.json_response(_describe())
+
+    async def push(self, request: web.Request) -> web.Response:
+        """Accept samples: one JSON object, an array of them, or NDJSON."""
+        body = await request.read()
+        try:
+            samples, named = await asyncio.to_thread(parse_body, body, self._hub.config.group_size)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            return _problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"])
+        except (DispatcherError, ValueError) as error:
+            return _problem(400, "invalid", str(error))
+        return self._push(samples, named)
+
+    def _push(self, samples: tuple[Sample, ...], named: bool) -> web.Response:
+        answer = self._hub.push_now(f"http/{uuid.uuid4().hex}", samples, named=named)
+        worst = max((_STATUS.get(outcome, 200) for outcome in answer.outcomes), default=200)
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
+        body = {
+            "outcomes": list(answer.outcomes),
+            "errors": {str(index): text for index, text in answer.errors.items()},
+        }
+        return web.json_response(body, status=worst, headers=headers)
+
+    async def close_group(self, request: web.Request) -> web.Response:
+        """No further member will come."""
+        hub = self._hub
+        hub.perform(hub.core.close_group(request.match_info["group_id"], hub.clock()))
+        return web.json_response({})
+
+    async def end_phase(self, request: web.Request) -> web.Response:
+        """Samples older than this policy version go first."""
+        version = request.match_info["policy_version"]
+        if not version.isdecimal():
+            return _problem(400, "invalid", f"policy version {version!r} is no number")
+        hub = self._hub
+        hub.perform(hub.core.end_phase(int(version), hub.clock()))
+        return web.json_response({})
+
+    async def end_stream(self, _: web.Request) -> web.Response:
+        """No producer will push again."""
+        hub = self._hub
+        hub.perform(hub.core.end_stream(hub.clock()))
+        return web.json_response({})
+
+
+def _problem(status: int, code: str, message: str) -> web.Response:
+    return web.json_response({"code": code, "message": message}, status=status)
+
+
+def _describe() -> dict[str, object]:
+    """OpenAPI 3.1, from the same model that checks requests."""
+    schema = PushRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    text = {"description": "Plain text", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    answer = {"description": "Outcome of each sample", "content": {"application/json": {}}}
+    push = {
+        "summary": "Push finished samples",
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"$ref": "#/components/schemas/PushRequest"}},
+                "application/x-ndjson": {"schema": {"$ref": "#/components/schemas/PushRequest"}},
+            },
+        },
+        "responses": {
+            "200": answer,
+            "400": {"description": "The body is not a sample"},
+            "413": {"description": "The body is larger than --max-frame-bytes"},
+            "422": {"description": "A sample is refused; errors says why"},
+            "429": {"description": "A cap is reached; push the samples marked full again"},
+        },
+    }
+    gets = {path: {"get": {"responses": {"200": text}}} for path in ("/metrics", "/livez")}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "rollout-dispatcher", "version": __version__},
+        "paths": {"/v1/samples": {"post": push}, **gets},
+        "components": {"schemas": {"PushRequest": schema, **definitions}},
+    }

@@ -1,0 +1,204 @@
+"""The hub: carries what peers say to the core, and has its answers performed.
+
+It runs on one event loop, so the core sees one event at a time, and decides nothing itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from dispatcher.core.admission import Push
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.events import Effect, PushAnswered
+from dispatcher.core.ledger import RankHello
+from dispatcher.errors import ConnectionLimit, DispatcherError
+from dispatcher.sample import Sample
+from dispatcher.service.config import ServeConfig
+from dispatcher.service.metrics import Metrics
+from dispatcher.service.peer import Peer
+from dispatcher.service.performer import Performer
+from dispatcher.service.roster import Roster
+from dispatcher.wire import messages as m
+from dispatcher.wire.assemble import samples_of
+
+log = logging.getLogger(__name__)
+
+
+class Hub:
+    """Everything that is connected, and the one core in the middle."""
+
+    def __init__(
+        self, config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.core = core
+        self.metrics = metrics
+        self.clock = clock
+        self._roster = Roster()
+        self._performer = Performer(core, config.plan_config(), self._roster, metrics, clock)
+        self._hungry_since: dict[int, float] = {}
+        self._done = asyncio.Event()
+
+    # -- peers report (peer.Listener) -------------------------------------------------------
+
+    def admits(self) -> DispatcherError | None:
+        """Refuse connections beyond the limit."""
+        limit = self.config.max_connections
+        return ConnectionLimit(limit) if len(self._roster.peers) >= limit else None
+
+    def connected(self, peer: Peer) -> None:
+        """A connection was made; it counts for its role once it has said hello."""
+        self._roster.peers.add(peer)
+
+    def said(self, peer: Peer, message: m.Message, payload: memoryview) -> None:
+        """A peer sent a legal message."""
+        now = self.clock()
+        match message:
+            case m.HelloProducer():
+                self._welcome_producer(peer)
+            case m.HelloRank():
+                self._welcome_rank(peer, message, now)
+            case m.Push():
+                samples = samples_of(message, payload, self.config.group_size)
+                push = Push(
+                    peer.client_id, message.first_seq, samples, message.floor, message.named
+                )
+                self.perform(self.core.push(push, now))
+            case m.CloseGroup():
+                self.perform(self.core.close_group(message.group_id, now))
+            case m.EndPhase():
+                self.perform(self.core.end_phase(message.policy_version, now))
+            case m.EndStream():
+                self.perform(self.core.end_stream(now))
+            case _ if (seat := self._roster.seats.get(peer.client_id)) and seat.peer is peer:
+                self._rank_said(seat.dp_rank, message, now)
+
+    def lost(self, peer: Peer, reason: str) -> None:
+        """A connection is over."""
+        roster = self._roster
+        roster.peers.discard(peer)
+        if reason != "bye":
+            self.metrics.connection_errors.labels(peer.role, reason).inc()
+        if roster.producers.get(peer.client_id) is peer:
+            del roster.producers[peer.client_id]
+            self.core.producer_gone(peer.client_id)
+        seat = roster.seats.get(peer.client_id)
+        if seat is not None and seat.peer is peer:
+            roster.unseat(peer.client_id)
+            self._hungry_since.pop(seat.dp_rank, None)
+            log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
+            self.perform(self.core.leave(seat.dp_rank, peer.client_id, self.clock()))
+        self._check_done()
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Have the core's decisions carried out."""
+        self._performer.perform(effects)
+        self._check_done()
+
+    # -- producers --------------------------------------------------------------------------
+
+    def push_now(self, producer: str, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
+        """Push on behalf of an HTTP request; what finds no room is answered `full`."""
+        push = Push(producer, 0, samples, 0, named)
+        effects = self.core.push(push, self.clock(), may_hold=False)
+        self.core.admission.forget(producer)
+        self.perform(effects)
+        return next(effect for effect in effects if isinstance(effect, PushAnswered))
+
+    def _welcome_producer(self, peer: Peer) -> None:
+        before = self._roster.producers.get(peer.client_id)
+        self._roster.producers[peer.client_id] = peer
+        if before is not None:
+            self.core.producer_gone(peer.client_id)
+            before.close()
+        self.metrics.connections.labels("producer").inc()
+        welcome = m.WelcomeProducer(
+            credits=self.config.producer_credits,
+            max_payload_bytes=self.config.max_frame_bytes,
+            heartbeat_interval_s=self.config.heartbeat_interval,
+        )
+        peer.send(welcome)
+
+    # -- ranks ------------------------------------------------------------------------------
+
+    def _welcome_rank(self, peer: Peer, message: m.HelloRank, now: float) -> None:
+        hello = RankHello(
+            client_id=message.client_id,
+            dp_rank=message.dp_rank,
+            dp_size=message.dp_size,
+            generation=message.generation,
+            prefetch_steps=message.prefetch_steps,
+            taken=message.taken,
+            committed=message.committed,
+            hungry=message.hungry,
+            received=dict(message.received),
+        )
+        effects = self.core.join(hello, now)
+        self._roster.seat(peer.client_id, message.dp_rank, peer)
+        self.metrics.connections.labels("rank").inc()
+        generation = self.core.ledger.generation
+        log.info("DP rank %d joined generation %d", message.dp_rank, generation)
+        welcome = m.WelcomeRank(
+            generation=generation,
+            max_open_steps=self.config.max_open_steps,
+            layout=self.config.layout,
+            heartbeat_interval_s=self.config.heartbeat_interval,
+        )
+        peer.send(welcome)
+        self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
+        self.perform(effects)
+        if message.policy_version is not None:
+            self.perform(self.core.set_policy_version(message.policy_version, now))
+
+    def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
+        self.core.seen(dp_rank, now)
+        match message:
+            case m.Demand():
+                self._note_hunger(dp_rank, hungry=message.hungry, now=now)
+                self.perform(self.core.demand(dp_rank, message.taken, now, hungry=message.hungry))
+            case m.Prepared():
+                self.perform(self.core.prepared(dp_rank, message.step, message.digest, now))
+            case m.Commit():
+                self.perform(self.core.commit(dp_rank, message.step, now))
+            case m.PolicyVersion():
+                self.perform(self.core.set_policy_version(message.policy_version, now))
+
+    def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
+        if hungry:
+            self._hungry_since.setdefault(dp_rank, now)
+        elif (since := self._hungry_since.pop(dp_rank, None)) is not None:
+            self.metrics.rank_waited(dp_rank, now - since)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def finished(self) -> None:
+        """Return when everything is committed and every rank has left. Raises what broke us."""
+        failure = self._performer.failure
+        failure.add_done_callback(lambda _: self._done.set())
+        await self._done.wait()
+        if failure.done():
+            failure.result()
+
+    def _check_done(self) -> None:
+        if self.core.drained and not self._roster.seats:
+            self._done.set()
+
+    def close_idle(self) -> None:
+        """Close producers that have been silent, heartbeats included, for too long."""
+        horizon = self.clock() - self.config.idle_timeout
+        for peer in list(self._roster.producers.values()):
+            if peer.last_heard < horizon:
+                log.warning("%s was silent for %g s; closing", peer, self.config.idle_timeout)
+                peer.close()
+
+    def silent_ranks(self) -> list[int]:
+        """DP ranks that have not been heard of for longer than `rank_timeout`."""
+        horizon = self.clock() - self.config.rank_timeout
+        seats = self._roster.seats.values()
+        return sorted(seat.dp_rank for seat in seats if seat.peer.last_heard < horizon)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for peer in list(self._roster.peers):
+            peer.close()
+        self._performer.close()

@@ -1,0 +1,218 @@
+"""One connection of the sample plane: bytes to messages, frames to bytes, deadlines.
+
+Everything happens in the transport's callbacks, so a connection needs no task. Invariants: a peer
+that breaks the protocol, stays silent or stops reading harms nobody else: it is told why, where it
+still listens, and its connection ends within a deadline. Bulk frames are produced one at a time and
+only while the transport takes them, so a slow peer costs one frame of memory and no more.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dispatcher.errors import DispatcherError, ProtocolError
+from dispatcher.wire import messages as m
+from dispatcher.wire.assemble import Buffer
+from dispatcher.wire.frame import FrameLimits
+from dispatcher.wire.session import ServerSession, State
+
+log = logging.getLogger(__name__)
+
+#: After an Error frame, how long to wait for the peer to read it and hang up.
+GOODBYE_SECONDS = 2.0
+
+#: Produces the next bulk frame when there is room to write it; None: no longer needed.
+Job = Callable[[], list[Buffer] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """Deadlines in seconds, and the largest frame."""
+
+    frame: FrameLimits
+    handshake_timeout: float
+    write_timeout: float
+
+
+class Listener(Protocol):
+    """What a peer reports to."""
+
+    def admits(self) -> DispatcherError | None:
+        """Why a new connection is not welcome, if it is not."""
+
+    def connected(self, peer: "Peer") -> None:
+        """A connection was made."""
+
+    def said(self, peer: "Peer", message: m.Message, payload: memoryview) -> None:
+        """A peer sent a legal message. Raises DispatcherError to end this connection with it."""
+
+    def lost(self, peer: "Peer", reason: str) -> None:
+        """A connection is over; `reason` is `bye` for a deliberate goodbye."""
+
+
+class Peer(asyncio.BufferedProtocol):
+    """The dispatcher's end of one connection."""
+
+    def __init__(self, listener: Listener, limits: PeerLimits, clock: Callable[[], float]) -> None:
+        self._listener = listener
+        self._limits = limits
+        self._clock = clock
+        self._session = ServerSession(limits.frame)
+        self._transport: asyncio.Transport | None = None
+        self._jobs: deque[Job] = deque()
+        self._paused = False
+        self._ending: str | None = None
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self.client_id = ""
+        self.role = "unknown"
+        self.last_heard = clock()
+
+    # -- the transport speaks ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, or say why not."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        refusal = self._listener.admits()
+        self._listener.connected(self)
+        if refusal is not None:
+            self.fail(refusal)
+            return
+        timeout = self._limits.handshake_timeout
+        self._set_deadline("handshake", timeout, lambda: self._too_slow("hello", timeout))
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame knows better
+        """Memory for the next bytes; once ending, a place to forget them."""
+        if self._ending is not None:
+            return memoryview(bytearray(65536))
+        return self._session.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle what became complete."""
+        if self._ending is not None:
+            return
+        self.last_heard = self._clock()
+        try:
+            for message, payload in self._session.received(nbytes):
+                self._hear(message, payload)
+                if self._is_ending():
+                    return
+        except DispatcherError as error:
+            self.fail(error)
+
+    def eof_received(self) -> bool:
+        """The peer will send nothing more."""
+        self._ending = self._ending or "eof"
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        for deadline in self._deadlines.values():
+            deadline.cancel()
+        self._jobs.clear()
+        reason = self._ending or ("reset" if exc is not None else "eof")
+        self._ending = reason
+        self._listener.lost(self, reason)
+
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than we write: stop, and hold it to a deadline."""
+        self._paused = True
+        if self.role != "rank" and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()  # what it sends would only ask for more writing
+        timeout = self._limits.write_timeout
+        self._set_deadline("write", timeout, lambda: self._stopped_reading(timeout))
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._paused = False
+        self._clear_deadline("write")
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._pump()
+
+    # -- the service speaks -----------------------------------------------------------------
+
+    def send(self, *messages: m.Message) -> None:
+        """Write small control messages, ahead of bulk frames that wait."""
+        self.write(b"".join(m.encode(message) for message in messages))
+
+    def write(self, data: bytes) -> None:
+        """Write an encoded control frame."""
+        if self._transport is not None and self._ending is None:
+            self._transport.write(data)
+
+    def enqueue(self, job: Job) -> None:
+        """Write a bulk frame when its turn comes."""
+        if self._ending is None:
+            self._jobs.append(job)
+            self._pump()
+
+    def fail(self, error: DispatcherError) -> None:
+        """End the connection with an error that the peer can read."""
+        if self._ending is not None or self._transport is None:
+            return
+        self.send(m.Error(code=error.code, message=str(error), retriable=error.retriable))
+        self._jobs.clear()
+        self._ending = error.code
+        log.info("connection of %s ended: %s", self, error)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        # Closing at once could reset the connection before the peer has read why.
+        self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
+
+    def close(self) -> None:
+        """End the connection once what is written has been sent."""
+        if self._ending is None and self._transport is not None:
+            self._ending = "closed"
+            self._transport.close()
+            self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.client_id}".strip()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _hear(self, message: m.Message, payload: memoryview) -> None:
+        self._clear_deadline("handshake")
+        match message:
+            case m.Ping():
+                self.send(m.Pong())
+            case m.Bye():
+                self._ending = "bye"
+                assert self._transport is not None
+                self._transport.close()
+            case m.HelloProducer() | m.HelloRank():
+                self.client_id = message.client_id
+                self.role = "producer" if self._session.state is State.PRODUCER else "rank"
+                self._listener.said(self, message, payload)
+                return
+        self._listener.said(self, message, payload)
+
+    def _is_ending(self) -> bool:
+        return self._ending is not None
+
+    def _pump(self) -> None:
+        while self._jobs and not self._paused and self._transport is not None:
+            buffers = self._jobs.popleft()()
+            if buffers is not None:
+                self._transport.writelines(buffers)
+
+    def _too_slow(self, what: str, timeout: float) -> None:
+        self.fail(ProtocolError(f"no {what} within {timeout:g} s"))
+
+    def _stopped_reading(self, timeout: float) -> None:
+        log.warning("%s has read nothing for %g s; closing its connection", self, timeout)
+        self._ending = "write-timeout"
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _set_deadline(self, name: str, seconds: float, then: Callable[[], object]) -> None:
+        self._clear_deadline(name)
+        self._deadlines[name] = asyncio.get_running_loop().call_later(seconds, then)
+
+    def _clear_deadline(self, name: str) -> None:
+        if (handle := self._deadlines.pop(name, None)) is not None:
+            handle.cancel()

@@ -1,0 +1,184 @@
+"""Performs what the core decided: frames to peers, plans in a worker thread, the next deadline.
+
+Effects are carried out in the core's order. A micro-batch's frame is built only when its peer has
+room for it. Planning happens in one worker thread, so that a large window does not keep
+connections waiting; a planner that fails is our own bug, and stops the service rather than stall
+it unseen.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, singledispatchmethod
+
+from dispatcher.balance.planner import plan
+from dispatcher.core import events as e
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.ledger import OpenStep
+from dispatcher.plan import PlanConfig
+from dispatcher.service.metrics import Metrics
+from dispatcher.service.roster import Roster
+from dispatcher.wire import messages as m
+from dispatcher.wire.assemble import Buffer, filler, micro_batch, step_header
+
+log = logging.getLogger(__name__)
+
+
+class Performer:
+    """Hands for the core."""
+
+    def __init__(
+        self,
+        core: Dispatch,
+        plan_config: PlanConfig,
+        roster: Roster,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._plan_config = plan_config
+        self._roster = roster
+        self._metrics = metrics
+        self._clock = clock
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
+        self._planning: set[asyncio.Task[None]] = set()
+        self._headers: dict[int, bytes] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        #: Fails when something of ours broke; never gets a result otherwise.
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def perform(self, effects: Iterable[e.Effect]) -> None:
+        """Carry out what the core decided; then set the clock for what is due next."""
+        for effect in effects:
+            self._do(effect)
+        self._set_timer()
+
+    def close(self) -> None:
+        """Let go of the thread, the timer and plans that nobody waits for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._planning:
+            task.cancel()
+        self._planner.shutdown(wait=False, cancel_futures=True)
+        self.failure.cancel()
+
+    # -- one method an effect ---------------------------------------------------------------
+
+    @singledispatchmethod
+    def _do(self, effect: e.Effect) -> None:
+        raise TypeError(f"no way to perform {effect!r}")
+
+    @_do.register
+    def _(self, effect: e.PushAnswered) -> None:
+        answer = m.Pushed(
+            first_seq=effect.first_seq,
+            outcomes=[str(outcome) for outcome in effect.outcomes],
+            errors={str(index): text for index, text in effect.errors.items()},
+        )
+        self._roster.to_producer(effect.producer, answer)
+
+    @_do.register
+    def _(self, effect: e.PushHeld) -> None:
+        cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
+        blocked = m.Blocked(first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity)
+        self._roster.to_producer(effect.producer, blocked)
+
+    @_do.register
+    def _(self, effect: e.PlanWanted) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_planner(effect))
+        self._planning.add(task)
+        task.add_done_callback(self._planner_done)
+
+    @_do.register
+    def _(self, effect: e.Deliver) -> None:
+        peer = self._roster.rank(self._client_of(effect.dp_rank))
+        step = self._core.ledger.steps.get(effect.step)
+        if peer is None or step is None:
+            return  # the rank is away: it gets the step when it comes back
+        peer.write(self._header(step))
+        for index in range(effect.first_micro_batch, len(step.micro_batches[effect.dp_rank])):
+            peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+
+    @_do.register
+    def _(self, effect: e.Release) -> None:
+        for dp_rank in effect.dp_ranks:
+            self._roster.to_rank(self._client_of(dp_rank), m.Release(step=effect.step))
+
+    @_do.register
+    def _(self, effect: e.EndRanks) -> None:
+        for dp_rank in effect.dp_ranks:
+            self._roster.to_rank(self._client_of(dp_rank), m.End(reason=effect.reason))
+
+    @_do.register
+    def _(self, effect: e.FailRanks) -> None:
+        for client_id in effect.client_ids:
+            if (peer := self._roster.unseat(client_id)) is not None:
+                peer.fail(effect.error)
+
+    @_do.register
+    def _(self, effect: e.StepPlanned) -> None:
+        self._metrics.step_planned(effect)
+
+    @_do.register
+    def _(self, effect: e.Redelivered) -> None:
+        self._metrics.redeliveries.labels(effect.reason).inc()
+
+    @_do.register
+    def _(self, effect: e.StepCommitted) -> None:
+        self._headers.pop(effect.step, None)
+        log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
+
+    @_do.register
+    def _(self, effect: e.Drained) -> None:
+        log.info("%s: every step is committed", effect.reason)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _client_of(self, dp_rank: int) -> str:
+        standing = self._core.ledger.ranks.get(dp_rank)
+        return standing.client_id if standing is not None else ""
+
+    def _header(self, step: OpenStep) -> bytes:
+        if step.number not in self._headers:
+            count = len(step.micro_batches[0])
+            header = step_header(step.number, step.digest, count, step.samples())
+            self._headers[step.number] = header
+        return self._headers[step.number]
+
+    def _frame(self, step: OpenStep, dp_rank: int, index: int) -> list[Buffer] | None:
+        """The frame of one micro-batch; None once the step is over."""
+        if step.number not in self._core.ledger.steps:
+            return None
+        parts = step.micro_batches[dp_rank]
+        if index == len(parts) - 1:
+            self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
+        if parts[index]:
+            return micro_batch(step.number, index, parts[index])
+        return filler(step.number, index, next(step.samples()))
+
+    async def _run_planner(self, wanted: e.PlanWanted) -> None:
+        began = self._clock()
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._planner, plan, wanted.window, self._plan_config, wanted.take
+        )
+        self._metrics.plan_duration.observe(self._clock() - began)
+        self.perform(self._core.planned(wanted, found, self._clock()))
+
+    def _planner_done(self, task: asyncio.Task[None]) -> None:
+        self._planning.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.failure.done():
+            self.failure.set_exception(error)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.perform(self._core.tick(self._clock()))

@@ -1,0 +1,54 @@
+"""The roster: which connection speaks for which client.
+
+A client has one connection. When it connects again, the newer connection speaks for it and the
+older one is closed, whatever it may still say.
+"""
+
+from dataclasses import dataclass
+
+from dispatcher.service.peer import Peer
+from dispatcher.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A connected DP rank."""
+
+    dp_rank: int
+    peer: Peer
+
+
+class Roster:
+    """Connections by what they said they are."""
+
+    def __init__(self) -> None:
+        self.peers: set[Peer] = set()
+        self.producers: dict[str, Peer] = {}
+        self.seats: dict[str, Seat] = {}
+
+    def seat(self, client_id: str, dp_rank: int, peer: Peer) -> None:
+        """This connection speaks for this DP rank now."""
+        before = self.seats.get(client_id)
+        self.seats[client_id] = Seat(dp_rank, peer)
+        if before is not None:
+            before.peer.close()
+
+    def unseat(self, client_id: str) -> Peer | None:
+        """Nobody speaks for this client any more; returns who did."""
+        seat = self.seats.pop(client_id, None)
+        return None if seat is None else seat.peer
+
+    def rank(self, client_id: str) -> Peer | None:
+        """The connection of a DP rank's client."""
+        seat = self.seats.get(client_id)
+        return None if seat is None else seat.peer
+
+    def to_rank(self, client_id: str, message: m.Message) -> None:
+        """Tell a DP rank, if it is connected."""
+        if (peer := self.rank(client_id)) is not None:
+            peer.send(message)
+
+    def to_producer(self, client_id: str, message: m.Message) -> None:
+        """Tell a producer, if it is connected."""
+        if (peer := self.producers.get(client_id)) is not None:
+            peer.send(message)

@@ -1,0 +1,121 @@
+"""Samples as JSON: what `POST /v1/samples` takes, turned into the spans of the sample plane.
+
+    {"fields": {"input_ids": [1, 2, 3], "loss_mask": [false, true, true]},
+     "group_id": "p17", "group_size": 8, "policy_version": 3}
+
+A list of numbers is a tensor: booleans are bool, integers int64, others float32;
+`{"dtype": "float64", "data": [...]}` says otherwise. A field whose first dimension has as many
+entries as `input_ids` is per token, any other is per sample.
+"""
+
+import json
+import uuid
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as Declared
+
+from dispatcher.errors import ProtocolError
+from dispatcher.sample import DType, Field, Sample, Schema, aligned
+from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
+
+
+class TypedTensor(BaseModel):
+    """A tensor whose element type is given."""
+
+    model_config = ConfigDict(extra="forbid")
+    dtype: DType
+    data: Any
+
+
+class PushRequest(BaseModel):
+    """One sample."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    fields: dict[str, Any] = Declared(description="tensors by name; input_ids is required")
+    sample_id: Annotated[str, Declared(min_length=1, max_length=128)] | None = None
+    group_id: Annotated[str, Declared(min_length=1, max_length=128)] | None = None
+    group_size: Annotated[int, Declared(ge=1)] | None = None
+    policy_version: Annotated[int, Declared(ge=0)] | None = None
+
+
+def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
+    """Samples of a body that is one object, an array of objects, or an object a line.
+
+    Also returns whether their ids were given. Raises pydantic's ValidationError or ProtocolError.
+    """
+    requests = [PushRequest.model_validate(item) for item in _objects(body)]
+    if not requests:
+        raise ProtocolError("the body holds no sample")
+    named = {request.sample_id is not None for request in requests}
+    if len(named) > 1:
+        raise ProtocolError("either all samples of a request have a sample_id or none has")
+    return tuple(_sample(request, group_size) for request in requests), named.pop()
+
+
+def _objects(body: bytes) -> list[Any]:
+    try:
+        found = json.loads(body)
+        return found if isinstance(found, list) else [found]
+    except json.JSONDecodeError as error:
+        lines = [line for line in body.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise ProtocolError(f"the body is no JSON: {error}") from None
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        raise ProtocolError(f"the body is neither JSON nor NDJSON: {error}") from None
+
+
+def _sample(request: PushRequest, group_size: int | None) -> Sample:
+    arrays = {name: _array(name, value) for name, value in request.fields.items()}
+    ids = arrays.get("input_ids")
+    if ids is None or ids.ndim != 1 or ids.dtype.kind != "i":
+        raise ProtocolError("fields.input_ids must be a list of integers")
+    tokens = len(ids)
+    mask = arrays.get("loss_mask")
+    if mask is not None and mask.shape != ids.shape:
+        raise ProtocolError(f"fields.loss_mask has shape {mask.shape}, input_ids {ids.shape}")
+    size = request.group_size or group_size or UNKNOWN_GROUP_SIZE
+    return Sample(
+        sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
+        tokens=tokens,
+        loss_tokens=tokens if mask is None else int(np.count_nonzero(mask)),
+        schema=Schema(tuple(_field(name, arrays[name], tokens) for name in sorted(arrays))),
+        payload=memoryview(b"".join(_padded(arrays[name]) for name in sorted(arrays))),
+        group_id=request.group_id,
+        group_size=size if request.group_id is not None else 1,
+        policy_version=request.policy_version,
+    )
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    if isinstance(value, dict):
+        typed = TypedTensor.model_validate(value)
+        if typed.dtype is DType.BFLOAT16:
+            raise ProtocolError(f"fields.{name}: bfloat16 has no JSON form; send float32")
+        dtype, data = str(typed.dtype), typed.data
+    else:
+        dtype, data = None, value
+    try:
+        array = np.asarray(data, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"fields.{name} is no tensor: {error}") from None
+    if dtype is None and array.dtype.kind == "f":
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "biuf" or (array.size == 0 and array.ndim != 1):
+        raise ProtocolError(f"fields.{name} is no tensor of numbers or booleans")
+    return np.ascontiguousarray(array)
+
+
+def _field(name: str, array: NDArray[Any], tokens: int) -> Field:
+    per_token = array.ndim > 0 and len(array) == tokens
+    shape = array.shape[1:] if per_token else array.shape
+    return Field(name, DType(array.dtype.name), per_token, tuple(shape))
+
+
+def _padded(array: NDArray[Any]) -> bytes:
+    data = array.tobytes()
+    return data.ljust(aligned(len(data)), b"\0")

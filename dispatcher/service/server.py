@@ -1,0 +1,206 @@
+"""`dispatcher serve`: sockets, signals and an orderly end around one hub.
+
+The first SIGTERM or SIGINT drains: nothing more is accepted, what is buffered is dispatched, ranks
+are told that the stream has ended, and the service stops when the last step is committed and the
+ranks have left, or after `drain_timeout`. The second signal quits at once.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from aiohttp import web
+
+from dispatcher.core.buffer import BufferLimits
+from dispatcher.core.dispatch import Dispatch, DispatchConfig
+from dispatcher.core.trigger import TriggerConfig
+from dispatcher.plan import Grouping, Oversize, Strategy
+from dispatcher.service import logs
+from dispatcher.service.config import LastBatch, ServeConfig
+from dispatcher.service.http import HttpPlane
+from dispatcher.service.hub import Hub
+from dispatcher.service.metrics import Metrics
+from dispatcher.service.peer import Peer, PeerLimits
+from dispatcher.wire.endpoint import Endpoint
+from dispatcher.wire.frame import FrameLimits
+
+log = logging.getLogger(__name__)
+
+#: Headers hold a few hundred bytes a sample; this is room for some ten thousand in one frame.
+MAX_HEADER_BYTES = 4 * 2**20
+#: How often the event loop's lateness is measured, and silent peers are looked for.
+LAG_PROBE_SECONDS = 0.25
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(config: ServeConfig) -> int:
+    """Serve until the stream is done or a signal ends it; returns the exit code."""
+    logs.set_up(config.log_level, config.log_format)
+    return asyncio.run(_serve(config))
+
+
+def core_config(config: ServeConfig) -> DispatchConfig:
+    """The part of the settings that the core needs."""
+    batch = config.dispatch_batch_size
+    # Only `window` chooses; for the others a larger window would be waiting for nothing.
+    window = config.window_samples if config.strategy is Strategy.WINDOW else batch
+    too_long_refused = config.micro_batch_tokens is not None and config.oversize is Oversize.ERROR
+    budget = config.micro_batch_tokens if too_long_refused else None
+    return DispatchConfig(
+        dp_size=config.dp_size,
+        limits=BufferLimits(
+            samples=config.buffer_samples,
+            group=batch,
+            tokens=config.buffer_tokens,
+            nbytes=config.buffer_bytes,
+            max_sample_tokens=min(config.max_sample_tokens, budget or config.max_sample_tokens),
+        ),
+        trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
+        target_excess=config.target_excess,
+        groups_matter=config.groups is not Grouping.IGNORE,
+        flush_partial=config.last_batch is LastBatch.FLUSH,
+        group_timeout=config.group_timeout,
+        max_staleness=config.max_staleness,
+        staleness_policy=config.staleness_policy,
+        max_open_steps=config.max_open_steps,
+        producer_credits=config.producer_credits,
+        id_horizon=config.sample_id_horizon,
+    )
+
+
+async def _serve(config: ServeConfig) -> int:
+    loop = asyncio.get_running_loop()
+    core = Dispatch(core_config(config))
+    metrics = Metrics(config, core, loop.time)
+    hub = Hub(config, core, metrics, loop.time)
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        async with _sample_plane(config, hub) as listening, _http_plane(config, hub) as http:
+            _announce(config, listening, http)
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(_watch(hub))
+                code = await _until_done(config, hub, signals)
+                watch.cancel()
+            return code
+    finally:
+        hub.close()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[signal.Signals]) -> int:
+    finished = asyncio.ensure_future(hub.finished())
+    try:
+        asked = asyncio.ensure_future(signals.get())
+        await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not finished.done():
+            log.info("%s: draining; a second signal quits at once", asked.result().name)
+            hub.perform(hub.core.drain(hub.clock()))
+            asked = asyncio.ensure_future(signals.get())
+            await asyncio.wait(
+                {finished, asked},
+                timeout=config.drain_timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        asked.cancel()
+        if not finished.done():
+            at = hub.core.statistics()
+            log.error(
+                "stopped with %d samples buffered and %d in open steps", at.buffered, at.in_flight
+            )
+            return 1
+        finished.result()
+        return 0
+    finally:
+        finished.cancel()
+
+
+async def _watch(hub: Hub) -> None:
+    """Measure the event loop's lateness; close producers that are silent for too long."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_PROBE_SECONDS
+        await asyncio.sleep(LAG_PROBE_SECONDS)
+        hub.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
+        hub.close_idle()
+
+
+@contextlib.asynccontextmanager
+async def _sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endpoint]]:
+    loop = asyncio.get_running_loop()
+    limits = PeerLimits(
+        frame=FrameLimits(MAX_HEADER_BYTES, config.max_frame_bytes),
+        handshake_timeout=config.handshake_timeout,
+        write_timeout=config.write_timeout,
+    )
+    bound: list[Endpoint] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for endpoint in config.listen:
+            sock = stack.enter_context(listening_socket(endpoint))
+            server = await loop.create_server(lambda: Peer(hub, limits, loop.time), sock=sock)
+            stack.callback(server.close)
+            bound.append(bound_endpoint(endpoint, sock))
+        yield bound
+
+
+@contextlib.asynccontextmanager
+async def _http_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[Endpoint]:
+    # Signals are ours: aiohttp's own handling would run beside it.
+    runner = web.AppRunner(HttpPlane(hub).application(), handle_signals=False, access_log=None)
+    await runner.setup()
+    try:
+        with listening_socket(config.http) as sock:
+            await web.SockSite(runner, sock).start()
+            yield bound_endpoint(config.http, sock)
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.contextmanager
+def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
+    """A bound socket; a Unix socket is private to this user and its path is removed again."""
+    if not endpoint.path:
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        with socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024) as s:
+            yield s
+        return
+    path = Path(endpoint.path)
+    if path.is_socket():
+        path.unlink()  # left behind by a process that was killed
+    with socket.socket(socket.AF_UNIX) as sock:
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        sock.listen(1024)
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def bound_endpoint(asked: Endpoint, sock: socket.socket) -> Endpoint:
+    """Where a socket really listens, port 0 resolved."""
+    if asked.path:
+        return asked
+    host, port = sock.getsockname()[:2]
+    return Endpoint(host=host, port=port)
+
+
+def _announce(config: ServeConfig, listening: list[Endpoint], http: Endpoint) -> None:
+    addresses = {"listen": [str(endpoint) for endpoint in listening], "http": str(http)}
+    log.info("serving samples on %s, HTTP on %s", ", ".join(addresses["listen"]), http)
+    if config.ready_file is not None:
+        # Written beside and renamed, so that whoever waits for it never reads half of it.
+        beside = config.ready_file.with_name(config.ready_file.name + ".part")
+        beside.write_text(json.dumps(addresses) + "\n")
+        beside.replace(config.ready_file)

@@ -1,0 +1,76 @@
+"""Quantities as operators write them: `100ms`, `5m`, `64MiB`.
+
+Reading what was written gives the same float or int again, bit for bit (`Unit.format` and
+`Unit.parse` are inverse), so a config that is printed and loaded back is the same config. Text
+needs a unit, as `--max-wait 100` could mean anything; numbers (Python, TOML) are base units.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+_QUANTITY = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A family of suffixes, in ascending order of `scale`; the base unit has scale 1."""
+
+    metavar: str
+    base: str
+    examples: str
+    scale: MappingProxyType[str, Fraction]
+
+    def parse(self, value: object) -> object:
+        """Text to base units; numbers pass through. Raises ValueError that shows how to write."""
+        if not isinstance(value, str):
+            return value
+        match = _QUANTITY.fullmatch(value.strip())
+        scale = self.scale.get(match[2]) if match else None
+        if match is None or scale is None:
+            known = ", ".join(self.scale)
+            raise ValueError(f"write a number and a unit ({known}), as in {self.examples}")
+        exact = Fraction(match[1]) * scale
+        return int(exact) if exact.denominator == 1 else float(exact)
+
+    def format(self, value: float) -> str:
+        """Base units to text, in the largest unit that leaves a whole number."""
+        for suffix, scale in sorted(self.scale.items(), key=lambda item: -item[1]):
+            amount = Fraction(value) / scale
+            if amount.denominator == 1 and amount:
+                return f"{amount}{suffix}"
+        for suffix, scale in self.scale.items():
+            short = Fraction(format(float(Fraction(value) / scale), ".6g"))
+            if short.denominator == 1 and float(short * scale) == value and short:
+                return f"{short}{suffix}"
+        return f"{value!r}{self.base}"
+
+
+def _scales(**scale: Fraction | int) -> MappingProxyType[str, Fraction]:
+    return MappingProxyType({suffix: Fraction(value) for suffix, value in scale.items()})
+
+
+DURATION = Unit(
+    "DURATION",
+    "s",
+    "100ms, 2s, 5m",
+    _scales(ms=Fraction(1, 1000), s=1, m=60, h=3600, d=86400),
+)
+SIZE = Unit(
+    "SIZE",
+    "B",
+    "512KiB, 64MiB, 4GiB",
+    _scales(B=1, kB=10**3, KiB=2**10, MB=10**6, MiB=2**20, GB=10**9, GiB=2**30, TB=10**12,
+            TiB=2**40),
+)  # fmt: skip
+
+#: Seconds, written `2s`; greater than zero and finite.
+Duration = Annotated[
+    float, BeforeValidator(DURATION.parse), DURATION, Field(gt=0, allow_inf_nan=False)
+]
+#: Bytes, written `64MiB`; at least one.
+Size = Annotated[int, BeforeValidator(SIZE.parse), SIZE, Field(ge=1)]

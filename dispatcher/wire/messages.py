@@ -1,0 +1,370 @@
+"""The messages of the sample plane: one frozen, strictly validated model each.
+
+    producer                dispatcher                DP rank
+    HelloProducer  ------>            <------  HelloRank
+                   <------  Welcome*  ------>
+    Push           ------>
+                   <------  Blocked            (a cap holds the push back; nothing is lost)
+                   <------  Pushed             (one outcome a sample)
+                                      <------  Demand, PolicyVersion
+                            Step      ------>
+                            MicroBatch ----->  (once per micro-batch, payload attached)
+                                      <------  Prepared
+                            Release   ------>  (every rank is prepared: training may see it)
+                                      <------  Commit
+                            End       ------>
+    Ping           ------>  Pong / Error       (either role)
+
+Headers are JSON of these models. Columns (`tokens`, `sample_ids`, ...) have one entry a sample.
+A header is checked against itself here (`Push.spans`); what it means is the core's affair.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import Field as Declared
+
+from dispatcher.errors import ProtocolError, VersionMismatch
+from dispatcher.sample import DType, Field, Schema
+from dispatcher.wire.frame import Frame, encode_frame
+
+PROTOCOL_VERSION = 1
+
+Name = Annotated[str, Declared(min_length=1, max_length=128)]
+Count = Annotated[int, Declared(ge=0, lt=2**53)]
+Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
+Version = Annotated[int, Declared(ge=0, lt=2**53)]
+Extent = Annotated[int, Declared(ge=1, lt=2**31)]
+
+
+class Message(BaseModel):
+    """Base: immutable, no unknown keys, no coercion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    type_code: ClassVar[int]
+
+
+class _Hello(Message):
+    """Fields and checks that both roles share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    version: int = PROTOCOL_VERSION
+    client_id: Name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _same_version(cls, data: object) -> object:
+        """Version first: a newer peer's other keys must not hide what is really wrong."""
+        theirs = data.get("version") if isinstance(data, dict) else None
+        if isinstance(theirs, int) and theirs != PROTOCOL_VERSION:
+            raise VersionMismatch(theirs, PROTOCOL_VERSION)
+        return data
+
+
+class HelloProducer(_Hello):
+    """A producer introduces itself; `client_id` is stable over reconnects."""
+
+    type_code = 1
+
+
+class HelloRank(_Hello):
+    """A DP rank introduces itself, or says after a reconnect where it stands.
+
+    generation: None asks for a new one, which only DP rank 0 may do.
+    taken: last step that its training loop has begun, -1 for none.
+    committed: last step that it has committed in this generation, -1 for none.
+    received: open steps that it holds, as (step, micro-batches received).
+    """
+
+    type_code = 2
+    dp_rank: Count
+    dp_size: Extent
+    generation: Extent | None = None
+    prefetch_steps: Count = 1
+    taken: Annotated[int, Declared(ge=-1)] = -1
+    committed: Annotated[int, Declared(ge=-1)] = -1
+    hungry: bool = False
+    received: list[tuple[Count, Count]] = []
+    policy_version: Version | None = None
+
+
+class WelcomeProducer(Message):
+    """credits: pushes that the dispatcher holds for this producer while the buffer is full."""
+
+    type_code = 3
+    credits: Extent
+    max_payload_bytes: Extent
+    heartbeat_interval_s: float
+
+
+class WelcomeRank(Message):
+    """max_open_steps: uncommitted steps a rank may hold before it must commit."""
+
+    type_code = 4
+    generation: Extent
+    max_open_steps: Extent
+    layout: str
+    heartbeat_interval_s: float
+
+
+@lru_cache(maxsize=64)
+def _schema(fields: tuple[Field, ...]) -> Schema:
+    """One object a schema, so that comparing the schemas of samples costs next to nothing."""
+    return Schema(fields)
+
+
+class FieldHeader(Message):
+    """`sample.Field` on the wire."""
+
+    type_code = 0
+    name: Name
+    dtype: Annotated[DType, Declared(strict=False)]
+    per_token: bool = True
+    shape: Annotated[list[Extent], Declared(max_length=8)] = []
+
+
+class _Samples(Message):
+    """Columns over samples that share a schema."""
+
+    fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=64)]
+    tokens: list[Tokens]
+    loss_tokens: list[Count]
+    sample_ids: list[Name]
+    group_ids: list[Name | None] | None = None
+    policy_versions: list[Version | None] | None = None
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        size = len(self.tokens)
+        for name in ("loss_tokens", "sample_ids", "group_ids", "policy_versions", "group_sizes"):
+            column = getattr(self, name, None)
+            if column is not None and len(column) != size:
+                raise ValueError(f"{name} has {len(column)} entries for {size} samples")
+        if len({field.name for field in self.fields}) != len(self.fields):
+            raise ValueError("a field is named twice")
+        return self
+
+    @property
+    def schema_(self) -> Schema:
+        """The schema that all these samples share."""
+        return _schema(
+            tuple(
+                Field(item.name, item.dtype, item.per_token, tuple(item.shape))
+                for item in self.fields
+            )
+        )
+
+
+class Push(_Samples):
+    """Samples number `first_seq`, `first_seq + 1`, ... of this producer; payload: their spans.
+
+    floor: the producer will never again send a sequence number below this one.
+    named: the sample ids were given by the user, so repeats across producers are duplicates.
+    """
+
+    type_code = 5
+    first_seq: Count
+    floor: Count
+    named: bool = False
+    group_sizes: list[Extent] | None = None
+
+    def spans(self, payload: memoryview) -> Iterator[memoryview]:
+        """Cut the payload into one span a sample.
+
+        Raises ProtocolError when the header's sizes and the payload's differ.
+        """
+        schema = self.schema_
+        sizes = [schema.nbytes(tokens) for tokens in self.tokens]
+        if sum(sizes) != payload.nbytes:
+            raise ProtocolError(
+                f"the header describes {sum(sizes)} payload bytes, the frame carries "
+                f"{payload.nbytes}"
+            )
+        start = 0
+        for size in sizes:
+            yield payload[start : start + size]
+            start += size
+
+
+class Pushed(Message):
+    """One outcome a sample of the push that began at `first_seq`.
+
+    outcomes: accepted, duplicate, refused (never send it again) or full (send it again later).
+    errors: message of each refused sample, by its index as a string.
+    """
+
+    type_code = 6
+    first_seq: Count
+    outcomes: list[str]
+    errors: dict[str, str] = {}
+
+
+class Blocked(Message):
+    """The push is held back by a cap of the buffer."""
+
+    type_code = 7
+    first_seq: Count
+    cap: str
+    held: Count
+    capacity: Count
+
+
+class CloseGroup(Message):
+    """No further member of this group will come; if it is incomplete it is dropped whole."""
+
+    type_code = 8
+    group_id: Name
+
+
+class EndPhase(Message):
+    """What is older than `policy_version` is dispatched before anything newer is planned."""
+
+    type_code = 9
+    policy_version: Version
+
+
+class EndStream(Message):
+    """No producer will push again: flush what is buffered, then end the ranks' streams."""
+
+    type_code = 10
+
+
+class Demand(Message):
+    """taken: last step the training loop has begun; hungry: it waits for the next one."""
+
+    type_code = 11
+    taken: Annotated[int, Declared(ge=-1)]
+    hungry: bool
+
+
+class PolicyVersion(Message):
+    """The weights' version that DP rank 0 trains now."""
+
+    type_code = 12
+    policy_version: Version
+
+
+class Step(Message):
+    """One step's header; the same on every DP rank.
+
+    loss_tokens, loss_samples: totals over the whole step and all ranks, for normalisation;
+        loss_samples counts the samples with at least one loss token.
+    """
+
+    type_code = 13
+    step: Count
+    digest: Name
+    num_micro_batches: Extent
+    num_samples: Extent
+    tokens: Extent
+    loss_tokens: Count
+    loss_samples: Count
+
+
+class MicroBatch(_Samples):
+    """One micro-batch of one DP rank; payload: per field its values over all samples, aligned.
+
+    A filler carries the first token of some sample of the step, with no loss tokens.
+    """
+
+    type_code = 14
+    step: Count
+    index: Count
+    is_filler: bool = False
+
+
+class Prepared(Message):
+    """The rank holds the step's header and can train it."""
+
+    type_code = 15
+    step: Count
+    digest: Name
+
+
+class Release(Message):
+    """Every DP rank is prepared: the training loop may have this step."""
+
+    type_code = 16
+    step: Count
+
+
+class Commit(Message):
+    """The rank has applied every step up to and including `step`."""
+
+    type_code = 17
+    step: Count
+
+
+class End(Message):
+    """No step will follow."""
+
+    type_code = 18
+    reason: str
+
+
+class Error(Message):
+    """The connection is over; `code` is the stable word for it."""
+
+    type_code = 19
+    code: str
+    message: str
+    retriable: bool = False
+
+
+class Ping(Message):
+    """The peer is alive."""
+
+    type_code = 20
+
+
+class Pong(Message):
+    """So is the dispatcher."""
+
+    type_code = 21
+
+
+class Bye(Message):
+    """A deliberate goodbye, so that a closed connection is not taken for a fault."""
+
+    type_code = 22
+
+
+MESSAGES: dict[int, type[Message]] = {
+    kind.type_code: kind
+    for kind in (
+        HelloProducer, HelloRank, WelcomeProducer, WelcomeRank, Push, Pushed, Blocked, CloseGroup,
+        EndPhase, EndStream, Demand, PolicyVersion, Step, MicroBatch, Prepared, Release, Commit,
+        End, Error, Ping, Pong, Bye,
+    )
+}  # fmt: skip
+
+
+def encode(message: Message, payload_size: int = 0) -> bytes:
+    """The frame of a message, up to its payload."""
+    header = message.model_dump_json(exclude_none=True).encode()
+    return encode_frame(message.type_code, header, payload_size)
+
+
+def decode(frame: Frame) -> Message:
+    """The message of a frame. Raises ProtocolError that names what is wrong with the header."""
+    kind = MESSAGES.get(frame.type)
+    if kind is None:
+        raise ProtocolError(f"unknown message type {frame.type}")
+    try:
+        return kind.model_validate_json(bytes(frame.header))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "header"
+        raise ProtocolError(f"{kind.__name__}: {place}: {first['msg']}") from error
+
+
+def field_headers(schema: Schema) -> list[FieldHeader]:
+    """A schema as it goes over the wire."""
+    return [
+        FieldHeader(
+            name=item.name, dtype=item.dtype, per_token=item.per_token, shape=list(item.shape)
+        )
+        for item in schema.fields
+    ]
