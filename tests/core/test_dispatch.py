@@ -1,0 +1,324 @@
+"""The whole core under a virtual clock: from pushes to committed steps."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from dispatcher.balance.cost import parse_cost
+from dispatcher.balance.planner import plan
+from dispatcher.core.admission import Push
+from dispatcher.core.buffer import BufferLimits
+from dispatcher.core.dispatch import Dispatch, DispatchConfig
+from dispatcher.core.events import (
+    Deliver,
+    Drained,
+    DropReason,
+    Effect,
+    EndRanks,
+    Outcome,
+    PlanWanted,
+    PushAnswered,
+    StepPlanned,
+    Trigger,
+)
+from dispatcher.core.freshness import StalenessPolicy
+from dispatcher.core.ledger import RankHello
+from dispatcher.core.trigger import TriggerConfig
+from dispatcher.plan import Grouping, PlanConfig, Strategy
+from dispatcher.sample import Sample
+from tests.support.samples import make_sample
+
+
+class Bench:
+    """A core with its planner run inline, two ranks, and a clock that moves when told to."""
+
+    def __init__(self, *, batch: int = 4, window: int = 6, capacity: int = 6, **options: object):
+        self.now = 100.0
+        self.planned: list[StepPlanned] = []
+        self.log: list[Effect] = []
+        self._next_seq = 0
+        config = DispatchConfig(
+            dp_size=2,
+            limits=BufferLimits(capacity, batch, None, 1 << 20, 1000),
+            trigger=TriggerConfig(batch, window, max_wait=2.0),
+            **options,  # type: ignore[arg-type]
+        )
+        self.core = Dispatch(config)
+        self.plan_config = PlanConfig(
+            dp_size=2,
+            dispatch_batch_size=batch,
+            cost=parse_cost("tokens", lambda _: ""),
+            micro_batch_tokens=1000,
+            strategy=Strategy.WINDOW,
+            grouping=Grouping.STEP if config.groups_matter else Grouping.IGNORE,
+        )
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            self.log.append(effect)
+            if isinstance(effect, StepPlanned):
+                self.planned.append(effect)
+            if isinstance(effect, PlanWanted):
+                answer = plan(effect.window, self.plan_config, effect.take)
+                self.perform(self.core.planned(effect, answer, self.now))
+
+    def join(self) -> None:
+        self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))
+        generation = self.core.ledger.generation
+        self.perform(self.core.join(RankHello("r1", 1, 2, generation), self.now))
+
+    def push(self, *samples: Sample) -> tuple[Outcome, ...] | None:
+        """Outcomes, or None while the push is held."""
+        first = self._next_seq
+        self._next_seq += len(samples)
+        start = len(self.log)
+        self.perform(self.core.push(Push("p", first, samples), self.now))
+        answers = [
+            effect.outcomes
+            for effect in self.log[start:]
+            if isinstance(effect, PushAnswered) and effect.first_seq == first
+        ]
+        return answers[0] if answers else None
+
+    def push_plain(self, count: int, tokens: int = 4) -> None:
+        names = range(self._next_seq, self._next_seq + count)
+        self.push(*[make_sample(f"p/{name}", tokens) for name in names])
+
+    def hungry(self) -> None:
+        for rank in (0, 1):
+            taken = self.core.ledger.ranks[rank].taken
+            self.perform(self.core.demand(rank, taken, self.now, hungry=True))
+
+    def train(self, step: int) -> None:
+        """Both ranks prepare, take and commit a step."""
+        for rank in (0, 1):
+            digest = self.core.ledger.steps[step].digest
+            self.perform(self.core.prepared(rank, step, digest, self.now))
+        for rank in (0, 1):
+            self.perform(self.core.demand(rank, step, self.now, hungry=False))
+        for rank in (0, 1):
+            self.perform(self.core.commit(rank, step, self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the clock run, with the ticks that the core asks for on the way."""
+        end = self.now + seconds
+        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.perform(self.core.tick(self.now))
+        self.now = end
+
+    @property
+    def triggers(self) -> list[Trigger]:
+        return [step.trigger for step in self.planned]
+
+    def dropped(self, reason: DropReason) -> int:
+        return self.core.statistics().dropped[reason]
+
+
+def test_nothing_is_planned_before_every_rank_is_there() -> None:
+    bench = Bench()
+    bench.push_plain(6)
+    assert bench.planned == []
+    bench.join()
+    assert bench.triggers == [Trigger.WINDOW_FULL]
+    assert {type(effect) for effect in bench.log if isinstance(effect, Deliver)} == {Deliver}
+
+
+def test_a_full_window_is_planned_and_what_is_passed_over_counts_a_skip() -> None:
+    bench = Bench()
+    lengths = (1, 1, 1, 1, 1, 900)
+    bench.push(*[make_sample(f"s{at}", tokens) for at, tokens in enumerate(lengths)])
+    bench.join()
+    assert bench.triggers == [Trigger.WINDOW_FULL]
+    left = bench.core.buffer.ready(9)
+    assert [entry.skips for entry in left] == [1, 1]
+
+
+def test_a_balanced_batch_goes_before_the_window_is_full() -> None:
+    bench = Bench()
+    bench.join()
+    bench.push_plain(4)
+    assert bench.triggers == [Trigger.TARGET_EXCESS]
+
+
+def test_an_unbalanced_batch_waits_for_max_wait_of_hunger() -> None:
+    bench = Bench()
+    bench.join()
+    for tokens in (1, 1, 1, 700):
+        bench.push(make_sample(f"s{bench._next_seq}", tokens))
+    assert bench.planned == []
+    bench.pass_time(60)
+    assert bench.planned == []  # nobody is hungry yet
+    bench.hungry()
+    bench.pass_time(1.9)
+    assert bench.planned == []
+    bench.pass_time(0.2)
+    assert bench.triggers == [Trigger.MAX_WAIT]
+
+
+def test_a_producer_is_held_when_the_buffer_is_full_and_goes_on_after_a_step() -> None:
+    bench = Bench(batch=4, window=4, capacity=4)
+    bench.push_plain(4)
+    assert bench.push(make_sample("late")) is None
+    assert bench.core.statistics().backpressure
+    bench.join()
+    answers = [effect for effect in bench.log if isinstance(effect, PushAnswered)]
+    assert answers[-1].outcomes == (Outcome.ACCEPTED,)
+    assert not bench.core.statistics().backpressure
+
+
+def test_a_byte_cap_that_holds_less_than_a_batch_yields_a_smaller_step_and_counts_it() -> None:
+    bench = Bench(batch=4, window=6, capacity=6)
+    bench.core.buffer.limits = BufferLimits(6, 4, None, 3 * 32, 1000)
+    bench.join()
+    for _ in range(4):
+        bench.push_plain(1)
+    assert bench.triggers == [Trigger.BUFFER_FULL]
+    assert len(bench.planned[0].tokens) == 3
+    assert bench.core.statistics().small_steps == 1
+
+
+def test_steps_follow_each_other_as_ranks_train() -> None:
+    bench = Bench(batch=4, window=4, capacity=8)
+    bench.join()
+    bench.push_plain(8)
+    assert len(bench.planned) == 1  # one step ahead of training and no more
+    bench.train(0)
+    assert len(bench.planned) == 2
+    bench.train(1)
+    at = bench.core.statistics()
+    assert (at.steps_committed, at.samples_committed, at.buffered) == (2, 8, 0)
+    assert at.balanced
+
+
+def test_an_incomplete_group_is_dropped_whole_after_its_timeout() -> None:
+    bench = Bench(group_timeout=5.0)
+    bench.join()
+    bench.push(*[make_sample(f"g{at}", group_id="g", group_size=3) for at in range(2)])
+    bench.pass_time(4.9)
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 0
+    bench.pass_time(0.2)
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 2
+    assert bench.core.statistics().balanced
+
+
+def test_a_group_that_its_producer_closes_is_dropped_whole() -> None:
+    bench = Bench()
+    bench.push(make_sample("g0", group_id="g", group_size=2))
+    bench.perform(bench.core.close_group("g", bench.now))
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
+
+
+def test_groups_go_into_one_step_whole() -> None:
+    bench = Bench(batch=4, window=6, capacity=6)
+    bench.join()
+    for group in ("g", "h", "i"):
+        members = [make_sample(f"{group}{at}", group_id=group, group_size=2) for at in range(2)]
+        bench.push(*members)
+    step = bench.core.ledger.steps[0]
+    chosen = [sample.group_id for sample in step.samples()]
+    assert len(chosen) == 4
+    assert all(chosen.count(group) == 2 for group in chosen)
+
+
+def test_too_stale_samples_are_dropped_and_expiring_ones_go_first() -> None:
+    bench = Bench(batch=2, window=6, capacity=6, max_staleness=1)
+    versions = (3, 3, 5, 5, 4, 4)
+    bench.push(*[make_sample(f"v{at}", policy_version=v) for at, v in enumerate(versions)])
+    bench.perform(bench.core.set_policy_version(5, bench.now))
+    bench.join()
+    assert bench.dropped(DropReason.STALE) == 2
+    chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
+    assert chosen == {4}
+    assert bench.core.statistics().balanced
+
+
+def test_prefer_oldest_drops_nothing() -> None:
+    bench = Bench(
+        batch=2,
+        window=4,
+        capacity=4,
+        max_staleness=1,
+        staleness_policy=StalenessPolicy.PREFER_OLDEST,
+    )
+    versions = (5, 5, 1, 2)
+    bench.push(*[make_sample(f"v{at}", policy_version=v) for at, v in enumerate(versions)])
+    bench.perform(bench.core.set_policy_version(5, bench.now))
+    bench.join()
+    assert bench.dropped(DropReason.STALE) == 0
+    chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
+    assert chosen == {1, 2}
+
+
+def test_an_ended_phase_is_flushed_before_anything_newer_is_planned() -> None:
+    bench = Bench(batch=4, window=6, capacity=20)
+    old = [make_sample(f"old{at}", policy_version=1) for at in range(5)]
+    new = [make_sample(f"new{at}", policy_version=2) for at in range(6)]
+    bench.push(*old)
+    bench.perform(bench.core.end_phase(2, bench.now))
+    bench.push(*new)
+    bench.join()
+    for step in range(3):
+        versions = {sample.policy_version for sample in bench.core.ledger.steps[step].samples()}
+        assert versions == ({1} if step < 2 else {2})
+        bench.train(step)
+    assert [len(step.tokens) for step in bench.planned] == [4, 1, 4]
+
+
+def test_a_late_sample_of_an_ended_phase_is_refused() -> None:
+    bench = Bench()
+    bench.perform(bench.core.end_phase(2, bench.now))
+    assert bench.push(make_sample("late", policy_version=1)) == (Outcome.REFUSED,)
+
+
+def test_the_end_of_the_stream_flushes_what_is_left_and_ends_the_ranks() -> None:
+    bench = Bench(batch=4, window=6, capacity=8)
+    bench.join()
+    bench.push_plain(3)
+    bench.push(make_sample("g0", group_id="g", group_size=2))
+    bench.perform(bench.core.end_stream(bench.now))
+    assert bench.triggers == [Trigger.FLUSH]
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
+    bench.train(0)
+    assert bench.log[-1] == Drained("done")
+    assert [effect.dp_ranks for effect in bench.log if isinstance(effect, EndRanks)] == [(0, 1)]
+    assert bench.push(make_sample("late")) == (Outcome.REFUSED,)
+    assert bench.core.statistics().balanced
+
+
+def test_a_last_partial_batch_may_be_dropped_instead() -> None:
+    bench = Bench(batch=4, window=6, capacity=8, flush_partial=False)
+    bench.join()
+    bench.push_plain(7)
+    bench.perform(bench.core.end_stream(bench.now))
+    bench.train(0)
+    assert bench.dropped(DropReason.LAST_BATCH) == 3
+    assert bench.log[-1] == Drained("done")
+
+
+def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
+    bench = Bench()
+    bench.push_plain(3)
+    bench.perform(bench.core.drain(bench.now))
+    assert bench.dropped(DropReason.SHUTDOWN) == 3
+    assert bench.log[-1] == Drained("drained")
+
+
+def test_ranks_that_join_after_the_end_are_told_so() -> None:
+    bench = Bench()
+    bench.perform(bench.core.end_stream(bench.now))
+    bench.join()
+    ended = [
+        rank for effect in bench.log if isinstance(effect, EndRanks) for rank in effect.dp_ranks
+    ]
+    assert sorted(ended) == [0, 1]
+
+
+@pytest.mark.parametrize("hungry_first", [True, False])
+def test_waiting_for_a_slow_producer_asks_for_no_ticks(hungry_first: bool) -> None:
+    bench = Bench()
+    bench.join()
+    if hungry_first:
+        bench.hungry()
+    bench.push_plain(3)
+    assert bench.core.next_deadline() is None

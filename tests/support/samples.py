@@ -1,0 +1,25 @@
+"""Samples for tests: real spans, short to write."""
+
+import numpy as np
+
+from dispatcher.sample import DType, Field, Sample, Schema
+
+#: What most tests push: token ids and nothing else.
+IDS = Schema((Field("input_ids", DType.INT64),))
+
+
+def make_sample(
+    sample_id: str = "s",
+    tokens: int = 4,
+    *,
+    loss_tokens: int | None = None,
+    schema: Schema = IDS,
+    group_id: str | None = None,
+    group_size: int = 1,
+    policy_version: int | None = None,
+) -> Sample:
+    """A sample whose payload bytes count up, so that no two places look alike."""
+    nbytes = schema.nbytes(tokens)
+    payload = memoryview((np.arange(nbytes) % 251).astype(np.uint8).tobytes())
+    loss = tokens if loss_tokens is None else loss_tokens
+    return Sample(sample_id, tokens, loss, schema, payload, group_id, group_size, policy_version)
