@@ -1,0 +1,56 @@
+"""A real producer for the end-to-end tests: pushes samples of real lengths and says what it did.
+
+    python tests/e2e/producer.py --endpoint E --name p0 --samples 500 [--pause-after 100 --pause 2]
+
+Prints one JSON object at the end: outcomes by name. Sample ids are `<name>-<number>`.
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+
+import numpy as np
+
+from dispatcher.errors import DispatcherError
+from dispatcher.simulate.profiles import sample_lengths
+from workers import RolloutProducer
+
+#: Real lengths are thousands of tokens; these tests care for their shape, not for their size.
+SCALE = 1 / 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--extra-bytes", type=int, default=0, help="per-sample ballast")
+    parser.add_argument("--pause-after", type=int, default=-1)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds")
+    args = parser.parse_args()
+    rng = np.random.default_rng(args.seed)
+    lengths = sample_lengths("lineage", args.samples, rng, scale=SCALE)
+    outcomes: Counter[str] = Counter()
+    with RolloutProducer(args.endpoint, per_sample=("ballast",)) as producer:
+        for number, length in enumerate(lengths.tolist()):
+            if number == args.pause_after:
+                time.sleep(args.pause)
+            fields = {
+                "input_ids": rng.integers(0, 50_000, length),
+                "loss_mask": rng.random(length) < 0.8,
+            }
+            if args.extra_bytes:
+                fields["ballast"] = np.full(args.extra_bytes, number % 251, np.uint8)
+            try:
+                outcome = producer.push(fields, sample_id=f"{args.name}-{number}")
+            except DispatcherError as error:
+                outcomes[error.code] += 1
+                break
+            outcomes[str(outcome)] += 1
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""A real Prometheus scrapes a real run with the configuration that we ship."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import PATIENCE, ROOT, finish, producer, running, torchrun
+from tests.support.server import ServeProcess, eventually
+
+pytestmark = pytest.mark.e2e
+
+
+def tool(name: str) -> str:
+    """Path of a tool; skips without it, or fails where the environment says it must be there."""
+    path = shutil.which(name)
+    if path is None:
+        message = f"{name} is not installed (Debian package: prometheus)"
+        if os.environ.get("DISPATCHER_REQUIRE_TOOLS") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def query(port: int, expression: str) -> list[dict[str, Any]]:
+    url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+            return found
+    except OSError:
+        return []
+
+
+def value(port: int, expression: str) -> float | None:
+    found = query(port, expression)
+    return float(found[0]["value"][1]) if found else None
+
+
+def config_for(target: str, folder: Path) -> Path:
+    """The shipped scrape configuration, pointed at this run and scraping every 200 ms."""
+    text = (ROOT / "deploy/prometheus/prometheus.yml").read_text()
+    assert "127.0.0.1:9471" in text
+    text = text.replace("127.0.0.1:9471", target)
+    text = text.replace("_interval: 15s", "_interval: 200ms")
+    shutil.copy(ROOT / "deploy/prometheus/alerts.yml", folder)
+    path = folder / "prometheus.yml"
+    path.write_text(text)
+    return path
+
+
+def test_prometheus_sees_what_the_dispatcher_did(tmp_path: Path) -> None:
+    prometheus, promtool = tool("prometheus"), tool("promtool")
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            ServeProcess(
+                tmp_path,
+                dp_size=2,
+                dispatch_batch_size=16,
+                micro_batch_tokens=2048,
+                oversize="alone",
+            )
+        )
+        port = free_port()
+        stack.enter_context(
+            running(
+                prometheus,
+                f"--config.file={config_for(server.http, tmp_path)}",
+                f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            )
+        )
+        release = tmp_path / "release"
+        diaries = tmp_path / "diaries"
+        diaries.mkdir()
+        trainers = stack.enter_context(
+            torchrun(2, server.endpoint, diaries, "--linger-until", str(release))
+        )
+        finish(stack.enter_context(producer(server.endpoint, "p", 160)))
+        server.post("/v1/stream/end")
+        committed = "dispatcher_samples_committed_total"
+        eventually(lambda: value(port, committed) == 160, f"{committed} is 160", PATIENCE)
+
+        assert value(port, "dispatcher_steps_committed_total") == 10
+        assert value(port, 'dispatcher_samples_received_total{outcome="accepted"}') == 160
+        assert value(port, "dispatcher_buffer_samples") == 0
+        assert value(port, "count(dispatcher_rank_last_seen_timestamp_seconds)") == 2
+        quantile = "histogram_quantile(0.99, dispatcher_sample_wait_seconds_bucket)"
+        assert (value(port, quantile) or 0) > 0
+        assert query(port, '{__name__=~"dispatcher_.*_created"}') == []
+        exposition = server.get("/metrics").text
+        checked = subprocess.run(
+            [promtool, "check", "metrics"],
+            input=exposition,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        release.touch()
+        finish(trainers)
+        assert server.wait() == 0

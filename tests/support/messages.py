@@ -1,0 +1,158 @@
+"""One example of every message of the sample plane, and a strategy for all there are.
+
+The strategies draw every value that a message may carry, to the edge of its range; that each is
+legal is what the round-trip test says.
+"""
+
+from hypothesis import strategies as st
+
+from dispatcher.sample import DType
+from dispatcher.wire import messages as m
+
+IDS = m.FieldHeader(name="input_ids", dtype=DType.INT64)
+
+EXAMPLES: dict[type[m.Message], m.Message] = {
+    type(message): message
+    for message in (
+        m.HelloProducer(client_id="p"),
+        m.HelloRank(client_id="r", dp_rank=0, dp_size=2),
+        m.WelcomeProducer(credits=8, max_payload_bytes=1024, heartbeat_interval_s=5.0),
+        m.WelcomeRank(generation=1, max_open_steps=4, layout="packed", heartbeat_interval_s=5.0),
+        m.Push(first_seq=0, floor=0, fields=[IDS], tokens=[], loss_tokens=[], sample_ids=[]),
+        m.Pushed(first_seq=0, outcomes=["accepted"]),
+        m.Blocked(first_seq=0, cap="samples", held=8, capacity=8),
+        m.CloseGroup(group_id="g"),
+        m.EndPhase(policy_version=3),
+        m.EndStream(),
+        m.Demand(taken=-1, hungry=True),
+        m.PolicyVersion(policy_version=3),
+        m.Step(
+            step=0, digest="d", num_micro_batches=1, num_samples=2, tokens=9, loss_tokens=5,
+            loss_samples=1,
+        ),
+        m.MicroBatch(step=0, index=0, fields=[IDS], tokens=[], loss_tokens=[], sample_ids=[]),
+        m.Prepared(step=0, digest="d"),
+        m.Release(step=0),
+        m.Commit(step=0),
+        m.End(reason="done"),
+        m.Error(code="protocol", message="no"),
+        m.Ping(),
+        m.Pong(),
+        m.Bye(),
+    )
+}  # fmt: skip
+
+_text = st.text(st.characters(codec="utf-8"), max_size=20)
+_names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=128)
+_counts = st.integers(0, 2**53 - 1)
+_extents = st.integers(1, 2**31 - 1)
+_totals = st.integers(1, 2**53 - 1)
+_watermarks = st.integers(-1, 2**53 - 1)
+_seconds = st.floats(0, 1e6)
+_fields = st.lists(
+    st.builds(
+        m.FieldHeader,
+        name=_names,
+        dtype=st.sampled_from(DType),
+        per_token=st.booleans(),
+        shape=st.lists(_extents, max_size=8),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda field: field.name,
+)
+
+
+def _columns(size: int) -> dict[str, st.SearchStrategy[object]]:
+    def column(values: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+        return st.lists(values, min_size=size, max_size=size)
+
+    return {
+        "fields": _fields,
+        "tokens": column(st.integers(0, 2**31 - 1)),
+        "loss_tokens": column(_counts),
+        "sample_ids": column(_names),
+        "group_ids": st.none() | column(st.none() | _names),
+        "policy_versions": st.none() | column(st.none() | _counts),
+    }
+
+
+def _pushes(size: int) -> st.SearchStrategy[m.Push]:
+    sizes = st.none() | st.lists(_extents, min_size=size, max_size=size)
+    return st.builds(
+        m.Push,
+        first_seq=_counts,
+        floor=_counts,
+        named=st.booleans(),
+        group_sizes=sizes,
+        **_columns(size),
+    )
+
+
+def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
+    return st.builds(
+        m.MicroBatch, step=_counts, index=_counts, is_filler=st.booleans(), **_columns(size)
+    )
+
+
+STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
+    m.HelloProducer: st.builds(m.HelloProducer, client_id=_names),
+    m.HelloRank: st.builds(
+        m.HelloRank,
+        client_id=_names,
+        dp_rank=_counts,
+        dp_size=_extents,
+        generation=st.none() | _extents,
+        prefetch_steps=_counts,
+        taken=_watermarks,
+        committed=_watermarks,
+        hungry=st.booleans(),
+        received=st.lists(st.tuples(_counts, _counts), max_size=4),
+        policy_version=st.none() | _counts,
+    ),
+    m.WelcomeProducer: st.builds(
+        m.WelcomeProducer,
+        credits=_extents,
+        max_payload_bytes=_totals,
+        heartbeat_interval_s=_seconds,
+    ),
+    m.WelcomeRank: st.builds(
+        m.WelcomeRank,
+        generation=_extents,
+        max_open_steps=_extents,
+        layout=_text,
+        heartbeat_interval_s=_seconds,
+    ),
+    m.Push: st.integers(0, 4).flatmap(_pushes),
+    m.Pushed: st.builds(
+        m.Pushed,
+        first_seq=_counts,
+        outcomes=st.lists(_text, max_size=4),
+        errors=st.dictionaries(_text, _text, max_size=4),
+    ),
+    m.Blocked: st.builds(m.Blocked, first_seq=_counts, cap=_text, held=_counts, capacity=_counts),
+    m.CloseGroup: st.builds(m.CloseGroup, group_id=_names),
+    m.EndPhase: st.builds(m.EndPhase, policy_version=_counts),
+    m.EndStream: st.builds(m.EndStream),
+    m.Demand: st.builds(m.Demand, taken=_watermarks, hungry=st.booleans()),
+    m.PolicyVersion: st.builds(m.PolicyVersion, policy_version=_counts),
+    m.Step: st.builds(
+        m.Step,
+        step=_counts,
+        digest=_names,
+        num_micro_batches=_extents,
+        num_samples=_extents,
+        tokens=_totals,
+        loss_tokens=_counts,
+        loss_samples=_counts,
+    ),
+    m.MicroBatch: st.integers(0, 4).flatmap(_micro_batches),
+    m.Prepared: st.builds(m.Prepared, step=_counts, digest=_names),
+    m.Release: st.builds(m.Release, step=_counts),
+    m.Commit: st.builds(m.Commit, step=_counts),
+    m.End: st.builds(m.End, reason=_text),
+    m.Error: st.builds(m.Error, code=_text, message=_text, retriable=st.booleans()),
+    m.Ping: st.builds(m.Ping),
+    m.Pong: st.builds(m.Pong),
+    m.Bye: st.builds(m.Bye),
+}

@@ -1,0 +1,169 @@
+"""A real `dispatcher serve` process for tests: free ports on loopback, ended whatever happens.
+
+    with ServeProcess(tmp_path, dp_size=2, dispatch_batch_size=8, micro_batch_tokens=64) as server:
+        server.endpoint, server.http        # "127.0.0.1:40123", "127.0.0.1:40124"
+        server.get("/readyz").status
+        server.status()["balanced"]         # /statusz
+        server.scrape()                     # /metrics, as {series: value}
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+Leaving the block ends the process, and fails if it wrote a traceback to its log.
+"""
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dispatcher.wire.endpoint import Endpoint
+
+PATIENCE_S = 20.0
+POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What the HTTP plane answered."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.text)
+
+
+def eventually(true: Callable[[], object], what: str, within: float = PATIENCE_S) -> None:
+    """Return once `true()` is; fail when it is not in time."""
+    deadline = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < deadline, f"{what}: not within {within:g} s"
+        time.sleep(POLL_S)
+
+
+class ServeProcess:
+    """One running dispatcher. options: those of `dispatcher serve`, with underscores.
+
+    A list gives an option several times; True and False are `--x` and `--no-x`.
+    """
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self._ready = folder / "ready.json"
+        self._log = folder / "serve.log"
+        self._ready.unlink(missing_ok=True)
+        options = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"} | options
+        flags = [word for name, value in options.items() for word in _flag(name, value)]
+        command = [sys.executable, "-X", "dev", "-m", "dispatcher.cli.main", "serve", *flags]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--ready-file", str(self._ready)], stderr=log, stdout=log
+            )
+        self.endpoints: list[str] = []
+        self.http = ""
+
+    def __enter__(self) -> Self:
+        try:
+            eventually(self._is_up, "dispatcher serve is ready")
+        except BaseException:
+            self._kill()
+            raise
+        addresses = json.loads(self._ready.read_text())
+        self.endpoints, self.http = addresses["listen"], addresses["http"]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._kill()
+        if kind is None:
+            assert "Traceback" not in self.log(), self.log()
+
+    @property
+    def endpoint(self) -> str:
+        """The first address of the sample plane."""
+        return self.endpoints[0]
+
+    def log(self) -> str:
+        """What the process has written, both streams."""
+        return self._log.read_text(errors="replace")
+
+    # -- HTTP -------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Response:
+        """GET from the HTTP plane."""
+        return self.request("GET", path)
+
+    def post(self, path: str, body: bytes = b"") -> Response:
+        """POST to the HTTP plane."""
+        return self.request("POST", path, body)
+
+    def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+        """One request on a connection of its own."""
+        at = Endpoint.parse(self.http)
+        connection = http.client.HTTPConnection(at.host, at.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return Response(answer.status, dict(answer.getheaders()), answer.read().decode())
+        finally:
+            connection.close()
+
+    def status(self) -> dict[str, Any]:
+        """What /statusz says."""
+        found: dict[str, Any] = self.get("/statusz").json
+        return found
+
+    def scrape(self) -> dict[str, float]:
+        """What /metrics says: `name` or `name{label=value,...}`, without the prefix -> value."""
+        return series(self.get("/metrics").text)
+
+    def await_status(self, **expected: object) -> None:
+        """Wait until /statusz shows these values."""
+        eventually(lambda: expected.items() <= self.status().items(), f"/statusz shows {expected}")
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process."""
+        self.process.send_signal(number)
+
+    def wait(self, within: float = PATIENCE_S) -> int:
+        """The exit code, once it has one."""
+        return self.process.wait(within)
+
+    def _is_up(self) -> bool:
+        code = self.process.poll()
+        assert code is None, f"dispatcher serve ended with {code}: {self.log()}"
+        return self._ready.exists()
+
+    def _kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+
+def series(text: str) -> dict[str, float]:
+    """The samples of an exposition in Prometheus text format."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            name = sample.name.removeprefix("dispatcher_")
+            found[f"{name}{{{labels}}}" if labels else name] = sample.value
+    return found
+
+
+def _flag(name: str, value: object) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    values = value if isinstance(value, list) else [value]
+    return [word for item in values for word in (flag, str(item))]
