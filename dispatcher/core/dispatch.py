@@ -33,7 +33,10 @@ from dispatcher.plan import Plan, Window
 
 @dataclass(frozen=True, slots=True)
 class DispatchConfig:
-    """What the core needs to know; times in seconds."""
+    """What the core needs to know; times in seconds.
+
+    drop_above: accepted samples of more tokens than this are dropped, with their groups.
+    """
 
     dp_size: int
     limits: BufferLimits
@@ -41,6 +44,7 @@ class DispatchConfig:
     target_excess: float = 0.01
     groups_matter: bool = True
     flush_partial: bool = True
+    drop_above: int | None = None
     group_timeout: float = 600.0
     max_staleness: int | None = None
     staleness_policy: StalenessPolicy = StalenessPolicy.DROP
@@ -213,7 +217,7 @@ class Dispatch:
             self._hungry_since = now
         if self._planning is not None or not self.ledger.wanted:
             return self._finish()
-        self._drop_stale()
+        self._drop_unwanted()
         entries = self.freshness.window(self.buffer, self.config.trigger.window)
         decision = decide(self.config.trigger, self._standing(len(entries), now))
         if isinstance(decision, Go):
@@ -246,7 +250,11 @@ class Dispatch:
 
     # -- dropping and finishing -------------------------------------------------------------
 
-    def _drop_stale(self) -> None:
+    def _drop_unwanted(self) -> None:
+        above = self.config.drop_above
+        if above is not None:
+            count = self.buffer.drop_ready(lambda entry: entry.sample.tokens > above)
+            self._drop(DropReason.OVERSIZE, count)
         stale = self.freshness.stale(len(self.ledger.steps))
         if stale is not None:
             self._drop(DropReason.STALE, self.buffer.drop_ready(stale))

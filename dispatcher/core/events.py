@@ -36,6 +36,7 @@ class DropReason(StrEnum):
 
     INCOMPLETE_GROUP = "incomplete-group"
     STALE = "stale"
+    OVERSIZE = "oversize"
     LAST_BATCH = "last-batch"
     SHUTDOWN = "shutdown"
 

@@ -139,7 +139,7 @@ class StepLedger:
         self._check_hello(hello)
         effects: list[Effect] = []
         if hello.generation is None:
-            effects += self._begin_generation()
+            effects += self._begin_generation(hello.client_id)
         return effects + self._seat(hello, now)
 
     def leave(self, dp_rank: int, client_id: str) -> None:
@@ -177,6 +177,13 @@ class StepLedger:
             )
         if self.failed is not None:
             raise self.failed
+        for dp_rank, rank in self.ranks.items():
+            if dp_rank != hello.dp_rank and rank.client_id == hello.client_id:
+                raise RankRefused(
+                    f"client {hello.client_id} is DP rank {dp_rank} of generation "
+                    f"{self.generation} and cannot be DP rank {hello.dp_rank} too; give every rank "
+                    "a client_id of its own"
+                )
         seated = self.ranks.get(hello.dp_rank)
         if seated is not None and seated.connected and seated.client_id != hello.client_id:
             raise RankRefused(
@@ -184,8 +191,9 @@ class StepLedger:
                 "client; two processes claim one rank"
             )
 
-    def _begin_generation(self) -> list[Effect]:
-        fenced = tuple(rank.client_id for rank in self.ranks.values())
+    def _begin_generation(self, asked_by: str) -> list[Effect]:
+        # Whoever asks may have asked before, and lost its connection before it heard the answer.
+        fenced = tuple(rank.client_id for rank in self.ranks.values() if rank.client_id != asked_by)
         self.generation += 1
         self.failed = None
         self.ranks.clear()

@@ -224,12 +224,15 @@ class ServeConfig(BaseModel):
                 f"--buffer-capacity {self.buffer_capacity} is smaller than the window of {window} "
                 f"samples, which could never fill; raise it to {window} or lower --window-multiple"
             )
-        if self.group_size is not None and self.group_size > window:
-            raise ConfigError(
-                f"--group-size {self.group_size} is larger than the window of {window} samples, so "
-                "no group could ever be dispatched; raise --window-multiple or "
-                "--dispatch-batch-size"
-            )
+        batch, size = self.dispatch_batch_size, self.group_size
+        if size is None or self.groups is Grouping.IGNORE or batch % size == 0:
+            return
+        below, above = batch // size * size, -(-batch // size) * size
+        raise ConfigError(
+            f"groups of {size} samples stay whole, so they never fill a dispatch batch of {batch}; "
+            f"set --dispatch-batch-size {f'{below} or {above}' if below else above}, or "
+            "--groups ignore"
+        )
 
     def _check_deadlines(self) -> None:
         for name in ("rank_timeout", "idle_timeout"):

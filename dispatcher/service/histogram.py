@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 
 class ArrayHistogram:
@@ -33,7 +34,7 @@ class ArrayHistogram:
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as one metric family."""
-        labels = [f"{bound:g}" for bound in self._bounds] + ["+Inf"]
+        labels = [floatToGoString(bound) for bound in (*self._bounds.tolist(), float("inf"))]
         cumulative = np.cumsum(self._counts).tolist()
         yield HistogramMetricFamily(
             self._name, self._text, list(zip(labels, cumulative, strict=True)), self._sum

@@ -22,6 +22,8 @@ from dispatcher.service.samples import PushRequest, parse_body
 
 #: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
 RETRY_AFTER_SECONDS = 1
+#: All policy versions are below 2**53, on this plane as on the other.
+MAX_VERSION_DIGITS = 15
 _STATUS = {Outcome.REFUSED: 422, Outcome.FULL: 429}
 
 
@@ -115,8 +117,9 @@ class HttpPlane:
     async def end_phase(self, request: web.Request) -> web.Response:
         """Samples older than this policy version go first."""
         version = request.match_info["policy_version"]
-        if not version.isdecimal():
-            return _problem(400, "invalid", f"policy version {version!r} is no number")
+        if not version.isdecimal() or len(version) > MAX_VERSION_DIGITS:
+            text = f"policy version {version[:40]!r} is no number of {MAX_VERSION_DIGITS} digits"
+            return _problem(400, "invalid", text)
         hub = self._hub
         hub.perform(hub.core.end_phase(int(version), hub.clock()))
         return web.json_response({})

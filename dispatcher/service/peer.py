@@ -105,7 +105,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """The peer will send nothing more."""
-        self._ending = self._ending or "eof"
+        self._end("eof")
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,10 +165,8 @@ class Peer(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """End the connection once what is written has been sent."""
-        if self._ending is None and self._transport is not None:
-            self._ending = "closed"
-            self._transport.close()
-            self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
+        if self._ending is None:
+            self._end("closed")
 
     def __str__(self) -> str:
         return f"{self.role} {self.client_id}".strip()
@@ -181,9 +179,7 @@ class Peer(asyncio.BufferedProtocol):
             case m.Ping():
                 self.send(m.Pong())
             case m.Bye():
-                self._ending = "bye"
-                assert self._transport is not None
-                self._transport.close()
+                self._end("bye")
             case m.HelloProducer() | m.HelloRank():
                 self.client_id = message.client_id
                 self.role = "producer" if self._session.state is State.PRODUCER else "rank"
@@ -193,6 +189,14 @@ class Peer(asyncio.BufferedProtocol):
 
     def _is_ending(self) -> bool:
         return self._ending is not None
+
+    def _end(self, reason: str) -> None:
+        """Close once what is written has been sent, or the deadline for it has passed."""
+        self._ending = self._ending or reason
+        self._jobs.clear()
+        if self._transport is not None:
+            self._transport.close()
+            self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
 
     def _pump(self) -> None:
         while self._jobs and not self._paused and self._transport is not None:

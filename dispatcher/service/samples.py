@@ -14,12 +14,16 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import DType, Field, Sample, Schema, aligned
+from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
+
+#: Element type of a tensor that does not say, by numpy's kind of what JSON held.
+_UNTYPED = {"b": DType.BOOL, "i": DType.INT64, "u": DType.INT64, "f": DType.FLOAT32}
 
 
 class TypedTensor(BaseModel):
@@ -34,11 +38,14 @@ class PushRequest(BaseModel):
     """One sample."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    fields: dict[str, Any] = Declared(description="tensors by name; input_ids is required")
-    sample_id: Annotated[str, Declared(min_length=1, max_length=128)] | None = None
-    group_id: Annotated[str, Declared(min_length=1, max_length=128)] | None = None
-    group_size: Annotated[int, Declared(ge=1)] | None = None
-    policy_version: Annotated[int, Declared(ge=0)] | None = None
+    fields: Annotated[
+        dict[m.Name, Any],
+        Declared(max_length=m.MAX_FIELDS, description="tensors by name; input_ids is required"),
+    ]
+    sample_id: m.Name | None = None
+    group_id: m.Name | None = None
+    group_size: m.Extent | None = None
+    policy_version: m.Version | None = None
 
 
 def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
@@ -56,6 +63,13 @@ def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...],
 
 
 def _objects(body: bytes) -> list[Any]:
+    try:
+        return _parse(body)
+    except RecursionError:
+        raise ProtocolError("the body nests its brackets too deeply") from None
+
+
+def _parse(body: bytes) -> list[Any]:
     try:
         found = json.loads(body)
         return found if isinstance(found, list) else [found]
@@ -92,28 +106,44 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
-    if isinstance(value, dict):
-        typed = TypedTensor.model_validate(value)
-        if typed.dtype is DType.BFLOAT16:
-            raise ProtocolError(f"fields.{name}: bfloat16 has no JSON form; send float32")
-        dtype, data = str(typed.dtype), typed.data
-    else:
-        dtype, data = None, value
+    typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
+    if typed is not None and typed.dtype is DType.BFLOAT16:
+        raise ProtocolError(f"fields.{name}: bfloat16 has no JSON form; send float32")
     try:
-        array = np.asarray(data, dtype)
-    except (ValueError, TypeError, OverflowError) as error:
+        array = np.asarray(value if typed is None else typed.data)
+    except ValueError as error:
         raise ProtocolError(f"fields.{name} is no tensor: {error}") from None
-    if dtype is None and array.dtype.kind == "f":
-        array = array.astype(np.float32)
-    if array.dtype.kind not in "biuf" or (array.size == 0 and array.ndim != 1):
+    if array.dtype.kind not in "biuf":
         raise ProtocolError(f"fields.{name} is no tensor of numbers or booleans")
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(_cast(name, array, _UNTYPED[array.dtype.kind], typed))
+
+
+def _cast(
+    name: str, array: NDArray[Any], default: DType, typed: TypedTensor | None
+) -> NDArray[Any]:
+    """The array in its element type. Raises ProtocolError for values that it cannot hold."""
+    dtype = default if typed is None else typed.dtype
+    with np.errstate(all="ignore"):
+        cast = array.astype(str(dtype))
+    if cast.dtype.kind == "f":
+        held = np.array_equal(np.isfinite(cast), np.isfinite(array))
+    else:
+        held = np.array_equal(cast, array)
+    if not held:
+        raise ProtocolError(f"fields.{name} has values that {dtype} cannot hold")
+    return cast
 
 
 def _field(name: str, array: NDArray[Any], tokens: int) -> Field:
     per_token = array.ndim > 0 and len(array) == tokens
     shape = array.shape[1:] if per_token else array.shape
-    return Field(name, DType(array.dtype.name), per_token, tuple(shape))
+    dtype = DType(array.dtype.name)
+    try:  # ranks are told of the field in these words, so it has to keep to their limits
+        m.FieldHeader(name=name, dtype=dtype, per_token=per_token, shape=list(shape))
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"]
+        raise ProtocolError(f"fields.{name} has shape {array.shape}: {why}") from None
+    return Field(name, dtype, per_token, tuple(shape))
 
 
 def _padded(array: NDArray[Any]) -> bytes:

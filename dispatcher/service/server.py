@@ -7,6 +7,7 @@ ranks have left, or after `drain_timeout`. The second signal quits at once.
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -50,8 +51,10 @@ def core_config(config: ServeConfig) -> DispatchConfig:
     batch = config.dispatch_batch_size
     # Only `window` chooses; for the others a larger window would be waiting for nothing.
     window = config.window_samples if config.strategy is Strategy.WINDOW else batch
-    too_long_refused = config.micro_batch_tokens is not None and config.oversize is Oversize.ERROR
-    budget = config.micro_batch_tokens if too_long_refused else None
+    budget = config.micro_batch_tokens
+    longest = config.max_sample_tokens
+    if budget is not None and config.oversize is Oversize.ERROR:
+        longest = min(longest, budget)
     return DispatchConfig(
         dp_size=config.dp_size,
         limits=BufferLimits(
@@ -59,12 +62,13 @@ def core_config(config: ServeConfig) -> DispatchConfig:
             group=batch,
             tokens=config.buffer_tokens,
             nbytes=config.buffer_bytes,
-            max_sample_tokens=min(config.max_sample_tokens, budget or config.max_sample_tokens),
+            max_sample_tokens=longest,
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
         target_excess=config.target_excess,
         groups_matter=config.groups is not Grouping.IGNORE,
         flush_partial=config.last_batch is LastBatch.FLUSH,
+        drop_above=budget if config.oversize is Oversize.DROP else None,
         group_timeout=config.group_timeout,
         max_staleness=config.max_staleness,
         staleness_policy=config.staleness_policy,
@@ -155,13 +159,13 @@ async def _sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[End
 async def _http_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[Endpoint]:
     # Signals are ours: aiohttp's own handling would run beside it.
     runner = web.AppRunner(HttpPlane(hub).application(), handle_signals=False, access_log=None)
-    await runner.setup()
-    try:
-        with listening_socket(config.http) as sock:
+    with listening_socket(config.http) as sock:
+        await runner.setup()
+        try:
             await web.SockSite(runner, sock).start()
             yield bound_endpoint(config.http, sock)
-    finally:
-        await runner.cleanup()
+        finally:
+            await runner.cleanup()
 
 
 @contextlib.contextmanager
@@ -173,8 +177,7 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
             yield s
         return
     path = Path(endpoint.path)
-    if path.is_socket():
-        path.unlink()  # left behind by a process that was killed
+    _remove_stale(path)
     with socket.socket(socket.AF_UNIX) as sock:
         before = os.umask(0o177)
         try:
@@ -186,6 +189,20 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
             yield sock
         finally:
             path.unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that a killed process left behind. Raises OSError if somebody listens."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
 
 
 def bound_endpoint(asked: Endpoint, sock: socket.socket) -> Endpoint:

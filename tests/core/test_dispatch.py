@@ -233,6 +233,16 @@ def test_too_stale_samples_are_dropped_and_expiring_ones_go_first() -> None:
     assert bench.core.statistics().balanced
 
 
+def test_oversize_samples_may_be_dropped_with_their_groups_and_counted() -> None:
+    bench = Bench(batch=4, window=6, capacity=8, drop_above=50)
+    members = [make_sample(f"g{at}", 10 + 50 * at, group_id="g", group_size=2) for at in range(2)]
+    bench.push(*members, make_sample("long", 51), make_sample("short", 50))
+    bench.join()
+    assert bench.dropped(DropReason.OVERSIZE) == 3
+    assert len(bench.core.buffer) == 1
+    assert bench.core.statistics().balanced
+
+
 def test_prefer_oldest_drops_nothing() -> None:
     bench = Bench(
         batch=2,
