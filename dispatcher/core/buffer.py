@@ -275,7 +275,8 @@ class SampleBuffer:
         """Remove every ready sample that is stale, each with its whole group."""
         groups = {entry.group for entry in self._ready.values() if stale(entry)} - {-1}
         doomed = [entry for entry in self._ready.values() if entry.group in groups or stale(entry)]
-        self.take(doomed)
+        if doomed:  # else no room was made, and a producer that was held back still is
+            self.take(doomed)
         return len(doomed)
 
     def _room_made(self) -> None:

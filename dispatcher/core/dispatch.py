@@ -120,9 +120,12 @@ class Dispatch:
         effects += self.ledger.release_ready()
         return effects + self._consider(now)
 
-    def leave(self, dp_rank: int, client_id: str, now: float) -> list[Effect]:
-        """A DP rank's connection is gone."""
-        self.ledger.leave(dp_rank, client_id)
+    def leave(
+        self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
+    ) -> list[Effect]:
+        """A DP rank's connection is gone, `for_good` if it said goodbye."""
+        self.ledger.leave(dp_rank, client_id, for_good=for_good)
+        self._ranks_ended.discard(client_id)  # it may not have heard of the end
         return self._consider(now)
 
     def seen(self, dp_rank: int, now: float) -> None:
@@ -217,15 +220,17 @@ class Dispatch:
             self._hungry_since = now
         if self._planning is not None or not self.ledger.wanted:
             return self._finish()
-        self._drop_unwanted()
+        admitted: list[Effect] = []
+        while self._drop_unwanted():
+            admitted += self.admission.retry(now)
         entries = self.freshness.window(self.buffer, self.config.trigger.window)
         decision = decide(self.config.trigger, self._standing(len(entries), now))
         if isinstance(decision, Go):
             self._planning = self._request(entries, decision)
-            return [self._planning]
+            return [*admitted, self._planning]
         if decision.seconds is not None:
             self._wake_at = now + decision.seconds
-        return self._finish()
+        return admitted + self._finish()
 
     def _standing(self, ready: int, now: float) -> Standing:
         return Standing(
@@ -250,14 +255,18 @@ class Dispatch:
 
     # -- dropping and finishing -------------------------------------------------------------
 
-    def _drop_unwanted(self) -> None:
+    def _drop_unwanted(self) -> int:
+        """Drop what the next step may not have; returns how many samples that were."""
+        oversize = stale = 0
         above = self.config.drop_above
         if above is not None:
-            count = self.buffer.drop_ready(lambda entry: entry.sample.tokens > above)
-            self._drop(DropReason.OVERSIZE, count)
-        stale = self.freshness.stale(len(self.ledger.steps))
-        if stale is not None:
-            self._drop(DropReason.STALE, self.buffer.drop_ready(stale))
+            oversize = self.buffer.drop_ready(lambda entry: entry.sample.tokens > above)
+            self._drop(DropReason.OVERSIZE, oversize)
+        is_stale = self.freshness.stale(len(self.ledger.steps))
+        if is_stale is not None:
+            stale = self.buffer.drop_ready(is_stale)
+            self._drop(DropReason.STALE, stale)
+        return oversize + stale
 
     def _drop(self, reason: DropReason, count: int) -> None:
         self._dropped[reason] += count

@@ -96,6 +96,7 @@ class RankStanding:
     prefetch_steps: int
     last_seen: float
     connected: bool = True
+    gone: bool = False
     taken: int = -1
     prepared: int = -1
     committed: int = -1
@@ -142,11 +143,12 @@ class StepLedger:
             effects += self._begin_generation(hello.client_id)
         return effects + self._seat(hello, now)
 
-    def leave(self, dp_rank: int, client_id: str) -> None:
+    def leave(self, dp_rank: int, client_id: str, *, for_good: bool = False) -> None:
         """A connection is gone; its steps stay open."""
         rank = self.ranks.get(dp_rank)
         if rank is not None and rank.client_id == client_id:
             rank.connected = rank.hungry = False
+            rank.gone = for_good
 
     def _check_hello(self, hello: RankHello) -> None:
         if hello.dp_size != self.dp_size:
@@ -215,7 +217,7 @@ class StepLedger:
         rank = RankStanding(hello.client_id, hello.prefetch_steps, now)
         if known is not None and same_client:
             rank = known
-            rank.connected = True
+            rank.connected, rank.gone = True, False
             rank.last_seen = now
             rank.committed = max(rank.committed, min(hello.committed, rank.prepared))
             rank.taken = max(rank.taken, min(hello.taken, rank.prepared))
@@ -336,6 +338,11 @@ class StepLedger:
             and len(self.ranks) == self.dp_size
             and all(rank.connected for rank in self.ranks.values())
         )
+
+    @property
+    def deserted(self) -> bool:
+        """Whether every DP rank that joined has said goodbye."""
+        return all(rank.gone for rank in self.ranks.values())
 
     @property
     def wanted(self) -> bool:

@@ -12,7 +12,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import validate_config
@@ -58,7 +65,7 @@ def _endpoint(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
-Address = Annotated[Endpoint, BeforeValidator(_endpoint)]
+Address = Annotated[Endpoint, BeforeValidator(_endpoint), PlainSerializer(str, when_used="json")]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
 

@@ -34,7 +34,8 @@ class ArrayHistogram:
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as one metric family."""
-        labels = [floatToGoString(bound) for bound in (*self._bounds.tolist(), float("inf"))]
+        bounds = [*self._bounds.tolist(), float("inf")]
+        labels = [str(floatToGoString(bound)) for bound in bounds]  # type: ignore[no-untyped-call]
         cumulative = np.cumsum(self._counts).tolist()
         yield HistogramMetricFamily(
             self._name, self._text, list(zip(labels, cumulative, strict=True)), self._sum

@@ -87,7 +87,10 @@ class HttpPlane:
 
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
-        body = await request.read()
+        try:
+            body = await request.read()
+        except ConnectionError:  # nobody is left to read this, and it is no fault of ours
+            return _problem(400, "invalid", "the connection ended before the body did")
         try:
             samples, named = await asyncio.to_thread(parse_body, body, self._hub.config.group_size)
         except ValidationError as error:

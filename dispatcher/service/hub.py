@@ -38,6 +38,7 @@ class Hub:
         self._performer = Performer(core, config.plan_config(), self._roster, metrics, clock)
         self._hungry_since: dict[int, float] = {}
         self._done = asyncio.Event()
+        self._last_call: asyncio.TimerHandle | None = None
 
     # -- peers report (peer.Listener) -------------------------------------------------------
 
@@ -87,7 +88,10 @@ class Hub:
             roster.unseat(peer.client_id)
             self._hungry_since.pop(seat.dp_rank, None)
             log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
-            self.perform(self.core.leave(seat.dp_rank, peer.client_id, self.clock()))
+            for_good = reason == "bye"
+            self.perform(
+                self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
+            )
         self._check_done()
 
     def perform(self, effects: Iterable[Effect]) -> None:
@@ -172,7 +176,10 @@ class Hub:
     # -- the end ----------------------------------------------------------------------------
 
     async def finished(self) -> None:
-        """Return when everything is committed and every rank has left. Raises what broke us."""
+        """Return when everything is committed and every rank has left. Raises what broke us.
+
+        A rank that went without a goodbye has `drain_timeout` to come back for the end.
+        """
         failure = self._performer.failure
         failure.add_done_callback(lambda _: self._done.set())
         await self._done.wait()
@@ -180,7 +187,18 @@ class Hub:
             failure.result()
 
     def _check_done(self) -> None:
-        if self.core.drained and not self._roster.seats:
+        if not self.core.drained or self._roster.seats:
+            return
+        if self.core.ledger.deserted:
+            self._done.set()
+        elif self._last_call is None:
+            loop = asyncio.get_running_loop()
+            self._last_call = loop.call_later(self.config.drain_timeout, self._give_up)
+
+    def _give_up(self) -> None:
+        self._last_call = None
+        if not self._roster.seats:
+            log.warning("a DP rank left without a goodbye and did not come back")
             self._done.set()
 
     def close_idle(self) -> None:
@@ -201,4 +219,6 @@ class Hub:
         """Let go of everything."""
         for peer in list(self._roster.peers):
             peer.close()
+        if self._last_call is not None:
+            self._last_call.cancel()
         self._performer.close()

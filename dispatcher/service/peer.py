@@ -122,8 +122,7 @@ class Peer(asyncio.BufferedProtocol):
         self._paused = True
         if self.role != "rank" and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()  # what it sends would only ask for more writing
-        timeout = self._limits.write_timeout
-        self._set_deadline("write", timeout, lambda: self._stopped_reading(timeout))
+        self._expect_reading()
 
     def resume_writing(self) -> None:
         """There is room again."""
@@ -207,11 +206,21 @@ class Peer(asyncio.BufferedProtocol):
     def _too_slow(self, what: str, timeout: float) -> None:
         self.fail(ProtocolError(f"no {what} within {timeout:g} s"))
 
-    def _stopped_reading(self, timeout: float) -> None:
+    def _expect_reading(self) -> None:
+        """Give the peer until the deadline to read some of what is written; slow is no fault."""
+        if self._transport is not None:
+            unread = self._transport.get_write_buffer_size()
+            timeout = self._limits.write_timeout
+            self._set_deadline("write", timeout, lambda: self._check_reading(unread, timeout))
+
+    def _check_reading(self, unread: int, timeout: float) -> None:
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size() < unread:
+            self._expect_reading()
+            return
         log.warning("%s has read nothing for %g s; closing its connection", self, timeout)
         self._ending = "write-timeout"
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def _set_deadline(self, name: str, seconds: float, then: Callable[[], object]) -> None:
         self._clear_deadline(name)

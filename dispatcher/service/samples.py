@@ -115,7 +115,7 @@ def _array(name: str, value: Any) -> NDArray[Any]:
         raise ProtocolError(f"fields.{name} is no tensor: {error}") from None
     if array.dtype.kind not in "biuf":
         raise ProtocolError(f"fields.{name} is no tensor of numbers or booleans")
-    return np.ascontiguousarray(_cast(name, array, _UNTYPED[array.dtype.kind], typed))
+    return _cast(name, array, _UNTYPED[array.dtype.kind], typed)
 
 
 def _cast(

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 4 * 2**20
 #: How often the event loop's lateness is measured, and silent peers are looked for.
 LAG_PROBE_SECONDS = 0.25
+#: How long requests that are under way may hold up the end.
+HTTP_SHUTDOWN_SECONDS = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -158,7 +160,12 @@ async def _sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[End
 @contextlib.asynccontextmanager
 async def _http_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[Endpoint]:
     # Signals are ours: aiohttp's own handling would run beside it.
-    runner = web.AppRunner(HttpPlane(hub).application(), handle_signals=False, access_log=None)
+    runner = web.AppRunner(
+        HttpPlane(hub).application(),
+        handle_signals=False,
+        access_log=None,
+        shutdown_timeout=HTTP_SHUTDOWN_SECONDS,
+    )
     with listening_socket(config.http) as sock:
         await runner.setup()
         try:

@@ -31,12 +31,15 @@ from dispatcher.sample import DType, Field, Schema
 from dispatcher.wire.frame import Frame, encode_frame
 
 PROTOCOL_VERSION = 1
+#: Fields of a sample; far above what any trainer reads.
+MAX_FIELDS = 64
 
 Name = Annotated[str, Declared(min_length=1, max_length=128)]
 Count = Annotated[int, Declared(ge=0, lt=2**53)]
 Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
 Version = Annotated[int, Declared(ge=0, lt=2**53)]
 Extent = Annotated[int, Declared(ge=1, lt=2**31)]
+Total = Annotated[int, Declared(ge=1, lt=2**53)]
 
 
 class Message(BaseModel):
@@ -86,7 +89,8 @@ class HelloRank(_Hello):
     taken: Annotated[int, Declared(ge=-1)] = -1
     committed: Annotated[int, Declared(ge=-1)] = -1
     hungry: bool = False
-    received: list[tuple[Count, Count]] = []
+    # `_same_version` makes pydantic see Python values, where a strict tuple would refuse a list.
+    received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = []
     policy_version: Version | None = None
 
 
@@ -95,7 +99,7 @@ class WelcomeProducer(Message):
 
     type_code = 3
     credits: Extent
-    max_payload_bytes: Extent
+    max_payload_bytes: Total
     heartbeat_interval_s: float
 
 
@@ -128,7 +132,7 @@ class FieldHeader(Message):
 class _Samples(Message):
     """Columns over samples that share a schema."""
 
-    fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=64)]
+    fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=MAX_FIELDS)]
     tokens: list[Tokens]
     loss_tokens: list[Count]
     sample_ids: list[Name]
@@ -258,7 +262,7 @@ class Step(Message):
     digest: Name
     num_micro_batches: Extent
     num_samples: Extent
-    tokens: Extent
+    tokens: Total
     loss_tokens: Count
     loss_samples: Count
 

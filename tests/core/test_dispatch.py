@@ -243,6 +243,30 @@ def test_oversize_samples_may_be_dropped_with_their_groups_and_counted() -> None
     assert bench.core.statistics().balanced
 
 
+@pytest.mark.parametrize("option", [{"drop_above": 50}, {"max_staleness": 1}])
+def test_looking_for_samples_to_drop_does_not_forget_that_producers_are_held(
+    option: dict[str, int],
+) -> None:
+    bench = Bench(batch=4, window=6, capacity=4, **option)
+    bench.perform(bench.core.set_policy_version(1, bench.now))
+    for group in ("g", "h"):
+        members = [make_sample(f"{group}{at}", group_id=group, group_size=3) for at in range(3)]
+        bench.push(*members)
+    bench.join()
+    assert bench.triggers[0] is Trigger.BUFFER_FULL
+    assert len(bench.planned[0].tokens) == 3
+
+
+def test_a_held_producer_goes_on_when_dropping_makes_room() -> None:
+    bench = Bench(batch=4, window=4, capacity=4, drop_above=50)
+    bench.push_plain(3)
+    bench.push(make_sample("long", 51))
+    assert bench.push(make_sample("late")) is None
+    bench.join()
+    assert bench.triggers == [Trigger.WINDOW_FULL]
+    assert bench.core.statistics().balanced
+
+
 def test_prefer_oldest_drops_nothing() -> None:
     bench = Bench(
         batch=2,
@@ -322,6 +346,29 @@ def test_ranks_that_join_after_the_end_are_told_so() -> None:
         rank for effect in bench.log if isinstance(effect, EndRanks) for rank in effect.dp_ranks
     ]
     assert sorted(ended) == [0, 1]
+
+
+def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again() -> None:
+    bench = Bench()
+    bench.join()
+    bench.perform(bench.core.end_stream(bench.now))
+    bench.perform(bench.core.leave(1, "r1", bench.now))
+    bench.log.clear()
+    bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
+    assert bench.log == [EndRanks((1,), "the stream has ended")]
+
+
+def test_ranks_are_gone_for_good_only_when_all_have_said_goodbye() -> None:
+    bench = Bench()
+    bench.join()
+    deserted = [bench.core.ledger.deserted]
+    for rank, for_good in ((0, True), (1, False)):
+        bench.perform(bench.core.leave(rank, f"r{rank}", bench.now, for_good=for_good))
+        deserted.append(bench.core.ledger.deserted)
+    bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
+    bench.perform(bench.core.leave(1, "r1", bench.now, for_good=True))
+    deserted.append(bench.core.ledger.deserted)
+    assert deserted == [False, False, False, True]
 
 
 @pytest.mark.parametrize("hungry_first", [True, False])

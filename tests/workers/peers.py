@@ -1,0 +1,175 @@
+"""A scripted dispatcher: a peer that a test speaks through, over a real socket.
+
+It speaks `dispatcher.wire` and blocks with a deadline, so that a test reads as a conversation.
+"""
+
+import socket
+from pathlib import Path
+from time import monotonic
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatcher.sample import DType, Field, Sample, Schema, aligned
+from dispatcher.wire import assemble
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import FrameLimits, FrameReader
+
+LIMITS = FrameLimits(1 << 20, 1 << 30)
+PATIENCE_S = 10.0
+
+M = TypeVar("M", bound=m.Message)
+
+SCHEMA = Schema(
+    (
+        Field("input_ids", DType.INT64),
+        Field("loss_mask", DType.BOOL),
+        Field("reward", DType.FLOAT32, per_token=False),
+    )
+)
+
+
+class Peer:
+    """The dispatcher's end of one connection. Pings are answered unless `mute`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader(LIMITS)
+        self._arrived: list[tuple[m.Message, memoryview]] = []
+        self.mute = False
+        self.payload = memoryview(b"")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def expect(self, kind: type[M], within: float = PATIENCE_S) -> M:
+        """The next message, which must be of this kind; its payload is `self.payload`."""
+        message, self.payload = self._next(monotonic() + within)
+        assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r}"
+        return message
+
+    def wait_for(self, kind: type[M]) -> M:
+        """The next message that is no Demand, which must be of this kind.
+
+        Whether a loop that asks for a step was hungry in between depends on who was faster.
+        """
+        while True:
+            message, _ = self._next(monotonic() + PATIENCE_S)
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, m.Demand), f"expected {kind.__name__}, got {message!r}"
+
+    def hears_nothing(self, for_s: float = 0.15) -> bool:
+        """Whether no message but pings comes for a while."""
+        try:
+            message, _ = self._next(monotonic() + for_s)
+        except TimeoutError:
+            return True
+        raise AssertionError(f"unexpected {message!r}")
+
+    def expect_end(self) -> None:
+        """The client closes the connection; what it still says is ignored."""
+        try:
+            while True:
+                self._next(monotonic() + PATIENCE_S)
+        except (EOFError, ConnectionError):
+            return
+
+    def send(self, message: m.Message, payload: bytes = b"") -> None:
+        self._sock.sendall(m.encode(message, len(payload)) + payload)
+
+    def send_bytes(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    # -- both roles say hello
+
+    def welcome_rank(self, generation: int = 1, **options: object) -> m.HelloRank:
+        hello = self.expect(m.HelloRank)
+        facts = {"max_open_steps": 2, "layout": "packed", "heartbeat_interval_s": 5.0} | options
+        self.send(m.WelcomeRank.model_validate({"generation": generation, **facts}))
+        return hello
+
+    def welcome_producer(self, credits_: int = 8, **options: object) -> m.HelloProducer:
+        hello = self.expect(m.HelloProducer)
+        facts = {"max_payload_bytes": 1 << 20, "heartbeat_interval_s": 5.0} | options
+        self.send(m.WelcomeProducer.model_validate({"credits": credits_, **facts}))
+        return hello
+
+    def answer(self, push: m.Push, *outcomes: str, **errors: str) -> None:
+        """Answer a push; every sample is accepted unless said otherwise."""
+        words = list(outcomes) or ["accepted"] * len(push.tokens)
+        self.send(m.Pushed(first_seq=push.first_seq, outcomes=words, errors=errors))
+
+    def _next(self, deadline: float) -> tuple[m.Message, memoryview]:
+        while True:
+            while self._arrived:
+                message, payload = self._arrived.pop(0)
+                if not isinstance(message, m.Ping):
+                    return message, payload
+                if not self.mute:
+                    self.send(m.Pong())
+            left = deadline - monotonic()
+            if left <= 0:
+                raise TimeoutError("the client said nothing")
+            self._sock.settimeout(left)
+            nbytes = self._sock.recv_into(self._reader.get_buffer())
+            if not nbytes:
+                raise EOFError("the client hung up")
+            self._arrived += [(m.decode(f), f.payload) for f in self._reader.received(nbytes)]
+
+
+class ScriptedDispatcher:
+    """Listens where a client under test connects to."""
+
+    def __init__(self, path: Path) -> None:
+        self.endpoint = f"unix:{path}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._peers: list[Peer] = []
+
+    def accept(self) -> Peer:
+        """The next connection."""
+        self._listener.settimeout(PATIENCE_S)
+        self._peers.append(Peer(self._listener.accept()[0]))
+        return self._peers[-1]
+
+    def hang_up(self) -> None:
+        """Close every connection; nobody is listening any more."""
+        self._listener.close()
+        for peer in self._peers:
+            peer.close()
+
+
+def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sample:
+    """A sample of SCHEMA whose reward is the sum of its ids."""
+    loss = np.ones(len(ids), bool) if mask is None else np.array(mask, bool)
+    values: list[NDArray[np.generic]] = [np.array(ids, np.int64), loss]
+    values.append(np.array([sum(ids)], np.float32))
+    span = b"".join(item.tobytes().ljust(aligned(item.nbytes), b"\0") for item in values)
+    return Sample(name, len(ids), int(loss.sum()), SCHEMA, memoryview(span), policy_version=1)
+
+
+def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Step:
+    """A step's header of `count` micro-batches."""
+    facts = {"num_samples": 1, "tokens": 1, "loss_tokens": 1, "loss_samples": 1} | totals
+    return m.Step.model_validate(
+        {"step": number, "digest": digest, "num_micro_batches": count, **facts}
+    )
+
+
+def micro_batch(number: int, index: int, *samples: Sample) -> bytes:
+    """The frame of a micro-batch, as the dispatcher gathers it."""
+    return b"".join(assemble.micro_batch(number, index, samples or (sample([1, 2, 3]),)))
+
+
+def filler(number: int, index: int, of: Sample) -> bytes:
+    """The frame of a filler."""
+    return b"".join(assemble.filler(number, index, of))

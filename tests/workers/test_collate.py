@@ -1,0 +1,188 @@
+"""Micro-batches as tensors, and the normalisation that makes the gradient one big batch's."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.errors import ProtocolError
+from dispatcher.sample import Sample
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import FrameLimits, FrameReader
+from tests.workers.peers import filler, micro_batch, sample, step
+from workers.collate import (
+    CollateConfig,
+    Collation,
+    GradReduction,
+    LossNormalisation,
+    MicroBatch,
+    collate,
+)
+from workers.rank_core import Received
+
+HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
+SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)
+LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
+
+
+def received(frame: bytes) -> Received:
+    (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+    message = m.decode(found)
+    assert isinstance(message, m.MicroBatch)
+    return Received(message, found.payload)
+
+
+def batch(
+    *samples: Sample, config: CollateConfig | None = None, header: m.Step = HEADER, index: int = 1
+) -> MicroBatch:
+    frame = received(micro_batch(3, index, *samples))
+    return collate(frame, header, config or CollateConfig(dp_size=2))
+
+
+TWO = (sample([5, 6, 7], [0, 1, 1], "a"), sample([8, 9], [1, 1], "b"))
+
+
+def test_packed_is_one_row_and_where_each_sample_starts() -> None:
+    packed = batch(*TWO)
+    assert packed.input_ids.tolist() == [5, 6, 7, 8, 9]
+    assert packed.position_ids.tolist() == [0, 1, 2, 0, 1]
+    assert (packed.cu_seqlens.tolist(), packed.cu_seqlens.dtype) == ([0, 3, 5], torch.int32)
+    assert (packed.max_seqlen, packed.tokens, len(packed)) == (3, 5, 2)
+    assert packed.loss_mask.tolist() == [False, True, True, True, True]
+    assert packed["reward"].tolist() == [18.0, 17.0]
+    assert packed.sample_ids == ("a", "b")
+    assert packed.group_ids == (None, None)
+    assert packed.policy_versions == (1, 1)
+
+
+def test_padded_has_a_row_a_sample_and_zeros_behind() -> None:
+    padded = batch(*TWO, config=CollateConfig(2, Collation.PADDED))
+    assert padded.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert padded.attention_mask.tolist() == [[True] * 3, [True, True, False]]
+    assert padded.position_ids.tolist() == [[0, 1, 2], [0, 1, 0]]
+    assert padded.loss_weights.tolist() == [[0, 1, 1], [1, 1, 0]]
+    assert padded.reward.shape == (2,)
+    assert "cu_seqlens" not in padded
+
+
+def test_jagged_is_a_nested_tensor_with_the_same_rows() -> None:
+    jagged = batch(*TWO, config=CollateConfig(2, Collation.JAGGED))
+    assert jagged.input_ids.layout is torch.jagged
+    assert [row.tolist() for row in jagged.input_ids.unbind()] == [[5, 6, 7], [8, 9]]
+    assert [row.tolist() for row in jagged.loss_weights.unbind()] == [[0, 1, 1], [1, 1]]
+
+
+def test_packed_tensors_are_views_of_what_was_received() -> None:
+    frame = received(micro_batch(3, 0, *TWO))
+    packed = collate(frame, HEADER, CollateConfig(2))
+    base = torch.frombuffer(frame.payload, dtype=torch.uint8).data_ptr()
+    for name in ("input_ids", "loss_mask", "reward"):
+        assert base <= packed[name].data_ptr() < base + frame.payload.nbytes
+
+
+def test_token_mean_divides_by_the_loss_tokens_of_the_whole_step() -> None:
+    packed = batch(*TWO)
+    assert packed.loss_weights.tolist() == [0, 1, 1, 1, 1]
+    assert packed.loss_weights.dtype is torch.float32
+    assert packed.loss_scale == 2 / 4
+
+
+def test_sequence_mean_divides_by_each_sample_and_by_their_number() -> None:
+    packed = batch(*TWO, config=SEQUENCE)
+    assert packed.loss_weights.tolist() == [0, 0.5, 0.5, 0.5, 0.5]
+    assert packed.loss_scale == 2 / 2
+
+
+def test_summed_gradients_are_not_scaled_by_the_ranks() -> None:
+    config = CollateConfig(2, grad_reduction=GradReduction.SUM)
+    assert batch(*TWO, config=config).loss_scale == 1 / 4
+
+
+@pytest.mark.parametrize("normalisation", list(LossNormalisation))
+def test_a_step_without_loss_tokens_has_no_gradient_rather_than_nan(
+    normalisation: LossNormalisation,
+) -> None:
+    header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
+    config = CollateConfig(2, loss_normalisation=normalisation)
+    empty = batch(sample([1, 2], [0, 0]), config=config, header=header)
+    assert empty.loss_scale == 0.0
+    assert empty.loss_weights.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("config", [CollateConfig(2), SEQUENCE])
+def test_a_filler_weighs_nothing_whatever_its_mask_says(config: CollateConfig) -> None:
+    one = collate(received(filler(3, 0, sample([4, 5], [1, 1]))), HEADER, config)
+    assert one.is_filler
+    assert one.input_ids.tolist() == [4]
+    assert one.loss_weights.tolist() == [0.0]
+    assert one.loss_mask.tolist() == [False]
+
+
+def test_the_last_micro_batch_of_a_step_says_so() -> None:
+    assert [batch(*TWO, index=index).is_last for index in range(2)] == [False, True]
+
+
+def test_an_unknown_tensor_names_those_there_are() -> None:
+    with pytest.raises(AttributeError, match="no 'logprobs'; its tensors are input_ids, loss_mask"):
+        _ = batch(*TWO).logprobs
+
+
+def test_a_sample_without_input_ids_is_the_peers_fault() -> None:
+    frame = received(micro_batch(3, 0, sample([1])))
+    fields = [item for item in frame.header.fields if item.name != "input_ids"]
+    header = frame.header.model_copy(update={"fields": fields})
+    with pytest.raises(ProtocolError, match="no per-token field input_ids"):
+        collate(Received(header, frame.payload), HEADER, CollateConfig(2))
+
+
+@given(st.lists(LISTS, min_size=1, max_size=5))
+def test_padded_and_jagged_hold_what_packed_holds(lists: list[list[int]]) -> None:
+    samples = [sample(ids, [token % 2 for token in ids]) for ids in lists]
+    packed, padded, jagged = (
+        batch(*samples, config=dataclasses.replace(SEQUENCE, collation=layout))
+        for layout in (Collation.PACKED, Collation.PADDED, Collation.JAGGED)
+    )
+    for name in ("input_ids", "position_ids", "loss_weights", "loss_mask"):
+        assert padded[name][padded.attention_mask].tolist() == packed[name].tolist()
+        assert jagged[name].values().tolist() == packed[name].tolist()
+        assert not padded[name][~padded.attention_mask].any()
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1), min_size=1),
+    st.sampled_from(list(LossNormalisation)),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_however_a_step_is_cut_the_loss_is_that_of_one_batch(
+    rollouts: list[list[tuple[int, bool]]],
+    normalisation: LossNormalisation,
+    dp_size: int,
+    random: "object",
+) -> None:
+    """Ranks sum over their micro-batches and are averaged; the token's loss is its own id."""
+    samples = [sample([t for t, _ in r], [int(k) for _, k in r]) for r in rollouts]
+    masked = [[t for t, kept in r if kept] for r in rollouts]
+    counted = [item for item in masked if item]
+    header = HEADER.model_copy(
+        update={"loss_tokens": sum(map(len, counted)), "loss_samples": len(counted)}
+    )
+    config = CollateConfig(dp_size, Collation.PACKED, normalisation, weights_dtype=torch.float64)
+    batches = [batch(*part, config=config, header=header) for part in _cut(samples, random)]
+    losses = [(b.input_ids * b.loss_weights).sum() * b.loss_scale for b in batches]
+    found = sum(float(loss) for loss in losses) / dp_size
+    if normalisation is LossNormalisation.TOKEN_MEAN:
+        expected = sum(map(sum, counted)) / max(1, sum(map(len, counted)))
+    else:
+        expected = sum(sum(item) / len(item) for item in counted) / max(1, len(counted))
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def _cut(samples: Sequence[Sample], random: object) -> list[list[Sample]]:
+    parts: list[list[Sample]] = [[] for _ in range(4)]
+    for one in samples:
+        random.choice(parts).append(one)  # type: ignore[attr-defined]
+    return [part for part in parts if part]

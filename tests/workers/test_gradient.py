@@ -1,0 +1,155 @@
+"""The gradient of a dispatched step is that of one big batch, whatever its cut.
+
+A real dispatcher, real torchrun ranks under DDP, and one process that trains on the same dispatch
+batches with the loss as a textbook writes it. Parameters must agree after several optimizer steps.
+"""
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers.processes import ROOT, own_group, serve
+from tests.workers.tiny_model import VOCABULARY, TinyModel, flat, optimizers
+from workers import RolloutProducer, RolloutSample
+
+NORMALISATIONS = ("token-mean", "sequence-mean")
+BATCH, SAMPLES = 12, 49
+SERVE = {"dispatch_batch_size": BATCH, "micro_batch_tokens": 48, "strategy": "window"}
+TOLERANCE = 1e-9
+
+
+def rollouts() -> dict[str, RolloutSample]:
+    """Samples of 1 to 40 tokens; every seventh has no token that the loss counts."""
+    random = np.random.default_rng(11)
+    made = {}
+    for index in range(SAMPLES):
+        tokens = int(random.integers(1, 41))
+        mask = random.random(tokens) < (0.0 if index % 7 == 3 else 0.6)
+        ids = random.integers(0, VOCABULARY, tokens)
+        made[f"s{index}"] = RolloutSample({"input_ids": ids, "loss_mask": mask}, f"s{index}")
+    return made
+
+
+def torchrun(ranks: int, *arguments: str) -> None:
+    """Run the trainer on this many DP ranks and wait for it."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    trainer = str(Path(__file__).with_name("train_ddp.py"))
+    with own_group(
+        [*command, f"--nproc-per-node={ranks}", trainer, *arguments], environment
+    ) as process:
+        assert process.wait(100) == 0
+
+
+def push_all(endpoint: str) -> None:
+    with RolloutProducer(endpoint) as producer:
+        for sample in rollouts().values():
+            producer.push_many([sample])
+        producer.end_stream()
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=lambda ranks: f"{ranks}-ranks")
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """What every rank saw and ended with, by normalisation."""
+    ranks: int = request.param
+    directory = tmp_path_factory.mktemp(f"ranks{ranks}")
+    with ExitStack() as stack:
+        endpoints = {
+            word: stack.enter_context(serve(directory / word, dp_size=ranks, **SERVE))
+            for word in NORMALISATIONS
+        }
+        pool = stack.enter_context(ThreadPoolExecutor())
+        pushing = [pool.submit(push_all, endpoint) for endpoint in endpoints.values()]
+        torchrun(ranks, str(directory), *(f"{w}={endpoint}" for w, endpoint in endpoints.items()))
+        for push in pushing:
+            push.result(30)
+    return {
+        word: [json.loads((directory / f"{word}-{r}.json").read_text()) for r in range(ranks)]
+        for word in NORMALISATIONS
+    }
+
+
+def samples_of(ranks: list[dict[str, Any]], step: int) -> list[str]:
+    """Ids of a whole step, over all ranks, without fillers."""
+    batches = [batch for rank in ranks for batch in rank["steps"][step]["batches"]]
+    return [name for batch in batches if not batch["filler"] for name in batch["ids"]]
+
+
+def reference(ranks: list[dict[str, Any]], normalisation: str) -> dict[str, list[float]]:
+    """Parameters after the same steps in one process, each one big batch."""
+    models = {name: TinyModel() for name in ("sgd", "adamw")}
+    solvers = optimizers(models)
+    samples = rollouts()
+    for step in range(len(ranks[0]["steps"])):
+        chosen = [samples[name].fields for name in samples_of(ranks, step)]
+        for name, model in models.items():
+            solvers[name].zero_grad()
+            textbook_loss(model, chosen, normalisation).backward()  # type: ignore[no-untyped-call]
+            solvers[name].step()
+    return {name: flat(model) for name, model in models.items()}
+
+
+def textbook_loss(model: TinyModel, chosen: list[Any], normalisation: str) -> torch.Tensor:
+    """Mean over all counted tokens, or mean over samples of their mean over counted tokens."""
+    counted = [
+        model.sample_loss(torch.as_tensor(fields["input_ids"]))[torch.as_tensor(mask)]
+        for fields in chosen
+        if (mask := fields["loss_mask"]).any()
+    ]
+    if normalisation == "token-mean":
+        return torch.cat(counted).mean()
+    return torch.stack([losses.mean() for losses in counted]).mean()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+def test_parameters_equal_those_of_one_process(
+    trained: dict[str, list[dict[str, Any]]], normalisation: str
+) -> None:
+    ranks = trained[normalisation]
+    expected = reference(ranks, normalisation)
+    for rank in ranks:
+        for name, parameters in rank["parameters"].items():
+            worst = np.abs(np.subtract(parameters, expected[name])).max()
+            assert worst <= TOLERANCE, f"{name} is off by {worst}"
+    moved = np.abs(np.subtract(expected["sgd"], flat(TinyModel()))).max()
+    assert moved > 0.01, "nothing was trained"
+
+
+@pytest.mark.e2e
+def test_the_steps_were_worth_the_test(trained: dict[str, list[dict[str, Any]]]) -> None:
+    ranks = trained["token-mean"]
+    batches = [batch for rank in ranks for step in rank["steps"] for batch in step["batches"]]
+    assert any(batch["filler"] for batch in batches)
+    assert len({batch["tokens"] for batch in batches}) > 5
+    assert len({len(step["batches"]) for step in ranks[0]["steps"]}) > 1
+    assert len(ranks[0]["steps"]) == -(-SAMPLES // BATCH)
+    one, other = (reference(ranks, word)["sgd"] for word in NORMALISATIONS)
+    assert np.abs(np.subtract(one, other)).max() > 1000 * TOLERANCE
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+def test_all_ranks_saw_the_same_steps_and_each_sample_was_trained_once(
+    trained: dict[str, list[dict[str, Any]]], normalisation: str
+) -> None:
+    ranks = trained[normalisation]
+    views = [[(s["number"], s["digest"], len(s["batches"])) for s in r["steps"]] for r in ranks]
+    assert all(view == views[0] for view in views)
+    assert {rank["generation"] for rank in ranks} == {1}
+    everything = [name for step in range(len(views[0])) for name in samples_of(ranks, step)]
+    assert sorted(everything) == sorted(rollouts())

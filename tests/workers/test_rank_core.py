@@ -1,0 +1,224 @@
+"""What a DP rank holds and says, message by message."""
+
+import pytest
+
+from dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import FrameLimits, FrameReader
+from tests.workers.peers import micro_batch, sample, step
+from workers.rank_core import RankCore
+
+NOTHING = memoryview(b"")
+
+
+def welcome(generation: int = 1, max_open_steps: int = 2) -> m.WelcomeRank:
+    return m.WelcomeRank(
+        generation=generation,
+        max_open_steps=max_open_steps,
+        layout="packed",
+        heartbeat_interval_s=5.0,
+    )
+
+
+def connected(generation: int | None = None) -> RankCore:
+    core = RankCore("me", 0, 2, generation, prefetch=1)
+    hear(core, welcome())
+    return core
+
+
+def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
+    """Give the core messages; return what it says."""
+    for message in messages:
+        core.handle(message, NOTHING)
+    return core.outgoing()
+
+
+def deliver(core: RankCore, number: int, index: int) -> None:
+    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(micro_batch(number, index))
+    core.handle(m.decode(frame), frame.payload)
+
+
+def take(core: RankCore) -> int:
+    held = core.ready()
+    assert held is not None
+    core.take(held)
+    return held.header.step
+
+
+def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
+    core = connected()
+    assert hear(core, step(4)) == [m.Prepared(step=4, digest="d")]
+    deliver(core, 4, 0)
+    assert core.ready() is None
+    hear(core, m.Release(step=4))
+    assert take(core) == 4
+    assert core.outgoing() == [m.Demand(taken=4, hungry=False)]
+
+
+def test_hunger_is_said_once_and_ends_with_the_step() -> None:
+    core = connected()
+    core.wait(hungry=True)
+    core.wait(hungry=True)
+    assert core.outgoing() == [m.Demand(taken=-1, hungry=True)]
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    assert core.outgoing() == [m.Demand(taken=0, hungry=False)]
+
+
+def test_what_happened_is_said_in_that_order_and_only_the_newest_of_a_kind() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.set_policy_version(1)
+    core.set_policy_version(2)
+    core.commit(0)
+    core.wait(hungry=True)
+    core.wait(hungry=False)
+    core.wait(hungry=True)
+    assert core.outgoing() == [
+        m.Demand(taken=0, hungry=False),
+        m.PolicyVersion(policy_version=2),
+        m.Commit(step=0),
+        m.Demand(taken=0, hungry=True),
+    ]
+
+
+def test_a_hello_tells_all_that_a_lost_connection_may_have_swallowed() -> None:
+    core = connected()
+    hear(core, step(0, 2), step(1, 3), m.Release(step=0), m.Release(step=1))
+    deliver(core, 0, 0)
+    take(core)
+    core.commit(0)
+    core.set_policy_version(9)
+    take(core)
+    deliver(core, 1, 0)
+    deliver(core, 1, 1)
+    core.disconnected()
+    core.wait(hungry=True)
+    assert core.outgoing() == []
+    hello = core.hello()
+    assert (hello.generation, hello.taken, hello.committed) == (1, 1, 0)
+    assert (hello.received, hello.hungry, hello.policy_version) == ([(1, 2)], True, 9)
+
+
+def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
+    core = connected()
+    hear(core, step(0, 2), m.Release(step=0))
+    deliver(core, 0, 0)
+    take(core)
+    core.disconnected()
+    hear(core, welcome())
+    assert hear(core, step(0, 2), m.Release(step=0)) == [m.Prepared(step=0, digest="d")]
+    deliver(core, 0, 0)
+    deliver(core, 0, 1)
+    assert [item.header.index for item in core.find(0).micro_batches] == [0, 1]
+
+
+def test_a_delivery_of_a_committed_step_is_ignored() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.commit(0)
+    core.outgoing()
+    assert hear(core, step(0), m.Release(step=0)) == []
+    deliver(core, 0, 0)
+    assert core.hello().received == []
+
+
+def test_a_step_that_comes_again_and_differs_is_an_error() -> None:
+    core = connected()
+    hear(core, step(0, digest="one"))
+    with pytest.raises(ProtocolError, match="step 0 came twice and differs: digest one, then two"):
+        hear(core, step(0, digest="two"))
+
+
+def test_committing_out_of_order_names_the_step_that_is_due() -> None:
+    core = connected()
+    hear(core, step(0), step(1), m.Release(step=0), m.Release(step=1))
+    with pytest.raises(StepContractError, match="step 0 may not be committed now; none is open"):
+        core.commit(0)
+    take(core)
+    take(core)
+    with pytest.raises(StepContractError, match=r"step 1 may not .* step 0 is the next"):
+        core.commit(1)
+    core.commit(0)
+    with pytest.raises(StepContractError, match="step 0 is committed already; step 1 is the next"):
+        core.commit(0)
+    core.commit(1)
+
+
+def test_taking_more_steps_than_may_be_open_says_to_commit() -> None:
+    core = connected()
+    hear(core, *(step(n) for n in range(3)), *(m.Release(step=n) for n in range(3)))
+    take(core)
+    take(core)
+    with pytest.raises(StepContractError, match=r"2 steps from step 0 on .* call step\.commit\(\)"):
+        core.ready()
+    core.commit(0)
+    assert take(core) == 2
+
+
+def test_a_committed_step_has_no_micro_batches_any_more() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.commit(0)
+    with pytest.raises(StepContractError, match="step 0 is committed"):
+        core.find(0)
+
+
+def test_the_end_comes_after_the_steps_that_were_announced_before_it() -> None:
+    core = connected()
+    hear(core, step(0), m.End(reason="done"))
+    assert (core.exhausted, core.finished) == (False, False)
+    assert core.ready() is None
+    hear(core, m.Release(step=0))
+    take(core)
+    assert (core.exhausted, core.finished) == (True, False)
+    core.commit(0)
+    assert core.finished
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([m.Release(step=0)], "release of step 0, which was not announced"),
+        ([m.Pushed(first_seq=0, outcomes=[])], "no use for Pushed"),
+        ([step(3), step(2)], "step 2 comes after step 3"),
+        ([welcome()], "second welcome"),
+    ],
+)
+def test_a_message_out_of_turn_is_an_error(messages: list[m.Message], complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        hear(connected(), *messages)
+
+
+def test_micro_batches_come_in_order_and_no_more_than_announced() -> None:
+    core = connected()
+    hear(core, step(0, 1))
+    with pytest.raises(ProtocolError, match="micro-batch 1 of step 0, which has 1"):
+        deliver(core, 0, 1)
+    deliver(core, 0, 0)
+    with pytest.raises(ProtocolError, match="micro-batch of step 5, which was not announced"):
+        deliver(core, 5, 0)
+    assert len(core.hello().received) == 1
+
+
+def test_nothing_counts_before_the_welcome() -> None:
+    with pytest.raises(ProtocolError, match="Step instead of a welcome"):
+        hear(RankCore("me", 0, 2, None, prefetch=1), step(0))
+
+
+def test_another_generation_than_ours_is_a_fence() -> None:
+    core = connected()
+    core.disconnected()
+    with pytest.raises(GenerationFenced, match=r"belongs to generation 1, .* 2 now"):
+        hear(core, welcome(generation=2))
+
+
+def test_a_payload_that_its_header_does_not_describe_is_an_error() -> None:
+    core = connected()
+    hear(core, step(0))
+    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(micro_batch(0, 0, sample([1])))
+    with pytest.raises(ProtocolError, match="payload bytes"):
+        core.handle(m.decode(frame), frame.payload[8:])

@@ -1,0 +1,136 @@
+"""The training loop's view: steps, micro-batches and clear errors, in a plain process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dispatcher.errors import ConfigError, GenerationFenced, StepContractError
+from dispatcher.wire import messages as m
+from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+from workers import MicroBatchStream
+
+
+@pytest.fixture
+def pair(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> Iterator[tuple[MicroBatchStream, Peer]]:
+    joining = threads.submit(MicroBatchStream, dispatcher.endpoint, dp_rank=0, dp_size=1)
+    peer = dispatcher.accept()
+    peer.welcome_rank(generation=5)
+    stream = joining.result(10)
+    yield stream, peer
+    dispatcher.hang_up()
+    stream.close()
+
+
+def give(peer: Peer, number: int, *batches: list[int]) -> None:
+    tokens = sum(map(len, batches))
+    peer.send(step(number, len(batches), tokens=tokens, loss_tokens=tokens, num_samples=9))
+    peer.send(m.Release(step=number))
+    for index, ids in enumerate(batches):
+        peer.send_bytes(micro_batch(number, index, sample(ids)))
+
+
+def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) -> None:
+    stream, peer = pair
+    give(peer, 0, [1, 2], [3])
+    give(peer, 1, [4])
+    peer.send(m.End(reason="the stream has ended"))
+    seen = []
+    for taken in stream:
+        seen.append([batch.input_ids.tolist() for batch in taken])
+        assert [batch.input_ids.tolist() for batch in taken] == seen[-1]
+        taken.commit()
+    assert seen == [[[1, 2], [3]], [[4]]]
+    assert stream.end_reason == "the stream has ended"
+    assert stream.statistics().steps_committed == 2
+
+
+def test_a_step_tells_its_totals_before_its_first_micro_batch(
+    pair: tuple[MicroBatchStream, Peer],
+) -> None:
+    stream, peer = pair
+    totals = {"num_samples": 4, "tokens": 20, "loss_tokens": 9, "loss_samples": 3}
+    peer.send(step(7, 3, digest="abc", **totals))
+    peer.send(m.Release(step=7))
+    taken = next(stream)
+    assert (taken.number, taken.digest, len(taken)) == (7, "abc", 3)
+    assert (taken.num_samples, taken.tokens) == (4, 20)
+    assert (taken.loss_tokens, taken.loss_samples) == (9, 3)
+
+
+def test_forgetting_to_commit_is_an_error_that_says_so(
+    pair: tuple[MicroBatchStream, Peer],
+) -> None:
+    stream, peer = pair
+    for number in range(3):
+        give(peer, number, [1])
+    next(stream), next(stream)
+    with pytest.raises(StepContractError, match=r"call step\.commit\(\) after optimizer\.step\(\)"):
+        next(stream)
+
+
+def test_a_fence_is_raised_inside_a_step(pair: tuple[MicroBatchStream, Peer]) -> None:
+    stream, peer = pair
+    peer.send(step(0, 2))
+    peer.send(m.Release(step=0))
+    peer.send_bytes(micro_batch(0, 0))
+    batches = iter(next(stream))
+    next(batches)
+    peer.send(m.Error(code="fenced", message="DP rank 1 was lost"))
+    with pytest.raises(GenerationFenced, match="DP rank 1 was lost"):
+        next(batches)
+
+
+def test_only_rank_0_reports_the_policy_version(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joining = threads.submit(
+        MicroBatchStream, dispatcher.endpoint, dp_rank=1, dp_size=2, generation=5
+    )
+    peer = dispatcher.accept()
+    assert peer.welcome_rank(generation=5).generation == 5
+    stream = joining.result(10)
+    stream.set_policy_version(3)
+    assert peer.hears_nothing()
+    dispatcher.hang_up()
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"loss_normalisation": "mean"}, "choose from token-mean, sequence-mean"),
+        ({"grad_reduction": "max"}, "choose from mean, sum"),
+        ({"layout": "dense"}, "choose from packed, padded, jagged"),
+        ({"dp_rank": 1, "dp_size": 2}, r"init_process_group\(\) first, or pass .* generation="),
+        ({"endpoint": "nowhere"}, "is no address"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_connected(
+    options: dict[str, object], complaint: str
+) -> None:
+    arguments = {"endpoint": "127.0.0.1:1", "dp_rank": 0, "dp_size": 1} | options
+    with pytest.raises(ConfigError, match=complaint):
+        MicroBatchStream(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_producer_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import workers; "
+        "workers.RolloutProducer; workers.AsyncRolloutProducer; workers.RankClient; "
+        "from workers.encode import *; encode_sample(RolloutSample({'input_ids': [1]}))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
+
+
+def test_the_public_names_are_those_that_are_announced() -> None:
+    import workers  # noqa: PLC0415
+
+    assert all(getattr(workers, name) for name in workers.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = workers.Nothing

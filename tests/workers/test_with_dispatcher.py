@@ -1,0 +1,120 @@
+"""Both clients against a real dispatcher: what its answers mean to a user."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
+from tests.workers.processes import serve
+from workers import AsyncRolloutProducer, Outcome, RankClient, RolloutProducer, RolloutSample
+from workers.payload import arrays
+from workers.rank_client import RankStep
+
+pytestmark = pytest.mark.e2e
+
+FIELDS = {"input_ids": [1, 2, 3]}
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    """Over TCP: two DP ranks, steps of four samples, a buffer of six."""
+    options = {"dp_size": 2, "dispatch_batch_size": 4, "micro_batch_tokens": 16}
+    with serve(tmp_path / "server", listen="127.0.0.1:0", **options) as address:
+        yield address
+
+
+def join(endpoint: str) -> list[RankClient]:
+    """Both DP ranks of a new generation."""
+    first = RankClient(endpoint, dp_rank=0, dp_size=2)
+    second = RankClient(endpoint, dp_rank=1, dp_size=2, generation=first.generation)
+    return [first, second]
+
+
+def take(ranks: list[RankClient]) -> list[RankStep]:
+    """The next step, on every rank: they wait for each other, so ask at the same time."""
+    with ThreadPoolExecutor() as threads:
+        steps = list(threads.map(lambda rank: rank.next_step(20), ranks))
+    return [step for step in steps if step is not None]
+
+
+def content(step: RankStep) -> list[object]:
+    """Everything that a rank got of a step."""
+    batches = [
+        (one.header.sample_ids, arrays(one.header, one.payload)["input_ids"].tolist())
+        for one in step
+    ]
+    return [step.header, *batches]
+
+
+def test_a_new_generation_fences_the_old_one_and_gets_its_open_step_again(endpoint: str) -> None:
+    with RolloutProducer(endpoint) as producer:
+        for index in range(4):
+            producer.push({"input_ids": [index] * (index + 1)})
+    old = join(endpoint)
+    before = [content(step) for step in take(old)]
+    new = join(endpoint)
+    assert new[0].generation > old[0].generation
+    for rank in old:
+        with pytest.raises(GenerationFenced, match="newer process group"):
+            rank.next_step(10)
+    assert [content(step) for step in take(new)] == before
+    for rank in [*old, *new]:
+        rank.close()
+
+
+def test_a_rank_out_of_range_or_claimed_twice_is_refused(endpoint: str) -> None:
+    ranks = join(endpoint)
+    generation = ranks[0].generation
+    with pytest.raises(RankRefused, match="out of range"):
+        RankClient(endpoint, dp_rank=2, dp_size=2, generation=generation)
+    with pytest.raises(RankRefused, match="two processes claim one rank"):
+        RankClient(endpoint, dp_rank=1, dp_size=2, generation=generation)
+    with pytest.raises(RankRefused, match="only DP rank 0 may"):
+        RankClient(endpoint, dp_rank=1, dp_size=2)
+    with pytest.raises(RankRefused, match="start it with --dp-size 3"):
+        RankClient(endpoint, dp_rank=0, dp_size=3)
+    for rank in ranks:
+        rank.close()
+
+
+def test_a_full_buffer_holds_pushes_back_and_lets_them_in_when_there_is_room(
+    endpoint: str,
+) -> None:
+    with RolloutProducer(endpoint) as producer, ThreadPoolExecutor() as threads:
+        producer.push_many([RolloutSample(FIELDS)] * 6)
+        with pytest.raises(BufferFull, match=r"samples cap \(6 of 6\)"):
+            producer.push(FIELDS, timeout=0.3)
+        waiting = threads.submit(producer.push, FIELDS)
+        ranks = join(endpoint)
+        for step in take(ranks):
+            step.commit()
+        assert waiting.result(20) is Outcome.ACCEPTED
+        for rank in ranks:
+            rank.close()
+
+
+def test_a_sample_that_fits_no_micro_batch_is_refused_and_the_next_is_fine(endpoint: str) -> None:
+    with RolloutProducer(endpoint) as producer:
+        with pytest.raises(SampleRefused, match="17 tokens"):
+            producer.push({"input_ids": list(range(17))})
+        assert producer.push(FIELDS) is Outcome.ACCEPTED
+
+
+def test_an_id_of_the_users_is_accepted_once_from_whomever(endpoint: str) -> None:
+    with RolloutProducer(endpoint) as one, RolloutProducer(endpoint) as other:
+        assert one.push(FIELDS, sample_id="mine") is Outcome.ACCEPTED
+        assert other.push(FIELDS, sample_id="mine") is Outcome.DUPLICATE
+        assert other.push(FIELDS) is Outcome.ACCEPTED
+
+
+async def test_members_of_a_group_are_never_held_back_by_others(endpoint: str) -> None:
+    async with AsyncRolloutProducer(endpoint, group_size=4) as producer:
+        assert await producer.push(FIELDS, group_id="g") is Outcome.ACCEPTED
+        assert await producer.push_many([RolloutSample(FIELDS)] * 2, timeout=10)
+        with pytest.raises(BufferFull):
+            await producer.push(FIELDS, timeout=0.3)
+        members = [RolloutSample(FIELDS, group_id="g")] * 3
+        assert await producer.push_many(members, timeout=10) == [Outcome.ACCEPTED] * 3
+        await producer.close_group("g")

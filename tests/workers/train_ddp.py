@@ -1,0 +1,77 @@
+"""What torchrun starts on every DP rank: trains, and writes down what it saw and ended with.
+
+    train_ddp.py DIRECTORY NORMALISATION=ENDPOINT ...
+
+For each endpoint it trains one model per optimizer on the same steps, by iterating every step
+once for each, and writes DIRECTORY/NORMALISATION-RANK.json.
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.workers.tiny_model import TinyModel, flat, optimizers
+from workers import MicroBatch, MicroBatchStream, Step
+
+
+def main(directory: Path, runs: list[str]) -> None:
+    dist.init_process_group("gloo")
+    for run in runs:
+        normalisation, _, endpoint = run.partition("=")
+        found = train(endpoint, normalisation)
+        file = directory / f"{normalisation}-{dist.get_rank()}.json"
+        file.write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def train(endpoint: str, normalisation: str) -> dict[str, Any]:
+    """Train until the stream ends; steps seen, and the parameters by optimizer."""
+    models = {name: TinyModel() for name in ("sgd", "adamw")}
+    ranks = {name: DistributedDataParallel(model) for name, model in models.items()}
+    solvers = optimizers(models)
+    seen = []
+    with MicroBatchStream(
+        endpoint, loss_normalisation=normalisation, weights_dtype=torch.float64
+    ) as stream:
+        for step in stream:
+            for name, model in ranks.items():
+                accumulate(model, step)
+                solvers[name].step()
+                solvers[name].zero_grad()
+            seen.append(describe(step))
+            step.commit()
+        generation = stream.generation
+    parameters = {name: flat(model) for name, model in models.items()}
+    return {"steps": seen, "parameters": parameters, "generation": generation}
+
+
+def accumulate(model: DistributedDataParallel, step: Step) -> None:
+    """Add up the step's gradient over its micro-batches."""
+    for batch in step:
+        with nullcontext() if batch.is_last else model.no_sync():
+            losses = model(batch.input_ids, batch.cu_seqlens.tolist())
+            ((losses * batch.loss_weights).sum() * batch.loss_scale).backward()
+
+
+def describe(step: Step) -> dict[str, Any]:
+    """What this rank saw of a step."""
+
+    def batch_of(batch: MicroBatch) -> dict[str, Any]:
+        return {"ids": batch.sample_ids, "filler": batch.is_filler, "tokens": batch.tokens}
+
+    return {
+        "number": step.number,
+        "digest": step.digest,
+        "num_samples": step.num_samples,
+        "batches": [batch_of(batch) for batch in step],
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

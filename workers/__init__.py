@@ -1,0 +1,46 @@
+"""The trainer's and the rollout workers' side: push samples, receive micro-batches.
+
+Names are loaded when first asked for, so that a rollout worker without torch can import
+`RolloutProducer`; only what handles torch tensors by itself (`MicroBatchStream`) imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.collate import MicroBatch
+    from workers.encode import RolloutSample
+    from workers.producer import RolloutProducer
+    from workers.producer_async import AsyncRolloutProducer
+    from workers.producer_core import Outcome
+    from workers.rank_client import RankClient
+    from workers.stream import MicroBatchStream, Step
+
+_HOMES = {
+    "AsyncRolloutProducer": "workers.producer_async",
+    "MicroBatch": "workers.collate",
+    "MicroBatchStream": "workers.stream",
+    "Outcome": "workers.producer_core",
+    "RankClient": "workers.rank_client",
+    "RolloutProducer": "workers.producer",
+    "RolloutSample": "workers.encode",
+    "Step": "workers.stream",
+}
+
+__all__ = [
+    "AsyncRolloutProducer",
+    "MicroBatch",
+    "MicroBatchStream",
+    "Outcome",
+    "RankClient",
+    "RolloutProducer",
+    "RolloutSample",
+    "Step",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that a public name lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workers' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,227 @@
+"""Micro-batches as tensors: packed, padded or jagged, each with what loss normalisation needs.
+
+Invariant: over all micro-batches of a step and all DP ranks, `(token_losses * loss_weights).sum()
+* loss_scale` adds up (after the ranks' gradients are averaged, or summed if so configured) to the
+mean over the step's loss tokens, or over its samples with loss tokens. A filler adds zero.
+
+Packed tensors are views of the received bytes. Do not modify them in place: the next iteration
+over the step would see it; clone first.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from dispatcher.errors import ProtocolError
+from dispatcher.sample import DType
+from dispatcher.wire import messages as m
+from workers.payload import Block, blocks
+from workers.rank_core import Received
+
+_TORCH: dict[DType, torch.dtype] = {item: getattr(torch, item.value) for item in DType}
+
+
+class Collation(StrEnum):
+    """How the tensors of a micro-batch are laid out."""
+
+    PACKED = "packed"
+    PADDED = "padded"
+    JAGGED = "jagged"
+
+
+class LossNormalisation(StrEnum):
+    """Over what the loss of a step is averaged."""
+
+    TOKEN_MEAN = "token-mean"  # noqa: S105  no password
+    SEQUENCE_MEAN = "sequence-mean"
+
+
+class GradReduction(StrEnum):
+    """What the trainer does with the ranks' gradients; DDP and FSDP average."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class CollateConfig:
+    """What all micro-batches of a stream have in common."""
+
+    dp_size: int
+    collation: Collation = Collation.PACKED
+    loss_normalisation: LossNormalisation = LossNormalisation.TOKEN_MEAN
+    grad_reduction: GradReduction = GradReduction.MEAN
+    weights_dtype: torch.dtype = torch.float32
+    device: torch.device | None = None
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one DP rank feeds to one forward and backward pass of `n` samples.
+
+    tensors: every tensor by name, also reachable as `micro_batch["logprobs"]` and, unless the name
+    is taken below, `micro_batch.logprobs`. Per-token tensors are [total, ...] packed,
+    [n, longest, ...] padded with zeros, or nested [n, jagged, ...]; per-sample ones [n, ...].
+
+        input_ids, position_ids  int64, per token; positions restart at 0 with every sample
+        loss_weights             `weights_dtype`, per token
+        cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
+        attention_mask           padded: bool [n, longest], true on tokens
+
+    loss_scale: factor of the summed, weighted token losses; see the module's invariant.
+    tokens: real tokens, without padding. max_seqlen: tokens of the longest sample.
+    is_last: the step's last on this rank, where gradients are synchronised.
+    is_filler: one token of no weight, so that this rank joins the others' backward pass.
+    """
+
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    step: int
+    index: int
+    tokens: int
+    max_seqlen: int
+    loss_scale: float
+    is_last: bool
+    is_filler: bool
+    sample_ids: tuple[str, ...]
+    group_ids: tuple[str | None, ...]
+    policy_versions: tuple[int | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __getattr__(self, name: str) -> Tensor:
+        tensors = self.__dict__.get("tensors", {})
+        if name not in tensors:
+            raise AttributeError(
+                f"this micro-batch has no {name!r}; its tensors are {', '.join(tensors)}"
+            )
+        found: Tensor = tensors[name]
+        return found
+
+
+def collate(received: Received, step: m.Step, config: CollateConfig) -> MicroBatch:
+    """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`."""
+    header = received.header
+    per_token, per_sample = _fields(received)
+    lengths = torch.tensor(header.tokens)
+    weights = _loss_weights(header, per_token.get("loss_mask"), lengths, config)
+    if header.is_filler and "loss_mask" in per_token:
+        per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])
+    per_token["input_ids"] = per_token["input_ids"].long()
+    per_token.setdefault("position_ids", _positions(lengths))
+    per_token["loss_weights"] = weights
+    tensors = _LAYOUTS[config.collation](per_token, header.tokens)
+    tensors |= per_sample
+    if config.device is not None:
+        tensors = {name: item.to(config.device) for name, item in tensors.items()}
+    absent = [None] * len(header.tokens)
+    return MicroBatch(
+        tensors=tensors,
+        step=header.step,
+        index=header.index,
+        tokens=sum(header.tokens),
+        max_seqlen=max(header.tokens),
+        loss_scale=loss_scale(step, config),
+        is_last=header.index == step.num_micro_batches - 1,
+        is_filler=header.is_filler,
+        sample_ids=tuple(header.sample_ids),
+        group_ids=tuple(header.group_ids or absent),
+        policy_versions=tuple(header.policy_versions or absent),
+    )
+
+
+def loss_scale(step: m.Step, config: CollateConfig) -> float:
+    """Ranks (if their gradients are averaged) over what the step's loss is averaged over.
+
+    A step without any loss token has the scale 0, and so no gradient.
+    """
+    by_token = config.loss_normalisation is LossNormalisation.TOKEN_MEAN
+    total = step.loss_tokens if by_token else step.loss_samples
+    ranks = config.dp_size if config.grad_reduction is GradReduction.MEAN else 1
+    return ranks / total if total else 0.0
+
+
+def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Per-token tensors [total, ...] and per-sample tensors [n, ...]: views of the payload."""
+    per_token: dict[str, Tensor] = {}
+    per_sample: dict[str, Tensor] = {}
+    for block in blocks(received.header.schema_, received.header.tokens)[0]:
+        home = per_token if block.field.per_token else per_sample
+        home[block.field.name] = _view(block, received.payload)
+    if "input_ids" not in per_token:
+        raise ProtocolError("the samples have no per-token field input_ids")
+    return per_token, per_sample
+
+
+def _view(block: Block, payload: memoryview) -> Tensor:
+    count = block.field.unit // block.field.dtype.itemsize * block.shape[0]
+    flat = torch.frombuffer(
+        payload, dtype=_TORCH[block.field.dtype], count=count, offset=block.offset
+    )
+    return flat.reshape(block.shape)
+
+
+def _loss_weights(
+    header: m.MicroBatch, mask: Tensor | None, lengths: Tensor, config: CollateConfig
+) -> Tensor:
+    """Weight of every token, [total]: 1 or 0, or shares of one a sample for sequence-mean."""
+    total = sum(header.tokens)
+    if header.is_filler:
+        return torch.zeros(total, dtype=config.weights_dtype)
+    weights = (torch.ones(total) if mask is None else mask).to(config.weights_dtype)
+    if config.loss_normalisation is LossNormalisation.TOKEN_MEAN:
+        return weights
+    counted = torch.tensor(header.loss_tokens, dtype=config.weights_dtype)
+    return weights / torch.repeat_interleave(counted.clamp(min=1), lengths)
+
+
+def _positions(lengths: Tensor) -> Tensor:
+    """0, 1, 2, ... from the start of every sample, [total]."""
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
+
+
+def _bounds(tokens: list[int]) -> list[int]:
+    return [0, *accumulate(tokens)]
+
+
+def _packed(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:
+    return {**per_token, "cu_seqlens": torch.tensor(_bounds(tokens), dtype=torch.int32)}
+
+
+def _padded(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:
+    lengths, longest = torch.tensor(tokens), max(tokens)
+    mask = torch.arange(longest) < lengths[:, None]
+    found = {}
+    for name, values in per_token.items():
+        found[name] = values.new_zeros((len(tokens), longest, *values.shape[1:]))
+        found[name][mask] = values
+    return {"attention_mask": mask, **found}
+
+
+def _jagged(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:
+    offsets = torch.tensor(_bounds(tokens))
+    found = {
+        name: torch.nested.nested_tensor_from_jagged(
+            values, offsets, min_seqlen=min(tokens), max_seqlen=max(tokens)
+        )
+        for name, values in per_token.items()
+    }
+    return {**found, "cu_seqlens": offsets.int()}
+
+
+_LAYOUTS: dict[Collation, Callable[[dict[str, Tensor], list[int]], dict[str, Tensor]]] = {
+    Collation.PACKED: _packed,
+    Collation.PADDED: _padded,
+    Collation.JAGGED: _jagged,
+}

@@ -1,0 +1,140 @@
+"""A framed connection for one thread that waits on the network and on other threads at once.
+
+The socket never blocks: `poll` waits until bytes arrive, room to write appears, somebody calls
+`Waker.wake`, or its timeout passes, and does what can be done. Whatever goes wrong with the
+connection is a ConnectionError; what goes wrong with the bytes is a ProtocolError.
+"""
+
+import selectors
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from time import monotonic
+
+from dispatcher.wire import messages as m
+from dispatcher.wire.endpoint import Endpoint
+from dispatcher.wire.frame import FrameLimits, FrameReader
+
+#: Bytes to read before other duties (a ping, a commit) get their turn.
+READ_AT_ONCE = 4 * 1024 * 1024
+
+
+class Waker:
+    """Interrupts a `poll` from any thread."""
+
+    def __init__(self) -> None:
+        self.receiver, self._sender = socket.socketpair()
+        self.receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def wake(self) -> None:
+        """Have the running `poll`, or the next one, return at once."""
+        with suppress(BlockingIOError):  # full: many wakes are one
+            self._sender.send(b"\0")
+
+    def clear(self) -> None:
+        """Forget the wakes so far."""
+        with suppress(BlockingIOError):
+            self.receiver.recv(4096)
+
+    def close(self) -> None:
+        """Free the sockets."""
+        self.receiver.close()
+        self._sender.close()
+
+
+class Connection:
+    """Messages in and out over a connected socket. bytes_received: total on this connection."""
+
+    def __init__(self, sock: socket.socket, waker: Waker, limits: FrameLimits) -> None:
+        sock.setblocking(False)
+        self._sock, self._waker = sock, waker
+        self._reader = FrameReader(limits)
+        self._unsent = bytearray()  # bounded: a rank says a few short words a step
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(waker.receiver, selectors.EVENT_READ)
+        self._selector.register(sock, selectors.EVENT_READ)
+        self.bytes_received = 0
+
+    def send(self, messages: Iterable[m.Message]) -> None:
+        """Queue messages; `poll` writes them."""
+        for message in messages:
+            self._unsent += m.encode(message)
+
+    def poll(self, timeout: float) -> list[tuple[m.Message, memoryview]]:
+        """Wait at most `timeout` seconds; return the messages that arrived, maybe none.
+
+        Raises ConnectionError when the connection is over, ProtocolError for malformed bytes.
+        """
+        self._flush()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._selector.modify(self._sock, events)
+        ready = {key.fileobj: mask for key, mask in self._selector.select(timeout)}
+        if self._waker.receiver in ready:
+            self._waker.clear()
+        self._flush()
+        if ready.get(self._sock, 0) & selectors.EVENT_READ:
+            return self._read()
+        return []
+
+    def close(self) -> None:
+        """Close the socket; what is queued is lost."""
+        self._selector.close()
+        self._sock.close()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                del self._unsent[: self._sock.send(self._unsent)]
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                # The dispatcher may have said why before it closed: let reading find out.
+                self._unsent.clear()
+
+    def _read(self) -> list[tuple[m.Message, memoryview]]:
+        found: list[tuple[m.Message, memoryview]] = []
+        budget = READ_AT_ONCE
+        while budget > 0:
+            try:
+                nbytes = self._sock.recv_into(self._reader.get_buffer())
+            except BlockingIOError:
+                break
+            if not nbytes:
+                if found:
+                    break  # the next poll sees the end again
+                raise ConnectionError("the dispatcher closed the connection")
+            budget -= nbytes
+            self.bytes_received += nbytes
+            found += [(m.decode(frame), frame.payload) for frame in self._reader.received(nbytes)]
+        return found
+
+
+def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
+    """A connected socket. Raises OSError; blocks for at most `timeout` seconds an address."""
+    if not endpoint.path:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(endpoint.path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def drain(connection: Connection, deadline: float) -> bool:
+    """Say Bye and read on until the dispatcher closes: it has handled everything then.
+
+    Returns whether it did so before `deadline` (of `time.monotonic`).
+    """
+    connection.send([m.Bye()])
+    while (left := deadline - monotonic()) > 0:
+        try:
+            connection.poll(left)
+        except OSError:
+            return True
+    return False

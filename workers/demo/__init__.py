@@ -1,0 +1,1 @@
+"""The demo's processes: rollout producers and trainers that `dispatcher demo` starts."""

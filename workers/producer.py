@@ -1,0 +1,159 @@
+"""`RolloutProducer`: the blocking shell around `AsyncRolloutProducer`.
+
+Its event loop runs in one private thread; any number of threads may push. The thread is a daemon
+because an exiting interpreter joins all others before it runs any exit hook: a producer that
+nobody closed would hang there. Instead a finalizer says goodbye, at exit or when the producer is
+garbage, whichever is first.
+"""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Collection, Coroutine, Iterable, Mapping
+from concurrent.futures import CancelledError
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from dispatcher.errors import ClientClosed
+from workers.encode import ArrayLike, RolloutSample
+from workers.liveness import CLOSE_TIMEOUT_S
+from workers.producer_async import AsyncRolloutProducer, members
+from workers.producer_core import Outcome
+
+T = TypeVar("T")
+
+
+class RolloutProducer:
+    """Pushes finished rollouts to the dispatcher; a context manager, safe to share by threads.
+
+    Connects when made. Takes the arguments of `AsyncRolloutProducer`, and its methods mean and
+    raise the same.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        per_sample: Collection[str] = (),
+        group_size: int | None = None,
+        reconnect_timeout: float = 300.0,
+    ) -> None:
+        self._inner = AsyncRolloutProducer(
+            endpoint,
+            per_sample=per_sample,
+            group_size=group_size,
+            reconnect_timeout=reconnect_timeout,
+        )
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(
+            target=_run_loop, args=(self._loop,), name="rollout-producer", daemon=True
+        )
+        thread.start()
+        self._stop = weakref.finalize(self, _stop, self._loop, thread, self._inner)
+        try:
+            self._call(self._inner.start())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def push(
+        self,
+        fields: Mapping[str, ArrayLike],
+        *,
+        sample_id: str | None = None,
+        group_id: str | None = None,
+        group_size: int | None = None,
+        policy_version: int | None = None,
+        timeout: float | None = None,
+    ) -> Outcome:
+        """Push one sample; see `AsyncRolloutProducer.push`."""
+        sample = RolloutSample(fields, sample_id, group_id, group_size, policy_version)
+        return self.push_many([sample], timeout=timeout)[0]
+
+    def push_many(
+        self, samples: Iterable[RolloutSample], *, timeout: float | None = None
+    ) -> list[Outcome]:
+        """Push samples; see `AsyncRolloutProducer.push_many`."""
+        encoded = self._inner.encode(samples)
+        return self._call(self._inner.push_encoded(encoded, timeout=timeout))
+
+    def push_group(
+        self,
+        samples: Iterable[RolloutSample],
+        group_id: str,
+        *,
+        group_size: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Outcome]:
+        """Push members of one group; `group_size` is their number unless given."""
+        return self.push_many(members(samples, group_id, group_size), timeout=timeout)
+
+    def close_group(self, group_id: str) -> None:
+        """Say that no further member of this group will come: if incomplete it is dropped."""
+        self._call(self._inner.close_group(group_id))
+
+    def end_phase(self, policy_version: int) -> None:
+        """Have all samples older than `policy_version` dispatched before anything newer."""
+        self._call(self._inner.end_phase(policy_version))
+
+    def end_stream(self) -> None:
+        """Say that no producer will push again: the rest is flushed, then the streams end."""
+        self._call(self._inner.end_stream())
+
+    def close(self) -> None:
+        """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
+        self._stop()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the private thread; an interrupted wait cancels it."""
+        if not self._stop.alive:
+            work.close()
+            raise ClientClosed("the producer is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ClientClosed("the producer was closed while the call waited") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """The private thread: serve until stopped, then end whatever a caller left behind."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+def _stop(
+    loop: asyncio.AbstractEventLoop, thread: threading.Thread, inner: AsyncRolloutProducer
+) -> None:
+    """Close the connection, then the loop; bounded, as it also runs when the interpreter exits."""
+
+    async def close() -> None:
+        try:
+            await inner.close()
+        finally:
+            loop.stop()
+
+    asyncio.run_coroutine_threadsafe(close(), loop)
+    thread.join(2 * CLOSE_TIMEOUT_S)

@@ -1,0 +1,161 @@
+"""`AsyncRolloutProducer`: push finished rollouts from asyncio code.
+
+Each call waits for the dispatcher's answer, so what a producer holds is bounded by the calls that
+run at the same time.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from dispatcher.errors import SampleRefused
+from dispatcher.wire import messages as m
+from dispatcher.wire.endpoint import Endpoint
+from workers.checked import validated
+from workers.encode import ArrayLike, EncodedSample, RolloutSample, encode_sample
+from workers.producer_client import ProducerClient
+from workers.producer_core import Outcome
+
+
+class AsyncRolloutProducer:
+    """Pushes finished rollouts to the dispatcher; an async context manager.
+
+    endpoint: `host:port` or `unix:/path`.
+    per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
+        without dimensions are per-sample anyway, every other field is per-token.
+    group_size: members of every group, for pushes that name a `group_id` but no size.
+    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
+        call raises DispatcherUnreachable.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        per_sample: Collection[str] = (),
+        group_size: int | None = None,
+        reconnect_timeout: float = 300.0,
+    ) -> None:
+        self._client = ProducerClient(Endpoint.parse(endpoint), reconnect_timeout)
+        self._per_sample = frozenset(per_sample)
+        self._group_size = group_size
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect; returns when the dispatcher has welcomed this producer.
+
+        Raises DispatcherUnreachable after `reconnect_timeout`, or the dispatcher's refusal.
+        """
+        await self._client.start()
+
+    async def push(
+        self,
+        fields: Mapping[str, ArrayLike],
+        *,
+        sample_id: str | None = None,
+        group_id: str | None = None,
+        group_size: int | None = None,
+        policy_version: int | None = None,
+        timeout: float | None = None,
+    ) -> Outcome:
+        """Push one sample; returns when the dispatcher holds it.
+
+        fields: `input_ids` [tokens] and other tensors, arrays or lists; see `RolloutSample`.
+        timeout: seconds to wait, for a cap of the buffer for instance.
+
+        Raises SampleRefused when it is not acceptable; after `timeout` BufferFull, which names
+        the cap, or TimeoutError if no cap was named. A sample that was already on its way then
+        may still be accepted (the error or a note on it says so); only under a `sample_id` of
+        yours is it safe to push it again.
+        """
+        sample = RolloutSample(fields, sample_id, group_id, group_size, policy_version)
+        return (await self.push_many([sample], timeout=timeout))[0]
+
+    async def push_many(
+        self, samples: Iterable[RolloutSample], *, timeout: float | None = None
+    ) -> list[Outcome]:
+        """Push samples in as few frames as they fit in; one outcome each, in order.
+
+        Raises as `push` does; when some are refused the others are accepted nevertheless.
+        """
+        return await self.push_encoded(self.encode(samples), timeout=timeout)
+
+    async def push_group(
+        self,
+        samples: Iterable[RolloutSample],
+        group_id: str,
+        *,
+        group_size: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Outcome]:
+        """Push members of one group; `group_size` is their number unless given."""
+        return await self.push_many(members(samples, group_id, group_size), timeout=timeout)
+
+    async def close_group(self, group_id: str) -> None:
+        """Say that no further member of this group will come: if incomplete it is dropped."""
+        await self._client.control(validated(lambda: m.CloseGroup(group_id=group_id)))
+
+    async def end_phase(self, policy_version: int) -> None:
+        """Have all samples older than `policy_version` dispatched before anything newer.
+
+        Goes out when every push begun before it is answered.
+        """
+        message = validated(lambda: m.EndPhase(policy_version=policy_version))
+        await self._client.control(message)
+
+    async def end_stream(self) -> None:
+        """Say that no producer will push again: the rest is flushed, then the streams end."""
+        await self._client.control(m.EndStream())
+
+    async def close(self) -> None:
+        """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
+        await self._client.close()
+
+    # -- for the blocking shell, which encodes in its caller's thread
+
+    def encode(self, samples: Iterable[RolloutSample]) -> list[EncodedSample]:
+        """Copy samples into spans; raises SampleRefused. Touches nothing shared."""
+        return [encode_sample(self._sized(sample), self._per_sample) for sample in samples]
+
+    async def push_encoded(
+        self, samples: Sequence[EncodedSample], *, timeout: float | None
+    ) -> list[Outcome]:
+        """`push_many` of what `encode` returned."""
+        found = await self._client.deliver(samples, timeout)
+        accepted = [item for item in found if isinstance(item, Outcome)]
+        if len(accepted) == len(found):
+            return accepted
+        index, first = next((i, e) for i, e in enumerate(found) if isinstance(e, SampleRefused))
+        if len(found) == 1:
+            raise first
+        raise SampleRefused(
+            first.reason,
+            f"{len(found) - len(accepted)} of {len(found)} samples were refused, the others "
+            f"accepted; the first, at index {index}: {first}",
+        )
+
+    def _sized(self, sample: RolloutSample) -> RolloutSample:
+        if sample.group_id is None or sample.group_size is not None:
+            return sample
+        return replace(sample, group_size=self._group_size)
+
+
+def members(
+    samples: Iterable[RolloutSample], group_id: str, group_size: int | None
+) -> list[RolloutSample]:
+    """The samples as members of one group, of their own number unless `group_size` is given."""
+    found = list(samples)
+    size = group_size or len(found)
+    return [replace(sample, group_id=group_id, group_size=size) for sample in found]

@@ -1,0 +1,298 @@
+"""What a producer has outstanding and what it has to say next; no socket, clock or thread.
+
+    QUEUED --outgoing--> SENT --Pushed: accepted, duplicate, refused--> settled
+      ^                   |
+      +---Pushed: full----+        (room beyond the credits was asked for, and there was none)
+      +---disconnected----+        (every unanswered push is sent again, same numbers)
+
+Invariants: at most `credits` pushes are SENT, except that a push with a group may be sent beyond
+them once per connection, so that members of a group that has its room never wait behind others;
+no sequence number below a `floor` that was said is ever sent again; a push leaves this table only
+with an answer for every sample, or withdrawn while the dispatcher certainly did not hold it.
+
+What is outstanding is bounded by the callers, each of which waits for its own push.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heappop, heappush
+from itertools import count
+
+from pydantic import ValidationError
+
+from dispatcher.errors import ProtocolError, SampleRefused
+from dispatcher.wire import messages as m
+from workers.batches import traits
+from workers.encode import EncodedSample
+
+#: After `full` although credits are free (two messages crossed): wait this long, then longer.
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+
+
+class Outcome(StrEnum):
+    """What became of a sample.
+
+    DUPLICATE: the dispatcher had a sample of this id before, from whichever producer.
+    """
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A push is answered (an Outcome or the refusal of each sample), or a control confirmed.
+
+    ticket: a push's is its first sequence number, a control's is negative.
+    """
+
+    ticket: int
+    outcomes: tuple[Outcome | SampleRefused, ...] = ()
+
+
+@dataclass(slots=True)
+class _Push:
+    """A push that is not settled.
+
+    uncertain: it was on its way when a connection ended. fulls: how often it met `full` though
+    credits were free.
+    """
+
+    message: m.Push
+    payload: bytes | bytearray
+    sent: bool = False
+    uncertain: bool = False
+    fulls: int = 0
+    blocked: m.Blocked | None = None
+    outcomes: dict[int, Outcome | SampleRefused] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Control:
+    """A message that waits for the pushes before it; `ping` is the Ping that confirms it."""
+
+    message: m.Message
+    after: frozenset[int]
+    ping: int | None = None
+
+
+class ProducerCore:
+    """Outstanding pushes and control messages of one producer object."""
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.max_payload_bytes = 0
+        self._credits = self._in_flight = 0
+        self._next_seq = 0
+        self._pushes: dict[int, _Push] = {}  # by first sequence number, in that order
+        self._queue: list[int] = []  # heap of pushes to send within credits; may name sent ones
+        self._eager: list[int] = []  # pushes with a group that have not been sent beyond credits
+        self._later: list[tuple[float, int]] = []  # heap: not before this time
+        self._controls: dict[int, _Control] = {}
+        self._control_ids = count(-1, -1)
+        self._pings = self._pongs = 0
+
+    # -- what the user wants
+
+    def submit(self, samples: Sequence[EncodedSample]) -> int:
+        """Take samples of the same `traits`; return a ticket.
+
+        Raises SampleRefused for what no dispatcher would take; nothing changes then.
+        """
+        first = self._next_seq
+        payload = samples[0].span if len(samples) == 1 else b"".join(s.span for s in samples)
+        if len(payload) > self.max_payload_bytes:
+            raise SampleRefused(
+                "too-large",
+                f"{len(payload)} bytes of sample exceed the dispatcher's frame limit of "
+                f"{self.max_payload_bytes} bytes",
+            )
+        self._pushes[first] = push = _Push(self._message(first, samples), payload)
+        self._next_seq += len(samples)
+        self._enqueue(first, push)
+        return first
+
+    def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> int:
+        """Queue a control message behind the pushes it is about; return its ticket."""
+        after = {
+            first
+            for first, push in self._pushes.items()
+            if not isinstance(message, m.CloseGroup)
+            or message.group_id in (push.message.group_ids or ())
+        }
+        ticket = next(self._control_ids)
+        self._controls[ticket] = _Control(message, frozenset(after))
+        return ticket
+
+    def abandon(self, ticket: int) -> tuple[bool, m.Blocked | None]:
+        """Nobody waits for this push any more.
+
+        It is withdrawn if the dispatcher does not hold it; otherwise it stays until answered.
+        Returns whether nothing of it was or will be accepted, and the cap that held it back, if
+        the dispatcher named one.
+        """
+        push = self._pushes[ticket]
+        if push.sent or push.uncertain:
+            return False, push.blocked
+        del self._pushes[ticket]
+        return not push.outcomes, push.blocked
+
+    def forget(self, ticket: int) -> None:
+        """Nobody waits for this control any more; it is not sent unless it already was."""
+        self._controls.pop(ticket, None)
+
+    # -- what the connection reports
+
+    def hello(self) -> m.HelloProducer:
+        """The first message of a connection."""
+        return m.HelloProducer(client_id=self.client_id)
+
+    def connected(self, welcome: m.WelcomeProducer) -> None:
+        """The dispatcher took the HELLO."""
+        self._credits = welcome.credits
+        self.max_payload_bytes = welcome.max_payload_bytes
+
+    def disconnected(self) -> None:
+        """Everything unanswered has to be said again on the next connection."""
+        self._credits = self._in_flight = 0
+        self._pings = self._pongs = 0
+        self._queue, self._eager, self._later = [], [], []
+        for first, push in self._pushes.items():
+            push.uncertain |= push.sent
+            push.sent = False
+            self._enqueue(first, push)
+        for control in self._controls.values():
+            control.ping = None
+
+    def outgoing(self, now: float) -> Iterator[tuple[m.Message, bytes | bytearray]]:
+        """What to send now, each with its payload; taken as sent once yielded."""
+        while self._later and self._later[0][0] <= now:
+            heappush(self._queue, heappop(self._later)[1])
+        while self._in_flight < self._credits and self._queue:
+            yield from self._send(heappop(self._queue))
+        while self._credits and self._eager:
+            yield from self._send(self._eager.pop(0))
+        if not self._credits:
+            return
+        for control in list(self._controls.values()):
+            if control.ping is None and control.after.isdisjoint(self._pushes):
+                yield control.message, b""
+                control.ping = self._pings
+                yield self.ping(), b""
+
+    def ping(self) -> m.Ping:
+        """A Ping to send at once; controls know theirs by its number on this connection."""
+        self._pings += 1
+        return m.Ping()
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until a refused-for-now push may be sent again; None when none waits for time."""
+        return max(self._later[0][0] - now, 0.0) if self._later else None
+
+    def handle(self, message: m.Message, now: float) -> list[Settled]:
+        """Take a message; return what it settles.
+
+        Raises ProtocolError for a message out of turn.
+        """
+        match message:
+            case m.Pushed():
+                return self._pushed(message, now)
+            case m.Blocked():
+                self._sent(message.first_seq).blocked = message
+                return []
+            case m.Pong():
+                return self._pong()
+            case _:
+                raise ProtocolError(f"a producer has no use for {type(message).__name__}")
+
+    # -- mechanism
+
+    def _message(self, first: int, samples: Sequence[EncodedSample]) -> m.Push:
+        named = samples[0].sample_id is not None
+        grouped = any(sample.group_id is not None for sample in samples)
+        sized = grouped and traits(samples[0]).sized
+        versioned = any(sample.policy_version is not None for sample in samples)
+        try:
+            return m.Push(
+                fields=m.field_headers(samples[0].schema),
+                tokens=[sample.tokens for sample in samples],
+                loss_tokens=[sample.loss_tokens for sample in samples],
+                sample_ids=[
+                    f"{self.client_id}/{first + i}" if sample.sample_id is None
+                    else sample.sample_id
+                    for i, sample in enumerate(samples)
+                ],
+                group_ids=[s.group_id for s in samples] if grouped else None,
+                group_sizes=[s.group_size or 1 for s in samples] if sized else None,
+                policy_versions=[s.policy_version for s in samples] if versioned else None,
+                first_seq=first,
+                floor=first,
+                named=named,
+            )  # fmt: skip
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in fault["loc"])
+            raise SampleRefused("bad-metadata", f"{place}: {fault['msg']}") from error
+
+    def _enqueue(self, first: int, push: _Push) -> None:
+        heappush(self._queue, first)
+        if push.message.group_ids is not None:
+            self._eager.append(first)
+
+    def _send(self, first: int) -> Iterator[tuple[m.Message, bytes | bytearray]]:
+        push = self._pushes.get(first)
+        if push is not None and not push.sent:
+            push.sent = True
+            self._in_flight += 1
+            yield push.message.model_copy(update={"floor": next(iter(self._pushes))}), push.payload
+
+    def _sent(self, first: int) -> _Push:
+        push = self._pushes.get(first)
+        if push is None or not push.sent:
+            raise ProtocolError(f"the dispatcher answers push {first}, which is not outstanding")
+        return push
+
+    def _pushed(self, answer: m.Pushed, now: float) -> list[Settled]:
+        push = self._sent(answer.first_seq)
+        size = len(push.message.tokens)
+        if len(answer.outcomes) != size:
+            raise ProtocolError(f"{len(answer.outcomes)} outcomes for a push of {size} samples")
+        outcomes = dict(push.outcomes)
+        for index, word in enumerate(answer.outcomes):
+            if word != "full" and index not in outcomes:
+                outcomes[index] = self._outcome(push, word, answer.errors.get(str(index)))
+        push.outcomes, push.sent, push.uncertain = outcomes, False, False
+        self._in_flight -= 1
+        if len(outcomes) < size:
+            self._retry(answer.first_seq, push, now)
+            return []
+        del self._pushes[answer.first_seq]
+        return [Settled(answer.first_seq, tuple(outcomes[index] for index in range(size)))]
+
+    def _outcome(self, push: _Push, word: str, error: str | None) -> Outcome | SampleRefused:
+        if word == "refused":
+            return SampleRefused("refused", error or "the dispatcher refused the sample")
+        if word not in ("accepted", "duplicate"):
+            raise ProtocolError(f"unknown outcome {word!r}")
+        # Without names a duplicate can only be our own number: it was accepted before.
+        return Outcome(word) if push.message.named else Outcome.ACCEPTED
+
+    def _retry(self, first: int, push: _Push, now: float) -> None:
+        """Send a push that found no room again: when a credit frees, or later if one is free."""
+        if self._in_flight >= self._credits:
+            heappush(self._queue, first)
+            return
+        delay = min(FIRST_RETRY_S * 2**push.fulls, LONGEST_RETRY_S)
+        push.fulls = min(push.fulls + 1, 16)
+        heappush(self._later, (now + delay, first))
+
+    def _pong(self) -> list[Settled]:
+        """Messages are handled in order, so a Pong confirms all that was said before its Ping."""
+        number, self._pongs = self._pongs, self._pongs + 1
+        if number >= self._pings:
+            raise ProtocolError("a Pong without a Ping")
+        done = [ticket for ticket, item in self._controls.items() if item.ping == number]
+        for ticket in done:
+            del self._controls[ticket]
+        return [Settled(ticket) for ticket in done]

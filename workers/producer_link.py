@@ -1,0 +1,145 @@
+"""One connection of a producer: frames in, frames out, heartbeats.
+
+An asyncio protocol, driven by callbacks: what the core has to say is written as long as the
+transport has room, so that a slow dispatcher holds pushes in the core rather than in a buffer.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from dispatcher.errors import ProtocolError
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import FrameLimits, FrameReader
+from workers.liveness import Heartbeat, refusal
+from workers.producer_core import ProducerCore, Settled
+
+#: The dispatcher sends a producer outcomes only: one short word a sample, or an error message.
+LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
+
+
+class ProducerLink(asyncio.BufferedProtocol):
+    """Speaks for a `ProducerCore` on one transport.
+
+    welcomed: resolves to the heartbeat interval in seconds. lost: resolves when the connection
+    has ended. Both are told why by an exception.
+    """
+
+    def __init__(self, core: ProducerCore, settle: Callable[[Settled], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._core = core
+        self._settle = settle
+        self._reader = FrameReader(LIMITS)
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._heartbeat: Heartbeat | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self.welcomed: asyncio.Future[float] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+
+    async def watch(self, interval_s: float) -> None:
+        """Ping when due, until the connection ends; raises what ended it."""
+        self._heartbeat = heartbeat = Heartbeat(interval_s, self._loop.time())
+        while not self.lost.done():
+            now = self._loop.time()
+            if heartbeat.ping_due(now):
+                self._write(self._core.ping(), b"")
+            await asyncio.wait([self.lost], timeout=heartbeat.wait(now))
+            heartbeat.check(self._loop.time())
+        await self.lost
+
+    def pump(self) -> None:
+        """Write what the core has to say while there is room."""
+        if not self._writable():
+            return
+        now = self._loop.time()
+        for message, payload in self._core.outgoing(now):
+            self._write(message, payload)
+            if not self._writable():
+                return
+        wait = self._core.wait(now)
+        if wait is not None and self._retry is None:
+            self._retry = self._loop.call_later(wait, self._pump_again)
+
+    def _writable(self) -> bool:
+        return not self._paused and not self.lost.done()
+
+    def _pump_again(self) -> None:
+        self._retry = None
+        self.pump()
+
+    def say_goodbye(self) -> None:
+        """Tell the dispatcher that this is deliberate; it closes the connection then."""
+        self._write(m.Bye(), b"")
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, message: m.Message, payload: bytes | bytearray) -> None:
+        assert self._transport is not None
+        self._transport.write(m.encode(message, len(payload)))
+        if payload:
+            self._transport.write(payload)
+
+    def _accept(self, message: m.Message) -> None:
+        if isinstance(message, m.Error):
+            raise refusal(message)
+        if isinstance(message, m.End):
+            raise ConnectionError(f"the dispatcher ended the connection: {message.reason}")
+        if self.welcomed.done():
+            for settled in self._core.handle(message, self._loop.time()):
+                self._settle(settled)
+        elif isinstance(message, m.WelcomeProducer):
+            self._core.connected(message)
+            self.welcomed.set_result(message.heartbeat_interval_s)
+        else:
+            raise ProtocolError(f"{type(message).__name__} instead of a welcome")
+
+    def _end(self, error: Exception) -> None:
+        for future in (self.welcomed, self.lost):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: it is raised by whoever awaits, if anyone still does
+        if self._retry is not None:
+            self._retry.cancel()
+        self.abort()
+
+    # -- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce the producer."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._write(self._core.hello(), b"")
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+        """Memory that the next bytes belong into."""
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take the frames that are now complete."""
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
+        try:
+            for frame in self._reader.received(nbytes):
+                self._accept(m.decode(frame))
+        except Exception as error:
+            self._end(error)
+            return
+        if self.welcomed.done():
+            self.pump()
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._paused = False
+        self.pump()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is over."""
+        self._end(error or ConnectionError("the dispatcher closed the connection"))

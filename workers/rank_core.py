@@ -1,0 +1,265 @@
+"""What a DP rank holds and what it has to say; no socket, clock, thread or torch.
+
+A step on its way through a rank:
+
+    PREPARED --Release--> RELEASED --take--> TAKEN --commit--> (gone)
+
+Training sees a step only once it is RELEASED, whatever has arrived of it before. What a rank says
+is its state (taken, committed, hungry, policy version), so that a HELLO repeats whatever a lost
+connection swallowed. A message out of turn raises ProtocolError and changes nothing.
+
+What is held is bounded by the dispatcher: at most `max_open_steps` that are taken, and
+`prefetch_steps` ahead of them.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
+from dispatcher.wire import messages as m
+from workers.liveness import refusal
+from workers.payload import check_payload
+
+
+class StepState(StrEnum):
+    """Where a held step stands."""
+
+    PREPARED = "prepared"
+    RELEASED = "released"
+    TAKEN = "taken"
+
+
+#: What a Release makes of a step; one that is repeated after a reconnect changes nothing.
+ON_RELEASE = {
+    StepState.PREPARED: StepState.RELEASED,
+    StepState.RELEASED: StepState.RELEASED,
+    StepState.TAKEN: StepState.TAKEN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A micro-batch as it came: its header and its payload."""
+
+    header: m.MicroBatch
+    payload: memoryview = field(repr=False)
+
+
+@dataclass(slots=True)
+class HeldStep:
+    """A step of which this rank holds the header and the first micro-batches."""
+
+    header: m.Step
+    state: StepState = StepState.PREPARED
+    micro_batches: list[Received] = field(default_factory=list)
+
+
+class RankCore:
+    """One DP rank's side of the step contract, over all its connections."""
+
+    def __init__(
+        self, client_id: str, dp_rank: int, dp_size: int, generation: int | None, prefetch: int
+    ) -> None:
+        self._client_id = client_id
+        self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
+        self.generation = generation
+        self.welcome: m.WelcomeRank | None = None
+        self.taken = self.committed = -1
+        self.hungry = False
+        self.end_reason: str | None = None
+        self._policy_version: int | None = None
+        self._steps: dict[int, HeldStep] = {}  # uncommitted, in ascending order
+        self._newest = -1
+        self._connected = False
+        self._outbox: list[m.Message] = []
+
+    # -- the connection
+
+    def hello(self) -> m.HelloRank:
+        """The first message of a connection: where this rank stands."""
+        return m.HelloRank(
+            client_id=self._client_id,
+            dp_rank=self._dp_rank,
+            dp_size=self._dp_size,
+            generation=self.generation,
+            prefetch_steps=self._prefetch,
+            taken=self.taken,
+            committed=self.committed,
+            hungry=self.hungry,
+            received=[(number, len(held.micro_batches)) for number, held in self._steps.items()],
+            policy_version=self._policy_version,
+        )
+
+    def disconnected(self) -> None:
+        """Nothing said from here on is heard; the next HELLO will tell it."""
+        self._connected = False
+        self._outbox.clear()
+
+    def outgoing(self) -> list[m.Message]:
+        """What to send now; taken as sent."""
+        said, self._outbox = self._outbox, []
+        return said
+
+    def handle(self, message: m.Message, payload: memoryview) -> None:
+        """Take a message from the dispatcher.
+
+        Raises ProtocolError, what an Error frame stands for, or GenerationFenced.
+        """
+        match message:
+            case m.Error():
+                raise refusal(message)
+            case m.WelcomeRank():
+                self._on_welcome(message)
+            case _ if not self._connected:
+                raise ProtocolError(f"{type(message).__name__} instead of a welcome")
+            case m.Step():
+                self._on_step(message)
+            case m.MicroBatch():
+                self._on_micro_batch(message, payload)
+            case m.Release():
+                self._on_release(message)
+            case m.End():
+                self.end_reason = message.reason
+            case m.Pong():
+                pass
+            case _:
+                raise ProtocolError(f"a DP rank has no use for {type(message).__name__}")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stream has ended and everything in it is committed."""
+        return self.end_reason is not None and not self._steps
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the training loop has got every step there will be.
+
+        A step that is announced before the end but not yet released still comes.
+        """
+        return self.end_reason is not None and all(
+            held.state is StepState.TAKEN for held in self._steps.values()
+        )
+
+    # -- the training loop
+
+    def ready(self) -> HeldStep | None:
+        """The step that the training loop gets next, if it is released.
+
+        Raises StepContractError when as many taken steps are uncommitted as may be.
+        """
+        if self.exhausted:
+            return None
+        self._check_open_steps()
+        following = (h for h in self._steps.values() if h.state is not StepState.TAKEN)
+        held = next(following, None)
+        return held if held is not None and held.state is StepState.RELEASED else None
+
+    def _check_open_steps(self) -> None:
+        open_steps = [n for n, held in self._steps.items() if held.state is StepState.TAKEN]
+        allowed = self.welcome.max_open_steps if self.welcome else 1
+        if len(open_steps) >= allowed:
+            raise StepContractError(
+                f"{len(open_steps)} steps from step {open_steps[0]} on are taken and not "
+                f"committed, and the dispatcher allows {allowed}; call step.commit() after "
+                "optimizer.step()"
+            )
+
+    def wait(self, *, hungry: bool) -> None:
+        """The training loop begins, or ceases, to wait for a step."""
+        if hungry != self.hungry:
+            self.hungry = hungry
+            self._say(m.Demand(taken=self.taken, hungry=hungry))
+
+    def take(self, held: HeldStep) -> None:
+        """The training loop begins a step that was `ready`."""
+        held.state = StepState.TAKEN
+        self.taken, self.hungry = held.header.step, False
+        self._say(m.Demand(taken=self.taken, hungry=False))
+
+    def commit(self, step: int) -> None:
+        """The training loop has applied a step; raises StepContractError out of order."""
+        expected = next((n for n, h in self._steps.items() if h.state is StepState.TAKEN), None)
+        if step != expected:
+            due = "none is open" if expected is None else f"step {expected} is the next to commit"
+            done = "is committed already" if step <= self.committed else "may not be committed now"
+            raise StepContractError(f"step {step} {done}; {due}")
+        del self._steps[step]
+        self.committed = step
+        self._say(m.Commit(step=step))
+
+    def set_policy_version(self, version: int) -> None:
+        """The weights' version that this rank trains now."""
+        message = m.PolicyVersion(policy_version=version)
+        self._policy_version = version
+        self._say(message)
+
+    def find(self, step: int) -> HeldStep:
+        """A taken step; raises StepContractError when it was committed."""
+        held = self._steps.get(step)
+        if held is None:
+            raise StepContractError(
+                f"step {step} is committed and its micro-batches are gone; iterate before commit()"
+            )
+        return held
+
+    # -- mechanism
+
+    def _say(self, message: m.Message) -> None:
+        """Queue a message in the order in which things happened; the newest of a kind suffices."""
+        if not self._connected:
+            return
+        repeats = self._outbox and type(self._outbox[-1]) is type(message)
+        if repeats and not isinstance(message, m.Prepared):
+            self._outbox.pop()
+        self._outbox.append(message)
+
+    def _on_welcome(self, welcome: m.WelcomeRank) -> None:
+        if self._connected:
+            raise ProtocolError("a second welcome")
+        if self.generation not in (None, welcome.generation):
+            raise GenerationFenced(
+                f"this rank belongs to generation {self.generation}, the dispatcher serves "
+                f"{welcome.generation} now"
+            )
+        self.generation, self.welcome = welcome.generation, welcome
+        self._connected = True
+
+    def _on_step(self, header: m.Step) -> None:
+        held = self._steps.get(header.step)
+        if held is None and header.step <= self.committed:
+            return
+        if held is None and header.step <= self._newest:
+            raise ProtocolError(f"step {header.step} comes after step {self._newest}")
+        if held is None:
+            self._steps[header.step] = HeldStep(header)
+            self._newest = header.step
+        elif held.header != header:
+            raise ProtocolError(
+                f"step {header.step} came twice and differs: digest {held.header.digest}, "
+                f"then {header.digest}"
+            )
+        self._say(m.Prepared(step=header.step, digest=header.digest))
+
+    def _on_micro_batch(self, header: m.MicroBatch, payload: memoryview) -> None:
+        held = self._steps.get(header.step)
+        if held is None:
+            if header.step <= self.committed:
+                return
+            raise ProtocolError(f"a micro-batch of step {header.step}, which was not announced")
+        due = len(held.micro_batches)
+        if header.index < due:
+            return
+        if header.index > due or due >= held.header.num_micro_batches:
+            raise ProtocolError(
+                f"micro-batch {header.index} of step {header.step}, which has "
+                f"{held.header.num_micro_batches} of which {due} came before"
+            )
+        check_payload(header, payload)
+        held.micro_batches.append(Received(header, payload))
+
+    def _on_release(self, message: m.Release) -> None:
+        held = self._steps.get(message.step)
+        if held is not None:
+            held.state = ON_RELEASE[held.state]
+        elif message.step > self.committed:
+            raise ProtocolError(f"release of step {message.step}, which was not announced")

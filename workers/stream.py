@@ -1,0 +1,247 @@
+"""`MicroBatchStream`: the training loop's view of the dispatcher.
+
+Every DP rank iterates the same steps with the same number of micro-batches; an error of any rank
+or of the dispatcher is raised in every rank's training loop rather than left to hang in a
+collective. Bytes become tensors in the training thread, when a micro-batch is asked for.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dispatcher.errors import ConfigError
+from workers.collate import (
+    CollateConfig,
+    Collation,
+    GradReduction,
+    LossNormalisation,
+    MicroBatch,
+    collate,
+)
+from workers.process_group import (
+    Place,
+    find_place,
+    hear_generation,
+    initialised,
+    share_failure,
+    share_generation,
+)
+from workers.rank_client import RankClient, RankStatistics, RankStep
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Step:
+    """One optimizer step: iterate its micro-batches, once or several times, then `commit()`.
+
+    Every iteration yields the same micro-batches in the same packing.
+    """
+
+    def __init__(self, step: RankStep, config: CollateConfig) -> None:
+        self._step, self._config = step, config
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank, and of every other; known before the first arrives."""
+        return len(self._step)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """Yield micro-batches as they arrive.
+
+        Raises StepContractError once the step is committed, or what ended the stream for good.
+        """
+        return (collate(item, self._step.header, self._config) for item in self._step)
+
+    def commit(self) -> None:
+        """Say that this step's optimizer step is done; queues the message and returns.
+
+        Raises StepContractError, which names the step that is due, out of order.
+        """
+        self._step.commit()
+
+    @property
+    def number(self) -> int:
+        """The step's number: the same on every rank, ascending."""
+        return self._step.header.step
+
+    @property
+    def digest(self) -> str:
+        """Fingerprint of the whole step's plan: the same on every rank."""
+        return self._step.header.digest
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the whole step over all DP ranks."""
+        return self._step.header.num_samples
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole step over all DP ranks."""
+        return self._step.header.tokens
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens that the loss counts, of the whole step over all DP ranks."""
+        return self._step.header.loss_tokens
+
+    @property
+    def loss_samples(self) -> int:
+        """Samples with at least one loss token, of the whole step over all DP ranks."""
+        return self._step.header.loss_samples
+
+
+class MicroBatchStream:
+    """Steps of micro-batches for this DP rank; an iterator and a context manager.
+
+    endpoint: `host:port` or `unix:/path`.
+    dp_rank, dp_size: this process's data-parallel position; default: of `process_group` or the
+        default process group, else RANK and WORLD_SIZE, else a single process.
+    generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
+        broadcasts it in the process group; so make streams on all ranks, in the same
+        order, like a collective.
+    layout: `packed`, `padded` or `jagged`; default: what the dispatcher plans for.
+    loss_normalisation: `token-mean` or `sequence-mean`, over the whole step.
+    grad_reduction: `mean` where the trainer averages gradients over ranks (DDP, FSDP), or `sum`.
+    prefetch_steps: steps to receive ahead of the training loop.
+    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
+    device: where tensors go; default: they stay in host memory.
+    weights_dtype: of `loss_weights`.
+
+    Raises ConfigError, DispatcherUnreachable, RankRefused, GenerationFenced; iterating raises the
+    last three too.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        generation: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        layout: str | None = None,
+        loss_normalisation: str = "token-mean",
+        grad_reduction: str = "mean",
+        prefetch_steps: int = 1,
+        reconnect_timeout: float = 300.0,
+        device: torch.device | str | None = None,
+        weights_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        place = find_place(dp_rank, dp_size, process_group)
+        normalisation = _choice(LossNormalisation, "loss_normalisation", loss_normalisation)
+        reduction = _choice(GradReduction, "grad_reduction", grad_reduction)
+        collation = None if layout is None else _choice(Collation, "layout", layout)
+        self._is_leader = place.dp_rank == 0
+
+        def join(agreed: int | None) -> RankClient:
+            return RankClient(
+                endpoint,
+                dp_rank=place.dp_rank,
+                dp_size=place.dp_size,
+                generation=agreed,
+                prefetch_steps=prefetch_steps,
+                reconnect_timeout=reconnect_timeout,
+            )
+
+        client = (
+            join(generation)
+            if generation is not None or place.dp_size == 1
+            else _join_together(join, place, process_group)
+        )
+        self._client = client
+        self._close = weakref.finalize(self, client.close)
+        self._config = CollateConfig(
+            dp_size=place.dp_size,
+            collation=collation or _choice(Collation, "layout", self._client.layout),
+            loss_normalisation=normalisation,
+            grad_reduction=reduction,
+            weights_dtype=weights_dtype,
+            device=None if device is None else torch.device(device),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        """Wait for the next step that every DP rank is prepared for; ends with the stream.
+
+        Raises StepContractError when too many steps are not committed, or what ended the stream
+        for good.
+        """
+        step = self._client.next_step()
+        if step is None:
+            raise StopIteration
+        return Step(step, self._config)
+
+    @property
+    def generation(self) -> int:
+        """Identity of this start of all ranks together, given by the dispatcher."""
+        return self._client.generation
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why the stream has ended; None while it has not."""
+        return self._client.end_reason
+
+    def set_policy_version(self, version: int) -> None:
+        """Report the version of the weights that are trained now.
+
+        DP rank 0's report counts; on other ranks this does nothing, so every rank may call it.
+        """
+        if self._is_leader:
+            self._client.set_policy_version(version)
+
+    def statistics(self) -> RankStatistics:
+        """A frozen snapshot of what this stream has done so far."""
+        return self._client.statistics()
+
+    def close(self) -> None:
+        """Deliver what was committed and disconnect. Idempotent, bounded in time."""
+        self._close()
+
+
+def _join_together(
+    join: Callable[[int | None], RankClient],
+    place: Place,
+    group: dist.ProcessGroup | None,
+) -> RankClient:
+    """Join with one generation for all DP ranks, asked for by DP rank 0."""
+    if not initialised():
+        if place.dp_rank == 0:
+            return join(None)
+        raise ConfigError(
+            "DP ranks must agree on a generation: call torch.distributed.init_process_group() "
+            "first, or pass DP rank 0's stream.generation as generation="
+        )
+    if place.dp_rank != 0:
+        return join(hear_generation(group))
+    try:
+        client = join(None)
+    except BaseException as error:
+        share_failure(error, group)
+        raise
+    share_generation(client.generation, group)
+    return client
+
+
+def _choice(kind: type[Choice], option: str, word: str) -> Choice:
+    """The member that a word names; raises ConfigError that lists the words."""
+    try:
+        return kind(word)
+    except ValueError:
+        raise ConfigError(f"{option} is {word!r}; choose from {', '.join(kind)}") from None
