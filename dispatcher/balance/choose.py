@@ -1,0 +1,133 @@
+"""Choosing the samples of a step: what is due, whole groups where asked, then the best selection.
+
+Invariant: exactly `take` positions (with groups, the largest total that whole groups reach),
+and the same ones for the same window and config.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dispatcher.balance.groups import fill_exactly, group_index, group_max
+from dispatcher.balance.lane import Pool, keep_oldest
+from dispatcher.balance.objective import estimate
+from dispatcher.balance.order import by_falling_tokens
+from dispatcher.balance.selection import due, select
+from dispatcher.errors import PlanError
+from dispatcher.plan import (
+    BoolArray,
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Strategy,
+    Sync,
+    Window,
+)
+
+
+def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> IntArray:
+    """Ascending positions of the samples that this step takes."""
+    if take >= len(window):
+        return np.arange(len(window))
+    left = _skips_left(window, cost, config)
+    if config.grouping is not Grouping.IGNORE and (window.group >= 0).any():
+        return np.flatnonzero(_choose_groups(window, cost, left, config, take))
+    forced = due(left, window.must_go, take)
+    if config.strategy is not Strategy.WINDOW:
+        return np.flatnonzero(keep_oldest(forced, take))
+    pool = Pool(
+        cost=cost,
+        age=_age(window.skips, left),
+        forced=forced,
+        neighbours=_neighbours(config),
+        columns=_waits_in_columns(config),
+        share=float(cost.mean()) * take / config.dp_size,
+    )
+    return np.flatnonzero(select(pool, take, _judge(window, cost, config)))
+
+
+def _choose_groups(
+    window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int
+) -> BoolArray:
+    """Whole groups; selection sees a group as one item that costs what its dearest sample does."""
+    index = group_index(window.group)
+    size = np.bincount(index)
+    if size.min() > take:
+        raise PlanError(
+            f"the smallest group has {size.min()} samples and the step takes {take}; "
+            "raise --dispatch-batch-size to the size of a group at least"
+        )
+    group_left = -group_max(-left, index)
+    must_go = group_max(window.must_go.astype(np.int64), index) > 0
+    forced = due(group_left, must_go, _surely_taken(size, take), size)
+    urgency = np.argsort(np.where(must_go, -1, group_left), kind="stable")
+
+    def realise(first: BoolArray) -> BoolArray:
+        order = np.concatenate((urgency[forced[urgency]], np.argsort(~first, kind="stable")))
+        order = order[np.sort(np.unique(order, return_index=True)[1])]
+        chosen: BoolArray = fill_exactly(order, forced, size, take)
+        return chosen
+
+    plain = realise(np.ones(len(size), dtype=bool))
+    if config.strategy is not Strategy.WINDOW:
+        return plain[index]
+    pool = Pool(
+        cost=group_max(cost, index),
+        age=_age(group_max(window.skips, index), group_left),
+        forced=forced,
+        neighbours=max(_neighbours(config) // int(np.median(size)), 1),
+        columns=_waits_in_columns(config),
+        share=float(cost.mean()) * take / config.dp_size,
+    )
+    judge = _judge(window, cost, config)
+    best = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)[index]))
+    return realise(best)[index]
+
+
+def _surely_taken(size: IntArray, take: int) -> int:
+    """Samples that every later step takes at least, as whole groups may not fill it."""
+    if np.ptp(size):
+        return max(take - int(size.max()) + 1, 1)
+    return max(take - take % int(size[0]), 1)
+
+
+def _judge(window: Window, cost: FloatArray, config: PlanConfig) -> Callable[[BoolArray], float]:
+    """Straggler excess that a good split of what a mask keeps will have."""
+    by_cost = by_falling_tokens(window.tokens)
+
+    def judge(keep: BoolArray) -> float:
+        order = by_cost[keep[by_cost]]
+        x = cost[order]
+        total = float(x.sum())
+        time = estimate(x, window.tokens[order], config)
+        return time * config.dp_size / total - 1 if total > 0 else 0.0
+
+    return judge
+
+
+def _waits_in_columns(config: PlanConfig) -> bool:
+    """Micro-steps of a fixed size: what waits is the difference between neighbours in length."""
+    return config.micro_batch_size is not None and config.sync is Sync.MICRO_STEP
+
+
+def _neighbours(config: PlanConfig) -> int:
+    """Samples that should be alike: those that start a micro-step, or all of a padded one."""
+    m = config.micro_batch_size or 1
+    return config.dp_size * (m if config.layout is Layout.PADDED else 1)
+
+
+def _skips_left(window: Window, cost: FloatArray, config: PlanConfig) -> IntArray:
+    """Dispatches that may still pass each sample over; outliers may have a bound of their own."""
+    bound = np.full(len(window), config.max_skips, dtype=np.int64)
+    if config.outlier_max_skips is not None:
+        rank_share = cost.mean() * config.dispatch_batch_size / config.dp_size
+        bound[cost > rank_share] = config.outlier_max_skips
+    return bound - window.skips
+
+
+def _age(skips: IntArray | FloatArray, left: IntArray | FloatArray) -> FloatArray:
+    """Skips suffered as a share of the bound; 1 for what has no skip left."""
+    age: FloatArray = np.where(left > 0, skips / np.maximum(skips + left, 1), 1.0)
+    return age

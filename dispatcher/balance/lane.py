@@ -1,0 +1,139 @@
+"""The outlier lane: the heaviest samples wait for each other and leave together.
+
+Invariant: a candidate keeps exactly `take` items and everything that is forced.
+
+A sample that costs more than a rank's share of the step makes every other rank wait, whatever the
+partition. Alone it wastes most of a step; together with the heaviest others the step is so much
+longer that nobody waits for it. So while the window has such a sample, the heaviest are held back,
+up to a quarter of a dispatch batch; as soon as they can leave together without waiting, or one of
+them is due, they go. (WLB-LLM delays outlier documents in the same spirit.)
+
+What is held back is not free: when it is due it may have to go without company. `debt` charges a
+candidate for that, but only in steps in which the lane has to open anyway.
+
+Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %.
+Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatcher.plan import BoolArray, FloatArray, IntArray
+
+#: At most this share of a dispatch batch is held: more gains little and biases what is left.
+_HELD_SHARE = 4
+#: How many columns' worth of the heaviest leave together, as tried in turn; more of them where
+#: micro-steps are columns, as elsewhere it would only leave the lightest behind.
+_COMPANY_OF_COLUMNS, _COMPANY = (1, 4, 16), (1, 2, 4)
+#: Columns from the heavy end that are watched for running into their deadline.
+_WATCHED_COLUMNS = 2
+#: Weight of a debt against waiting now.
+_DEBT_WEIGHT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What a selection chooses from, in arrival order: samples, or groups as one item each.
+
+    cost: float64[n]. age: float64[n], skips suffered as a share of the bound. forced: bool[n],
+    has to go now. neighbours: how many items of a micro-step should be alike. columns: whether
+    waiting comes from differences inside micro-steps rather than from single outliers.
+    share: cost above which an item rules a rank on its own.
+    """
+
+    cost: FloatArray
+    age: FloatArray
+    forced: BoolArray
+    neighbours: int
+    columns: bool
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The heavy end of a window. `order`: items by falling cost; `watched`: those in the lane."""
+
+    order: IntArray
+    forced: BoolArray
+    neighbours: int
+    has_outlier: bool
+    in_columns: bool
+    watched: IntArray
+    charge: FloatArray
+
+    @classmethod
+    def of(cls, pool: Pool) -> "Lane":
+        """Find the heavy end; `charge` is what holding each watched item longer may cost."""
+        order = np.argsort(-pool.cost, kind="stable")
+        cost = pool.cost[order]
+        has_outlier = bool(cost[0] > pool.share)
+        count = _WATCHED_COLUMNS * pool.neighbours
+        opens = (has_outlier or pool.columns) and bool(pool.forced[order[:count]].any())
+        if not opens or count >= len(order):
+            count = 0
+        charge = _DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - cost[count])
+        return cls(
+            order=order,
+            forced=pool.forced,
+            neighbours=pool.neighbours,
+            has_outlier=has_outlier,
+            in_columns=pool.columns,
+            watched=order[:count],
+            charge=charge / max(pool.share, 1e-300),
+        )
+
+    def debt(self, keep: BoolArray) -> float:
+        """What the worst of the watched items that stay behind may cost later, as excess."""
+        return float(self.charge[~keep[self.watched]].max(initial=0.0))
+
+    def candidates(self, take: int) -> Iterator[BoolArray]:
+        """The heaviest together; then some of the heaviest held, and the next ones together."""
+        columns = _COMPANY_OF_COLUMNS if self.in_columns else _COMPANY
+        company = [min(k * self.neighbours, take) for k in columns]
+        for k in company:
+            yield keep_oldest(self.forced, take, first=self.order[:k])
+        for h in self._held_counts(take):
+            held = self.order[:h]
+            yield keep_oldest(self.forced, take, last=held)
+            if self.forced.any():
+                for k in company:
+                    yield keep_oldest(self.forced, take, first=self.order[h : h + k], last=held)
+
+    def _held_counts(self, take: int) -> list[int]:
+        """How many to hold: all that may be if there is an outlier, else as few as help.
+
+        Without an outlier it is the shape of a packing that waits, which takes few to mend.
+        """
+        share = _HELD_SHARE if self.has_outlier or self.in_columns else 4 * _HELD_SHARE
+        most = min(len(self.order) - take, max(take // share, 1))
+        counts = [most >> i for i in range(0, most.bit_length(), 2)]
+        return counts if self.has_outlier else counts[::-1]
+
+
+def keep_oldest(
+    forced: BoolArray, take: int, first: IntArray | None = None, last: IntArray | None = None
+) -> BoolArray:
+    """Mask of `take` items in arrival order: `forced`, then `first`, then the oldest.
+
+    Items of `last` are taken only if nothing else is left.
+    """
+    keep = np.zeros(len(forced), dtype=bool)
+    wanted = [forced]
+    if first is not None:
+        wanted.append(_mask(len(forced), first))
+    if last is not None:
+        wanted.append(~_mask(len(forced), last))
+    for mask in [*wanted, np.ones(len(forced), dtype=bool)]:
+        missing = take - int(np.count_nonzero(keep))
+        if missing <= 0:
+            break
+        keep[np.flatnonzero(mask & ~keep)[:missing]] = True
+    return keep
+
+
+def _mask(n: int, items: IntArray) -> BoolArray:
+    mask = np.zeros(n, dtype=bool)
+    mask[items] = True
+    return mask

@@ -1,0 +1,158 @@
+"""Greedy assignment and levelling swaps: the moves that every partition is made of.
+
+Invariant: each item stays in exactly one slot; no step raises the largest load of a row of bins
+or takes a bin beyond its count or token cap.
+
+LPT is Graham 1969: largest item first, always into the least loaded bin. Example: [5, 4, 3, 3]
+into 2 bins with caps of 2: 5 | 4, 3 joins 4, the last 3 joins 5: sums 8 and 7.
+"""
+
+import heapq
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatcher.plan import FloatArray, IntArray
+
+#: Above this many items LPT goes by chunks: same idea, vectorised, and no longer item by item.
+CHUNKED_FROM = 3000
+#: Swap candidates a bin; more than this costs time and adds nothing, as many are alike.
+SWAP_SLOTS = 16
+#: Columns dealt to ranks by load; the ones after that differ too little to be worth it.
+_DEALT_BY_LOAD = 64
+#: When no pair can gain, bins are paired otherwise, this often (not under a token budget, where
+#: it is the budget that stands in the way).
+_OTHER_PAIRINGS = 3
+#: Loads within this of their mean count as level.
+TOLERANCE = 2e-4
+
+
+def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> IntArray:
+    """Bin of each item of `x` (descending), at most `cap` items a bin, loads from `start`."""
+    loads = np.zeros(bins) if start is None else start
+    if len(x) > CHUNKED_FROM and bins >= 32:
+        return _lpt_chunked(x, loads, cap)
+    heap = [(load, b) for b, load in enumerate(loads.tolist())]
+    heapq.heapify(heap)
+    room = [cap] * bins
+    labels = []
+    for cost in x.tolist():
+        load, b = heap[0]
+        labels.append(b)
+        room[b] -= 1
+        if room[b]:
+            heapq.heapreplace(heap, (load + cost, b))
+        else:
+            heapq.heappop(heap)
+    return np.array(labels, dtype=np.int64)
+
+
+def _lpt_chunked(x: FloatArray, start: FloatArray, cap: int) -> IntArray:
+    """LPT where each round gives the less loaded of the open bins one item each."""
+    loads = start.astype(np.float64)
+    bins, n = len(loads), len(x)
+    room, open_bins = np.full(bins, cap), bins
+    labels = np.empty(n, dtype=np.int64)
+    done = turn = 0
+    while done < n:
+        take = min(max(bins // 2, 1), n - done, open_bins)
+        target = loads.argsort(kind="stable")[:take]
+        labels[done : done + take] = target
+        loads[target] += x[done : done + take]
+        room[target] -= 1
+        done += take
+        turn += 1
+        if turn >= cap:  # before that no bin can be full
+            full = target[room[target] == 0]
+            loads[full] = np.inf
+            open_bins -= len(full)
+    return labels
+
+
+def spread_columns(cost: FloatArray) -> IntArray:
+    """Which rank takes each bin, int64[M, R] from cost[M, R], so that ranks' sums come close.
+
+    Columns by falling spread: the dearest bin goes to the least loaded rank, and so on. Past the
+    first columns, where spreads are small, the order just turns around each time.
+    """
+    M, R = cost.shape
+    ranks = np.empty((M, R), dtype=np.int64)
+    spread = cost.max(axis=1) - cost.min(axis=1)
+    dearest_first = np.argsort(-cost, axis=1, kind="stable")
+    loads, order = np.zeros(R), np.arange(R)
+    for turn, j in enumerate(np.argsort(-spread, kind="stable").tolist()):
+        order = np.argsort(loads, kind="stable") if turn < _DEALT_BY_LOAD else order[::-1]
+        ranks[j, dearest_first[j]] = order
+        if turn < _DEALT_BY_LOAD:
+            loads[order] += cost[j, dearest_first[j]]
+    return ranks
+
+
+def swap_level(
+    ids: IntArray, x: FloatArray, s: IntArray | None = None, budget: int = 0, rounds: int = 16
+) -> None:
+    """Level the loads of bins within each row by pairwise swaps, in place.
+
+    ids: int64[rows, bins, slots] into `x` (and `s`, the tokens, where `budget` caps a bin), whose
+    last entry is the empty slot: it costs nothing, so that swapping with it is a move.
+    Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
+    pair, the one swap that comes closest to levelling it. Rows that are level are left alone.
+    """
+    slots = ids.shape[2]
+    cost = x[ids]
+    stalled = 0
+    for turn in range(rounds):
+        r, high, low, gap = _uneven_pairs(cost.sum(axis=2), stalled)
+        if not len(r):
+            return
+        u, v = _slots(slots, turn), _slots(slots, turn + 1)
+        error = _differences(cost[r, high][:, u], cost[r, low][:, v])
+        error = np.abs(error - gap[:, None, None])
+        if s is not None:
+            more = _differences(s[ids[r, high]][:, u], s[ids[r, low]][:, v])
+            room = budget - s[ids[r, low]].sum(axis=1), budget - s[ids[r, high]].sum(axis=1)
+            error[(more > room[0][:, None, None]) | (-more > room[1][:, None, None])] = np.inf
+        error = error.reshape(len(r), -1)
+        best = error.argmin(axis=1)
+        gain = error[np.arange(len(r)), best] < gap * (1 - 1e-9)
+        stalled = 0 if gain.any() else stalled + 1
+        if stalled > (_OTHER_PAIRINGS if s is None else 0):
+            return
+        i, j = np.divmod(best[gain], len(v))
+        one, other = (r[gain], high[gain], u[i]), (r[gain], low[gain], v[j])
+        for array in (ids, cost):
+            array[one], array[other] = array[other], array[one]
+
+
+def _uneven_pairs(loads: FloatArray, shift: int) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+    """Row, more loaded bin, less loaded bin and half their difference, where that is worth it.
+
+    shift: how far the less loaded are moved on against the more loaded.
+    """
+    half = loads.shape[1] // 2
+    order = np.argsort(loads, axis=1, kind="stable")
+    order[:, :half] = np.roll(order[:, :half], -shift, axis=1)
+    loads = np.take_along_axis(loads, order, axis=1)
+    gap = (loads[:, : -half - 1 : -1] - loads[:, :half]) / 2
+    mean = loads.mean(axis=1, keepdims=True)
+    uneven = (loads.max(axis=1, keepdims=True) > mean * (1 + TOLERANCE)) & (
+        gap > mean * TOLERANCE / 4
+    )
+    if shift:  # what is left to gain is at the top
+        uneven[:, max(half // 4, 1) :] = False
+    r, pair = np.nonzero(uneven)
+    return r, order[r, -pair - 1], order[r, pair], gap[r, pair]
+
+
+def _differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """All a - b of each pair of rows: [n, u], [n, v] -> [n, u, v]."""
+    out: NDArray[Any] = a[:, :, None] - b[:, None, :]
+    return out
+
+
+def _slots(slots: int, turn: int) -> IntArray:
+    """Which slots of a bin take part in a round: all, or a sample that shifts with the round."""
+    if slots <= SWAP_SLOTS:
+        return np.arange(slots)
+    return (np.arange(SWAP_SLOTS) * slots // SWAP_SLOTS + turn * 7) % slots

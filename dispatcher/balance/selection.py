@@ -1,0 +1,79 @@
+"""Selection: which samples of the window this step takes.
+
+Invariant: exactly `take` items, with every item that is due among them (as far as they fit):
+nobody is skipped beyond its bound, now or in any later step that takes as many.
+
+Candidates are tried from the least to the most selective, and the first that waits no more than
+`GOOD_ENOUGH` ends the search, so that ages and lengths are disturbed only as far as it pays:
+the oldest; the outlier lane (lane.py), which holds the heaviest back or lets them leave together;
+the column DP (column_dp.py), which looks for micro-steps of alike samples.
+
+Example: 3 of 5 to take, two ranks, costs in arrival order 9 1 1 1 1: the oldest three, 9 1 1,
+make one rank wait (9 | 2); holding the 9 back gives 1 1 1 with less waiting. Once the 9 is due,
+it leaves with the heaviest company there is.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from dispatcher.balance.column_dp import column_dp
+from dispatcher.balance.lane import Lane, Pool, keep_oldest
+from dispatcher.plan import BoolArray, IntArray
+
+#: Mask of the items to keep -> straggler excess that a good split of them will have.
+Judge = Callable[[BoolArray], float]
+#: Straggler excess below which a better selection is not worth disturbing the order of arrival.
+GOOD_ENOUGH = 1e-3
+#: How much of the window the column DP may skip ahead or behind its share at any length: where
+#: micro-steps are columns of alike samples, and where they are not.
+BAND_OF_COLUMNS, BAND = 0.2, 0.06
+
+
+def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
+    """Items that have to go now, most urgent first where they are more than `take` samples.
+
+    For every j, of the samples with at most j skips left all but j * take go now: the j steps
+    that remain before the last of them is due can take no more.
+    Example: take 2, skips left 0 1 1 1: the first is due, and of the four with at most one skip
+    left 4 - 1 * 2 = 2 must go: the first and one more.
+    """
+    size = np.ones(len(left), dtype=np.int64) if size is None else size
+    urgency = np.where(must_go, -1, np.clip(left, 0, 32767)).astype(np.int16)  # sorts by radix
+    order = np.argsort(urgency, kind="stable")
+    held = np.cumsum(size[order])
+    need = int((held - np.maximum(urgency[order], 0).astype(np.int64) * take).max(initial=0))
+    before = held - size[order]
+    forced = np.zeros(len(left), dtype=bool)
+    forced[order[(before < need) & (before < take)]] = True
+    return forced
+
+
+def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
+    """Mask of the `take` items that leave together with the least waiting."""
+    best = keep_oldest(pool.forced, take)
+    if take >= len(best):
+        return best
+    least = judge(best)
+    if least <= GOOD_ENOUGH:
+        return best
+    lane = Lane.of(pool)
+    least += lane.debt(best)
+    for candidate in _candidates(pool, lane, take):
+        excess = judge(candidate) + lane.debt(candidate)
+        if excess < least - 1e-9:
+            best, least = candidate, excess
+        if least <= GOOD_ENOUGH:
+            break
+    return best
+
+
+def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
+    yield from lane.candidates(take)
+    order = lane.order
+    x, forced = pool.cost[order], pool.forced[order]
+    penalty = x.mean() * (np.minimum(pool.age[order], 1.0) ** 2 + 1000.0 * forced)
+    band = BAND_OF_COLUMNS if pool.columns else BAND
+    keep = np.zeros(len(order), dtype=bool)
+    keep[order] = column_dp(x, penalty, forced, take=take, G=pool.neighbours, band=band)
+    yield keep

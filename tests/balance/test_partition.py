@@ -1,0 +1,167 @@
+"""Claims about partitions, packings and bounds on their own: permutations, caps, lower bounds."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.balance.bounds import column_bound, levels, rank_bound
+from dispatcher.balance.leveling import lpt, spread_columns, swap_level
+from dispatcher.balance.packing import best_fit, fewest_micro_batches, lpt_budget, pack
+from dispatcher.balance.partition import column_partition, padded_partition, step_partition
+from dispatcher.plan import FloatArray
+
+COSTS = st.one_of(
+    st.integers(0, 3),
+    st.integers(0, 1000),
+    st.sampled_from([2**i for i in range(32)]),
+)
+
+
+def falling(values: list[int]) -> FloatArray:
+    return np.sort(np.array(values, dtype=np.float64))[::-1].copy()
+
+
+@st.composite
+def full_batches(draw: st.DrawFn) -> tuple[FloatArray, int, int, int]:
+    R, M, m = draw(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3)))
+    values = draw(st.lists(COSTS, min_size=R * M * m, max_size=R * M * m))
+    return falling(values), R, M, m
+
+
+@given(full_batches())
+def test_step_partition_is_a_permutation_no_worse_than_greedy(
+    batch: tuple[FloatArray, int, int, int],
+) -> None:
+    x, R, M, m = batch
+    slots = step_partition(x, R, M, m)
+    assert sorted(slots.ravel().tolist()) == list(range(len(x)))
+    greedy = np.bincount(lpt(x, R, M * m), weights=x, minlength=R).max()
+    largest = x[slots].sum(axis=(1, 2)).max()
+    assert rank_bound(x, R, M * m) * (1 - 1e-12) <= largest <= greedy * (1 + 1e-12)
+
+
+@given(full_batches())
+def test_column_partition_is_a_permutation_above_its_bound(
+    batch: tuple[FloatArray, int, int, int],
+) -> None:
+    x, R, M, m = batch
+    slots = column_partition(x, R, M, m)
+    assert sorted(slots.ravel().tolist()) == list(range(len(x)))
+    time = float(x[slots].sum(axis=2).max(axis=0).sum())
+    assert time >= column_bound(x, R, m) * (1 - 1e-12)
+    if m == 1:
+        assert time == pytest.approx(x[::R].sum())
+
+
+@given(full_batches(), st.booleans())
+def test_padded_partition_pads_least(
+    batch: tuple[FloatArray, int, int, int], per_step: bool
+) -> None:
+    x, R, M, m = batch
+    slots = padded_partition(x, R, M, m, per_step)
+    assert sorted(slots.ravel().tolist()) == list(range(len(x)))
+    padded = float(m * x[slots].max(axis=2).sum())
+    assert padded == pytest.approx(m * x[::m].sum())
+
+
+def test_the_step_bound_is_met_exactly_where_every_split_can_be_tried() -> None:
+    generator = np.random.default_rng(7)
+    for _ in range(20):
+        x = falling(generator.integers(0, 30, 6).tolist())
+        best = min(
+            max(x[[i for i in range(6) if label[i] == r]].sum() for r in range(2))
+            for label in product(range(2), repeat=6)
+            if sum(label) == 3
+        )
+        bound = rank_bound(x, 2, 3)
+        reached = x[step_partition(x, 2, 3, 1)].sum(axis=(1, 2)).max()
+        assert bound <= best <= reached
+        assert reached <= best * 1.05 + 1
+
+
+def test_a_heavy_tail_is_split_where_equal_size_kk_is_far_off() -> None:
+    x = falling(np.random.default_rng(3).lognormal(8, 1, 256).astype(int).tolist())
+    ranks = x[step_partition(x, 16, 16, 1)].sum(axis=(1, 2))
+    assert ranks.max() <= rank_bound(x, 16, 16) * 1.001
+
+
+def test_levels_cover_the_largest_item_of_each_column_and_the_total() -> None:
+    assert levels(np.array([10.0, 4, 4, 2]), R=2, M=2).tolist() == [10, 4]
+    assert levels(np.array([3.0, 3, 3, 3]), R=2, M=2).tolist() == [3, 3]
+    assert levels(np.array([5.0]), R=2, M=2).tolist() == [5, 0]
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_swaps_keep_every_item_and_never_raise_the_largest_load(
+    bins: int, slots: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    x = generator.integers(0, 50, 2 * bins * slots).astype(np.float64)
+    ids = generator.permutation(len(x)).reshape(2, bins, slots)
+    before = x[ids].sum(axis=2).max(axis=1)
+    columns = np.sort(ids.reshape(2, -1))
+    swap_level(ids, x)
+    assert (x[ids].sum(axis=2).max(axis=1) <= before).all()
+    assert (np.sort(ids.reshape(2, -1)) == columns).all()
+
+
+def test_large_inputs_go_by_chunks_and_keep_their_caps() -> None:
+    x = falling(np.random.default_rng(0).integers(1, 9999, 6400).tolist())
+    labels = lpt(x, 64, 100)
+    assert np.bincount(labels, minlength=64).tolist() == [100] * 64
+
+
+@pytest.mark.parametrize("columns", [3, 300])
+def test_columns_are_spread_over_all_ranks(columns: int) -> None:
+    cost = np.sort(np.random.default_rng(1).random(8 * columns))[::-1].reshape(columns, 8)
+    ranks = spread_columns(cost)
+    assert (np.sort(ranks, axis=1) == np.arange(8)).all()
+    sums = np.zeros(8)
+    np.add.at(sums, ranks, cost)
+    assert np.ptp(sums) <= 1
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> tuple[FloatArray, list[int], int, int]:
+    budget = draw(st.integers(1, 200))
+    lengths = draw(st.lists(st.integers(1, budget + budget // 4), min_size=1, max_size=50))
+    return falling(lengths) ** 2, sorted(lengths, reverse=True), draw(st.integers(1, 5)), budget
+
+
+@given(packings(), st.integers(1, 3))
+def test_packing_keeps_the_budget_and_lets_what_exceeds_it_go_alone(
+    packing: tuple[FloatArray, list[int], int, int], multiple: int
+) -> None:
+    x, lengths, R, budget = packing
+    s = np.array(lengths)
+    labels, M = pack(x, s, R, budget, multiple)
+    assert M % multiple == 0
+    assert fewest_micro_batches(s, R, budget, multiple) <= M
+    assert labels.min() >= 0
+    assert labels.max() < R * M
+    counts = np.bincount(labels)
+    held = np.bincount(labels, weights=s)
+    assert ((held <= budget) | (counts == 1)).all()
+
+
+def test_micro_batches_are_as_few_as_the_tokens_allow() -> None:
+    for seed in range(20):
+        s = np.sort(np.random.default_rng(seed).integers(1, 60, 120))[::-1].copy()
+        _, M = pack(s.astype(np.float64) ** 2, s, 4, 200)
+        assert fewest_micro_batches(s, 4, 200) == M
+
+
+def test_a_budget_without_room_is_told_apart_from_a_bad_packing() -> None:
+    s = np.array([8, 5, 4, 3])
+    assert lpt_budget(s.astype(np.float64), s, 2, 10) is None
+    assert best_fit(s, 2, 10) is None
+    assert pack(s.astype(np.float64), s, 2, 10)[1] == 2
+
+
+def test_best_fit_finds_a_perfect_packing() -> None:
+    labels = best_fit(np.array([7, 6, 4, 3]), 2, 10)
+    assert labels is not None
+    assert labels.tolist() == [0, 1, 1, 0]

@@ -1,0 +1,199 @@
+"""Claims about selection: counts, deadlines, the lane and the column DP."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.balance import Quadratic, plan
+from dispatcher.balance.column_dp import column_dp
+from dispatcher.balance.groups import fill_exactly, group_index, group_max
+from dispatcher.balance.lane import keep_oldest
+from dispatcher.balance.selection import due
+from dispatcher.plan import Grouping, IntArray, PlanConfig, Sync, Window
+
+
+def test_due_counts_the_steps_that_remain() -> None:
+    none = np.zeros(4, dtype=bool)
+    assert due(np.array([0, 1, 1, 1]), none, 2).tolist() == [True, True, False, False]
+    assert due(np.array([3, 3, 3, 3]), none, 2).tolist() == [False] * 4
+    assert due(np.array([1, 0, 1, 2]), none, 1).tolist() == [False, True, False, False]
+
+
+def test_a_must_go_flag_comes_before_every_deadline() -> None:
+    flags = np.array([False, False, True])
+    assert due(np.array([0, 9, 9]), flags, 1).tolist() == [False, False, True]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 8))
+def test_what_is_due_leaves_a_schedule_that_can_be_kept(left: list[int], take: int) -> None:
+    forced = due(np.array(left), np.zeros(len(left), dtype=bool), take)
+    feasible = all(sum(v <= j for v in left) <= (j + 1) * take for j in range(5))
+    assert forced.sum() <= take
+    if feasible:
+        rest = [v - 1 for v, gone in zip(left, forced, strict=True) if not gone]
+        assert all(sum(v <= j for v in rest) <= (j + 1) * take for j in range(4))
+
+
+def test_the_oldest_are_kept_after_what_is_forced_and_wanted() -> None:
+    forced = np.array([False, False, False, False, True])
+    assert keep_oldest(forced, 2).tolist() == [True, False, False, False, True]
+    last = np.array([0, 1])
+    assert keep_oldest(forced, 2, last=last).tolist() == [False, False, True, False, True]
+    assert keep_oldest(forced, 4, last=last).tolist() == [True, False, True, True, True]
+    assert keep_oldest(forced, 2, first=np.array([3])).tolist()[3:] == [True, True]
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.floats(0, 0.5), st.data())
+def test_the_column_dp_keeps_the_count_and_what_is_forced(
+    items: int, neighbours: int, band: float, data: st.DataObject
+) -> None:
+    take = data.draw(st.integers(1, items))
+    costs = data.draw(st.lists(st.integers(0, 99), min_size=items, max_size=items))
+    x = np.sort(np.array(costs))[::-1].astype(float)
+    forced = np.zeros(items, dtype=bool)
+    forced[data.draw(st.lists(st.integers(0, items - 1), max_size=take, unique=True))] = True
+    keep = column_dp(x, 1000.0 * forced, forced, take=take, G=neighbours, band=band)
+    assert keep.sum() == take
+    assert keep[forced].all()
+
+
+def test_the_column_dp_skips_what_makes_a_column_uneven() -> None:
+    x = np.array([9.0, 5, 5, 1, 1])
+    none = np.zeros(5, dtype=bool)
+    keep = column_dp(x, np.zeros(5), none, take=4, G=2, band=0.5)
+    assert keep.tolist() == [False, True, True, True, True]
+
+
+def test_the_column_dp_takes_skips_in_quanta_when_there_are_many() -> None:
+    x = np.arange(5000.0)[::-1]
+    keep = column_dp(x, np.ones(5000), np.zeros(5000, dtype=bool), take=2000, G=8, band=0.1)
+    assert keep.sum() == 2000
+
+
+def steady(
+    tokens: IntArray, config: PlanConfig, window: int, steps: int
+) -> tuple[list[int], list[IntArray]]:
+    """Excess per step in basis points, and skips of what left, with a window refilled each step."""
+    held, skips = np.arange(window), np.zeros(window, dtype=np.int64)
+    excess, left = [], []
+    upcoming = window
+    for _ in range(steps):
+        none = np.full(len(held), -1)
+        columns = Window(tokens[held % len(tokens)], skips, none, np.zeros(len(held), dtype=bool))
+        step = plan(columns, config)
+        assert len(step.chosen) == config.dispatch_batch_size
+        excess.append(round(step.excess * 1e4))
+        left.append(skips[step.chosen])
+        keep = np.ones(len(held), dtype=bool)
+        keep[step.chosen] = False
+        fresh = np.arange(upcoming, upcoming + len(step.chosen))
+        upcoming += len(fresh)
+        held = np.concatenate((held[keep], fresh))
+        skips = np.concatenate((skips[keep] + 1, np.zeros(len(fresh), dtype=np.int64)))
+        assert len(set(held.tolist())) == window
+    return excess, left
+
+
+def heavy_tail(n: int) -> IntArray:
+    lengths = np.random.default_rng(11).lognormal(6, 1, n).astype(np.int64) + 1
+    lengths[::97] = 40000  # now and then one that rules its step
+    return lengths
+
+
+@pytest.mark.parametrize("sync", list(Sync))
+@pytest.mark.parametrize(("window", "max_skips"), [(40, 1), (40, 3), (64, 4), (128, 3)])
+def test_nobody_is_skipped_beyond_the_bound(sync: Sync, window: int, max_skips: int) -> None:
+    config = PlanConfig(
+        dp_size=4,
+        dispatch_batch_size=32,
+        cost=Quadratic(),
+        micro_batch_size=1,
+        sync=sync,
+        max_skips=max_skips,
+    )
+    _, left = steady(heavy_tail(1000), config, window, steps=40)
+    assert max(int(skips.max()) for skips in left) <= max_skips
+
+
+def test_outliers_may_have_a_bound_of_their_own() -> None:
+    config = PlanConfig(
+        dp_size=8,
+        dispatch_batch_size=32,
+        cost=Quadratic(),
+        micro_batch_size=1,
+        sync=Sync.STEP,
+        max_skips=2,
+        outlier_max_skips=9,
+    )
+    _, left = steady(heavy_tail(1000), config, 48, steps=60)
+    assert 2 < max(int(skips.max()) for skips in left) <= 9
+
+
+def test_the_lane_makes_outliers_leave_together() -> None:
+    config = PlanConfig(
+        dp_size=8,
+        dispatch_batch_size=64,
+        cost=Quadratic(),
+        micro_batch_size=1,
+        sync=Sync.STEP,
+        max_skips=8,
+    )
+    alone, _ = steady(heavy_tail(1000), config, 64, steps=60)
+    together, _ = steady(heavy_tail(1000), config, 96, steps=60)
+    assert sum(together) < sum(alone) / 4
+
+
+def test_groups_are_numbered_by_first_arrival() -> None:
+    assert group_index(np.array([7, -1, 7, 3, -1])).tolist() == [0, 1, 0, 2, 3]
+    index = np.array([0, 1, 0, 2])
+    assert group_max(np.array([5, 1, 9, 2]), index).tolist() == [9, 1, 2]
+
+
+def test_whole_groups_fill_a_step_exactly_where_their_sizes_allow() -> None:
+    none = np.zeros(3, dtype=bool)
+    size = np.array([3, 2, 2])
+    assert fill_exactly(np.arange(3), none, size, 4).tolist() == [False, True, True]
+    assert fill_exactly(np.arange(3), none, size, 5).tolist() == [True, True, False]
+    assert fill_exactly(np.arange(3), none, size, 6).tolist() == [True, True, False]
+    first = np.array([True, False, False])
+    assert fill_exactly(np.arange(3), first, size, 4).tolist() == [True, False, False]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 20))
+def test_no_choice_of_whole_groups_comes_closer(sizes: list[int], take: int) -> None:
+    size = np.array(sizes)
+    chosen = fill_exactly(np.arange(len(size)), np.zeros(len(size), dtype=bool), size, take)
+    reachable = {0}
+    for count in sizes:
+        reachable |= {total + count for total in reachable}
+    assert size[chosen].sum() == max(total for total in reachable if total <= take)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (1, 2, 3, 5)])
+def test_groups_keep_their_deadline_too(sizes: tuple[int, ...]) -> None:
+    config = PlanConfig(
+        dp_size=2,
+        dispatch_batch_size=16,
+        cost=Quadratic(),
+        micro_batch_size=1,
+        grouping=Grouping.STEP,
+        max_skips=3,
+    )
+    generator = np.random.default_rng(5)
+    group, tokens, skips = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+    upcoming, seen = 0, 0
+    for _ in range(60):
+        while len(group) < 24:
+            count = int(generator.choice(sizes))
+            group = np.concatenate((group, np.full(count, upcoming)))
+            tokens = np.concatenate((tokens, generator.integers(1, 5000, count)))
+            skips = np.concatenate((skips, np.zeros(count, dtype=np.int64)))
+            upcoming += 1
+        step = plan(Window(tokens, skips, group, np.zeros(len(group), dtype=bool)), config)
+        seen = max(seen, int(skips[step.chosen].max()))
+        keep = np.ones(len(group), dtype=bool)
+        keep[step.chosen] = False
+        assert set(group[keep].tolist()).isdisjoint(group[step.chosen].tolist())
+        group, tokens, skips = group[keep], tokens[keep], skips[keep] + 1
+    assert seen <= 3

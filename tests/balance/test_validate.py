@@ -1,0 +1,57 @@
+"""Claims about config checks: what cannot work is refused with the remedy in the message."""
+
+from dataclasses import replace
+
+import pytest
+
+from dispatcher.balance import tokens, validate_config
+from dispatcher.errors import ConfigError
+from dispatcher.plan import Layout, PlanConfig
+
+GOOD = PlanConfig(dp_size=8, dispatch_batch_size=64, cost=tokens, micro_batch_size=2)
+
+
+def test_a_consistent_config_passes() -> None:
+    validate_config(GOOD)
+    validate_config(replace(GOOD, micro_batch_multiple=2), window_multiple=2.5)
+    budget = replace(GOOD, micro_batch_size=None, micro_batch_tokens=4096)
+    validate_config(replace(budget, dispatch_batch_size=61))
+    validate_config(replace(budget, max_skips=1, outlier_max_skips=4), window_multiple=1.25)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (replace(GOOD, dp_size=0), "dp_size is 0; it must be at least 1"),
+        (replace(GOOD, dispatch_batch_size=0), "dispatch_batch_size is 0"),
+        (replace(GOOD, micro_batch_multiple=0), "micro_batch_multiple is 0"),
+        (replace(GOOD, micro_batch_size=0), "micro_batch_size is 0"),
+        (replace(GOOD, micro_batch_size=None), "neither is set"),
+        (replace(GOOD, micro_batch_tokens=10), "both are set"),
+        (replace(GOOD, micro_batch_size=None, micro_batch_tokens=0), "micro_batch_tokens is 0"),
+        (
+            replace(GOOD, micro_batch_size=None, micro_batch_tokens=9, layout=Layout.PADDED),
+            "set micro_batch_size instead",
+        ),
+        (replace(GOOD, dispatch_batch_size=60), "multiple of 16 .* use 48 or 64"),
+        (replace(GOOD, dispatch_batch_size=6), "; use 16$"),
+        (replace(GOOD, micro_batch_multiple=3), "x micro_batch_multiple 3; use 48 or 96"),
+    ],
+)
+def test_a_contradiction_names_its_remedy(config: PlanConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate_config(config)
+
+
+@pytest.mark.parametrize("multiple", [2.25, 3])
+def test_a_bound_on_skips_that_the_window_cannot_keep_is_refused(multiple: float) -> None:
+    with pytest.raises(ConfigError, match=r"max_skips is 1, but .* raise it to 2 or more"):
+        validate_config(replace(GOOD, max_skips=1), multiple)
+    with pytest.raises(ConfigError, match="outlier_max_skips is 0"):
+        validate_config(replace(GOOD, outlier_max_skips=0), multiple)
+
+
+@pytest.mark.parametrize("multiple", [0.5, float("nan"), float("inf")])
+def test_a_window_is_at_least_one_dispatch_batch(multiple: float) -> None:
+    with pytest.raises(ConfigError, match="window_multiple is"):
+        validate_config(GOOD, multiple)
