@@ -340,6 +340,13 @@ class StepLedger:
         )
 
     @property
+    def absent(self) -> list[int]:
+        """DP ranks that lost their connection and have not come back, without a goodbye."""
+        return sorted(
+            dp_rank for dp_rank, rank in self.ranks.items() if not (rank.connected or rank.gone)
+        )
+
+    @property
     def deserted(self) -> bool:
         """Whether every DP rank that joined has said goodbye."""
         return all(rank.gone for rank in self.ranks.values())

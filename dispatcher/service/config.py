@@ -170,7 +170,8 @@ class ServeConfig(BaseModel):
     heartbeat_interval: Duration = 5.0
     """how often clients say that they are alive"""
     rank_timeout: Duration = 60.0
-    """take a DP rank for lost when it is silent, heartbeats included, for so long"""
+    """close a DP rank's connection that is silent, heartbeats included, for so long; its steps stay
+    open, and it or its successor goes on with them"""
     drain_timeout: Duration = 60.0
     """after SIGTERM, wait for open steps to be committed for so long"""
     sample_id_horizon: NotNegative = 1_000_000

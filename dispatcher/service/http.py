@@ -61,11 +61,11 @@ class HttpPlane:
         return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
-        """Samples are accepted. Ranks that are silent are named, and do not make it unready."""
+        """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
         phase = self._hub.core.statistics().phase
         lines = [f"{'ok' if phase == 'running' else 'not ready'}: {phase}"]
-        if silent := self._hub.silent_ranks():
-            lines.append(f"silent DP ranks: {', '.join(map(str, silent))}")
+        if absent := self._hub.absent_ranks():
+            lines.append(f"absent DP ranks: {', '.join(map(str, absent))}")
         return web.Response(text="\n".join(lines) + "\n", status=200 if phase == "running" else 503)
 
     async def statusz(self, _: web.Request) -> web.Response:
@@ -76,7 +76,7 @@ class HttpPlane:
             "version": __version__,
             "accepted": at.accepted,
             "balanced": at.balanced,
-            "silent_ranks": self._hub.silent_ranks(),
+            "absent_ranks": self._hub.absent_ranks(),
             "config": self._hub.config.model_dump(mode="json"),
         }
         return web.json_response(status, dumps=lambda value: json.dumps(value, indent=2) + "\n")

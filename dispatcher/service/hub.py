@@ -201,19 +201,22 @@ class Hub:
             log.warning("a DP rank left without a goodbye and did not come back")
             self._done.set()
 
-    def close_idle(self) -> None:
-        """Close producers that have been silent, heartbeats included, for too long."""
-        horizon = self.clock() - self.config.idle_timeout
-        for peer in list(self._roster.producers.values()):
-            if peer.last_heard < horizon:
-                log.warning("%s was silent for %g s; closing", peer, self.config.idle_timeout)
-                peer.close()
+    def close_silent(self) -> None:
+        """Close the connections of clients that are silent, heartbeats included, for too long.
 
-    def silent_ranks(self) -> list[int]:
-        """DP ranks that have not been heard of for longer than `rank_timeout`."""
-        horizon = self.clock() - self.config.rank_timeout
-        seats = self._roster.seats.values()
-        return sorted(seat.dp_rank for seat in seats if seat.peer.last_heard < horizon)
+        A live client connects again; the place of one that is not is free for its successor.
+        """
+        config, now = self.config, self.clock()
+        watched = [(peer, config.idle_timeout) for peer in self._roster.producers.values()]
+        watched += [(seat.peer, config.rank_timeout) for seat in self._roster.seats.values()]
+        for peer, timeout in watched:
+            if now - peer.last_heard > timeout:
+                log.warning("%s was silent for %g s; closing its connection", peer, timeout)
+                peer.close("silent")
+
+    def absent_ranks(self) -> list[int]:
+        """DP ranks of the current generation that left without a goodbye."""
+        return self.core.ledger.absent
 
     def close(self) -> None:
         """Let go of everything."""

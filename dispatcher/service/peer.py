@@ -162,10 +162,10 @@ class Peer(asyncio.BufferedProtocol):
         # Closing at once could reset the connection before the peer has read why.
         self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
 
-    def close(self) -> None:
+    def close(self, reason: str = "closed") -> None:
         """End the connection once what is written has been sent."""
         if self._ending is None:
-            self._end("closed")
+            self._end(reason)
 
     def __str__(self) -> str:
         return f"{self.role} {self.client_id}".strip()

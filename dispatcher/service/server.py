@@ -130,13 +130,13 @@ async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[sign
 
 
 async def _watch(hub: Hub) -> None:
-    """Measure the event loop's lateness; close producers that are silent for too long."""
+    """Measure the event loop's lateness; close connections that are silent for too long."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
         hub.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
-        hub.close_idle()
+        hub.close_silent()
 
 
 @contextlib.asynccontextmanager

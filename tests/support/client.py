@@ -14,7 +14,7 @@ group in lockstep, one step after the other.
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, sleep
 from typing import Self, TypeVar
 
 import numpy as np
@@ -40,23 +40,27 @@ M = TypeVar("M", bound=m.Message)
 
 
 class WireClient:
-    """One connection. Usable as a context manager, which closes it."""
+    """One connection; it hangs up when it is closed, left as a context, or forgotten."""
 
     def __init__(self, endpoint: str, *, receive_buffer: int | None = None) -> None:
-        at = Endpoint.parse(endpoint)
-        family = socket.AF_UNIX if at.path else socket.AF_INET
+        family = socket.AF_UNIX if endpoint.startswith("unix:") else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         self._sock.settimeout(PATIENCE_S)
+        at = Endpoint.parse(endpoint)
         if receive_buffer is not None:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._sock.connect(at.path or (at.host, at.port))
         self._reader = FrameReader(LIMITS)
         self._arrived: list[tuple[m.Message, memoryview]] = []
+        self._pause = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
     def send(self, message: m.Message, payload: bytes = b"") -> None:
@@ -71,6 +75,7 @@ class WireClient:
         """The next message and its payload. Raises EOFError at the end, TimeoutError in vain."""
         deadline = monotonic() + within
         while not self._arrived:
+            sleep(self._pause)
             self._sock.settimeout(max(0.001, deadline - monotonic()))
             nbytes = self._sock.recv_into(self._reader.get_buffer())
             if not nbytes:
@@ -140,15 +145,13 @@ class Producer(WireClient):
         self.send(*make_push(self.client_id, first, tokens, **columns))
         return first
 
-    def push(
-        self, tokens: Sequence[int], *, seq: int | None = None, **columns: object
-    ) -> list[str]:
+    def push(self, tokens: Sequence[int], *, seq: int | None = None, **columns: object) -> m.Pushed:
         """Send samples and wait for the outcome of each, however long the buffer is full."""
         first = self.send_push(tokens, seq=seq, **columns)
         while not isinstance(message := self.receive()[0], m.Pushed):
             assert isinstance(message, m.Blocked), message
         assert message.first_seq == first
-        return message.outcomes
+        return message
 
 
 def make_push(
@@ -217,7 +220,7 @@ class Rank(WireClient):
         **hello: object,
     ) -> None:
         super().__init__(endpoint, receive_buffer=receive_buffer)
-        self.dp_rank = dp_rank
+        self.dp_rank, self._dp_size, self._endpoint = dp_rank, dp_size, endpoint
         self.client_id = client_id or f"rank-{dp_rank}-{id(self):x}"
         facts = {
             "client_id": self.client_id,
@@ -226,6 +229,7 @@ class Rank(WireClient):
             "generation": generation,
         }
         self.steps: dict[int, HeldStep] = {}
+        self.taken = self.committed = -1
         self.ended: str | None = None
         self.send(m.HelloRank.model_validate(facts | hello))
         self.welcome = self.expect(m.WelcomeRank)
@@ -233,10 +237,15 @@ class Rank(WireClient):
 
     def demand(self, *, taken: int, hungry: bool = True) -> None:
         """Say which step the training loop has begun, and whether it waits for the next."""
+        self.taken = taken
         self.send(m.Demand(taken=taken, hungry=hungry))
 
-    def hold(self, step: int) -> HeldStep:
-        """Wait until this rank holds the whole step, released or not."""
+    def hold(self, step: int, *, pause: float = 0.0) -> HeldStep:
+        """Wait until this rank holds the whole step, released or not.
+
+        pause: seconds to wait before every read, for a rank that is slow.
+        """
+        self._pause = pause
         self.pump(lambda: step in self.steps and self.steps[step].whole, f"all of step {step}")
         return self.steps[step]
 
@@ -251,12 +260,30 @@ class Rank(WireClient):
 
     def commit(self, step: int) -> None:
         """Say that every step up to this one is applied."""
+        self.committed = step
         self.send(m.Commit(step=step))
 
     def await_end(self) -> str:
         """Wait for the end of the stream; returns its reason."""
         self.pump(lambda: self.ended is not None, "the end of the stream")
         return self.ended or ""
+
+    def reconnect(self) -> "Rank":
+        """The same process on a new connection: it says what it holds, and goes on from there."""
+        self.close()
+        held = {step: part for step, part in self.steps.items() if step > self.committed}
+        again = Rank(
+            self._endpoint,
+            self.dp_rank,
+            self._dp_size,
+            generation=self.generation,
+            client_id=self.client_id,
+            taken=self.taken,
+            committed=self.committed,
+            received=[(step, len(part.micro_batches)) for step, part in held.items()],
+        )
+        again.steps, again.taken, again.committed = held, self.taken, self.committed
+        return again
 
     def pump(self, done: Callable[[], bool], what: str) -> None:
         """Take messages until `done`; a message that makes no sense fails the test."""
@@ -316,18 +343,24 @@ class Trainer:
             rank.close()
 
     def train(self) -> list[HeldStep]:
-        """Wait for a step, check that all ranks agree on it, commit it; one part a rank."""
+        """Wait for a step, check that all ranks agree on it, commit it; one part a rank.
+
+        Nothing once the stream has ended: `while trainer.train(): ...`.
+        """
         parts = self.take()
-        self.commit(parts[0].header.step)
+        if parts:
+            self.commit(parts[0].header.step)
         return parts
 
     def take(self) -> list[HeldStep]:
-        """Wait for the next step on every rank, as far as its release."""
+        """Wait for the next step on every rank, as far as its release; nothing at the end."""
+        first = self.ranks[0]
         for rank in self.ranks:
             rank.demand(taken=self.committed)
-        self.ranks[0].pump(lambda: self._next() is not None, "the next step")
+        first.pump(lambda: first.ended is not None or self._next() is not None, "the next step")
         step = self._next()
-        assert step is not None
+        if step is None:
+            return []
         held = [rank.hold(step) for rank in self.ranks]
         assert all(part.header == held[0].header for part in held), "ranks disagree"
         for rank in self.ranks:

@@ -1,0 +1,234 @@
+"""Bad input: each kind gets a clear error, and whoever behaves well never notices."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dispatcher.sample import DType
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import MAGIC, PREFIX, encode_frame
+from tests.support.client import Producer, Trainer, WireClient, make_push
+from tests.support.server import ServeProcess
+
+
+class Witness:
+    """A producer and two ranks that go on training, whatever others do."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        self.server = server
+        self.producer = Producer(server.endpoint, "witness")
+        self.trainer = Trainer(server.endpoint, dp_size=2)
+
+    def push(self, count: int) -> list[str]:
+        """Push some samples; returns their ids."""
+        first = self.producer.next_seq
+        assert self.producer.push([5] * count).outcomes == ["accepted"] * count
+        return [f"witness/{first + at}" for at in range(count)]
+
+    def train(self, expected: list[str]) -> None:
+        """Train the next step, which has to consist of these samples."""
+        parts = self.trainer.train()
+        assert sorted(name for part in parts for name in part.sample_ids) == sorted(expected)
+
+    def goes_on(self) -> None:
+        """A whole step, from push to commit."""
+        self.train(self.push(4))
+        self.trainer.ranks[0].settle()
+        self.trainer.ranks[1].settle()
+        assert self.server.status()["balanced"]
+
+
+@pytest.fixture(scope="module")
+def witness(shared: ServeProcess) -> Iterator[Witness]:
+    witness = Witness(shared)
+    yield witness
+    witness.goes_on()
+    witness.producer.bye()
+    witness.trainer.bye()
+
+
+def frame(code: int, header: object, payload: bytes = b"") -> bytes:
+    return encode_frame(code, json.dumps(header).encode(), len(payload)) + payload
+
+
+HELLO = m.encode(m.HelloProducer(client_id="mallory"))
+PUSH, PAYLOAD = make_push("mallory", 0, [2])
+PUSH_HEADER = PUSH.model_dump(mode="json", exclude_none=True)
+FIELD = {"name": "x", "dtype": "int64"}
+
+
+def push_frame(**changes: object) -> bytes:
+    return HELLO + frame(m.Push.type_code, PUSH_HEADER | changes, PAYLOAD)
+
+
+BAD = {
+    "random bytes": (b"\x93\x1f\x00\xfe" * 64, "protocol", "expected a frame"),
+    "HTTP": (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "protocol", "HTTP is served on another"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00", "protocol", "sample plane"),
+    "random bytes after hello": (HELLO + b"\x00" * 50, "protocol", "expected a frame"),
+    "malformed prefix": (PREFIX.pack(MAGIC, 1, 9, 8, 0), "protocol", "malformed frame prefix"),
+    "a hello that is too large": (
+        PREFIX.pack(MAGIC, 1, 0, 1 << 20, 0), "frame-too-large", "header of 1048576 bytes"),
+    "a payload before the hello": (
+        frame(5, PUSH_HEADER, PAYLOAD), "frame-too-large", "limit of 0 bytes"),
+    "a payload that is too large": (
+        HELLO + PREFIX.pack(MAGIC, 5, 0, 8, 1 << 40), "frame-too-large",
+        "payload of 1099511627776 bytes exceeds the limit of 65536 bytes"),
+    "a header that is too large": (
+        HELLO + PREFIX.pack(MAGIC, 5, 0, 1 << 30, 0), "frame-too-large", "header of 1073741824"),
+    "more bytes described than sent": (
+        push_frame(tokens=[4]), "protocol", "the header describes 48 payload bytes"),
+    "fewer bytes described than sent": (
+        push_frame(tokens=[1]), "protocol", "the frame carries 32"),
+    "terabytes described": (
+        push_frame(fields=[FIELD | {"shape": [2**31 - 1] * 4}]), "protocol", "frame carries 32"),
+    "columns of other lengths": (
+        push_frame(loss_tokens=[1, 1]), "protocol", "loss_tokens has 2 entries for 1 samples"),
+    "unknown dtype": (
+        push_frame(fields=[FIELD | {"dtype": "complex64"}]), "protocol", "fields.0.dtype"),
+    "negative shape": (
+        push_frame(fields=[FIELD | {"shape": [-3]}]), "protocol", "fields.0.shape.0"),
+    "negative tokens": (push_frame(tokens=[-1]), "protocol", "tokens.0"),
+    "no fields": (push_frame(fields=[]), "protocol", "Push: fields"),
+    "an unknown key": (push_frame(colour="red"), "protocol", "colour"),
+    "a header that is no JSON": (HELLO + encode_frame(5, b"{"), "protocol", "Push: header"),
+    "unknown message type": (HELLO + frame(99, {}), "protocol", "unknown message type 99"),
+    "a message before the hello": (
+        frame(m.Demand.type_code, {"taken": -1, "hungry": True}), "protocol",
+        "Demand is not legal in state await-hello"),
+    "a rank's message from a producer": (
+        HELLO + frame(m.Commit.type_code, {"step": 0}), "protocol",
+        "Commit is not legal in state producer"),
+    "the dispatcher's message": (
+        HELLO + frame(m.Release.type_code, {"step": 0}), "protocol", "Release is not legal"),
+    "a second hello": (HELLO + HELLO, "protocol", "HelloProducer is not legal"),
+    "a payload where none belongs": (
+        HELLO + frame(m.Ping.type_code, {}, b"8 bytes!"), "protocol", "Ping does not carry"),
+    "another protocol version": (
+        frame(1, {"version": 2, "client_id": "m", "new": 1}), "version",
+        "peer speaks protocol version 2, this side speaks 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_peer_that_breaks_the_protocol_is_told_why_and_harms_nobody(
+    name: str, shared: ServeProcess, witness: Witness
+) -> None:
+    data, code, words = BAD[name]
+    with WireClient(shared.endpoint) as client:
+        client.send_bytes(data)
+        assert words in client.expect_error(code).message
+    witness.goes_on()
+
+
+RANK = {"client_id": "mallory", "dp_rank": 0, "dp_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("hello", "code", "words"),
+    [
+        ({"dp_rank": 2}, "rank-refused", "DP rank 2 is out of range"),
+        ({"dp_size": 4}, "rank-refused", "4"),
+        ({"dp_rank": 1}, "rank-refused", "only DP rank 0 may"),
+        ({"generation": 2**31 - 1}, "fenced", "is not known here: the dispatcher was restarted"),
+    ],
+    ids=["out of range", "wrong dp_size", "rank 1 asks for a generation", "unknown generation"],
+)
+def test_a_rank_that_may_not_join_is_told_why_and_harms_nobody(
+    hello: dict[str, object], code: str, words: str, shared: ServeProcess, witness: Witness
+) -> None:
+    with WireClient(shared.endpoint) as client:
+        client.send(m.HelloRank.model_validate(RANK | hello))
+        assert words in client.expect_error(code).message
+    witness.goes_on()
+
+
+@pytest.mark.parametrize("dp_rank", [0, 1])
+def test_two_clients_cannot_claim_one_rank(
+    dp_rank: int, shared: ServeProcess, witness: Witness
+) -> None:
+    claim = RANK | {"dp_rank": dp_rank, "generation": witness.trainer.generation}
+    with WireClient(shared.endpoint) as client:
+        client.send(m.HelloRank.model_validate(claim))
+        assert "two processes claim one rank" in client.expect_error("rank-refused").message
+    witness.goes_on()
+
+
+def test_one_client_cannot_be_two_ranks(shared: ServeProcess, witness: Witness) -> None:
+    first = witness.trainer.ranks[0]
+    claim = {"client_id": first.client_id, "dp_rank": 1, "generation": first.generation}
+    with WireClient(shared.endpoint) as client:
+        client.send(m.HelloRank.model_validate(RANK | claim))
+        assert "a client_id of its own" in client.expect_error("rank-refused").message
+    witness.goes_on()
+
+
+REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
+    "longer than the token budget": (65, {}, "65 tokens, the limit is 64"),
+    "no tokens": (0, {}, "no tokens"),
+    "more loss tokens than tokens": (3, {"loss_tokens": [4]}, "claims 4 loss tokens of 3 tokens"),
+    "a group that is larger than a step": (
+        3, {"group_ids": ["g"], "group_sizes": [5]}, "at most 4"),
+    "a group that does not say its size": (3, {"group_ids": ["g"]}, "give group_size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_sample_that_is_not_acceptable_is_refused_alone(
+    name: str, shared: ServeProcess, witness: Witness
+) -> None:
+    tokens, columns, words = REFUSED[name]
+    with Producer(shared.endpoint, name) as careless:
+        answer = careless.push([tokens], **columns)
+        assert answer.outcomes == ["refused"]
+        assert words in answer.errors["0"]
+        assert careless.push([4]).outcomes == ["accepted"]  # the connection is none the worse
+        careless.bye()
+    witness.train([f"{name}/1", *witness.push(3)])
+
+
+def test_a_sample_of_another_schema_is_refused_alone(
+    shared: ServeProcess, witness: Witness
+) -> None:
+    held = witness.push(2)
+    with Producer(shared.endpoint, "other-schema") as careless:
+        ids = [m.FieldHeader(name="input_ids", dtype=DType.INT64)]
+        push, _ = make_push("other-schema", 0, [2], fields=ids)
+        careless.send(push, bytes(16))
+        answer = careless.expect(m.Pushed)
+        assert answer.outcomes == ["refused"]
+        assert "differs from the samples held: it lacks loss_mask, reward" in answer.errors["0"]
+        careless.bye()
+    witness.train(held + witness.push(2))
+
+
+def test_a_push_is_decided_sample_by_sample(shared: ServeProcess, witness: Witness) -> None:
+    with Producer(shared.endpoint, "mixed") as mixed:
+        answer = mixed.push([3, 0, 64, 65])
+        assert answer.outcomes == ["accepted", "refused", "accepted", "refused"]
+        assert sorted(answer.errors) == ["1", "3"]
+        mixed.bye()
+    witness.train(["mixed/0", "mixed/2", *witness.push(2)])
+
+
+def test_every_bad_connection_is_counted_by_its_reason(
+    shared: ServeProcess, witness: Witness
+) -> None:
+    series = "connection_errors_total{reason=protocol,role=unknown}"
+    before = shared.scrape().get(series, 0)
+    with WireClient(shared.endpoint) as client:
+        client.send_bytes(b"nonsense")
+        client.expect_error("protocol")
+    shared.await_scrape(lambda found: found.get(series) == before + 1, f"{series} counts it")
+
+
+def test_a_rank_that_takes_what_it_was_not_given_is_told_and_may_come_back(
+    shared: ServeProcess, witness: Witness
+) -> None:
+    ranks = witness.trainer.ranks
+    ranks[1].send(m.Demand(taken=10_000, hungry=True))
+    assert "took step 10000 before it was prepared" in ranks[1].expect_error("protocol").message
+    ranks[1] = ranks[1].reconnect()
+    witness.goes_on()

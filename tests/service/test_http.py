@@ -1,0 +1,245 @@
+"""The HTTP plane: health, metrics, and samples from producers in any language."""
+
+import json
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import SMALL, Serve
+from tests.support.client import PATIENCE_S, Producer, Rank, Trainer
+from tests.support.server import ServeProcess
+
+SAMPLE = {"fields": {"input_ids": [1, 2, 3], "loss_mask": [False, True, True]}}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    folder = tmp_path_factory.mktemp("shared")
+    options = SMALL | {"buffer_capacity": 1000, "max_frame_bytes": "64KiB"}
+    with ServeProcess(folder, warm=True, **options) as server:
+        yield server
+
+
+def body(*samples: object) -> bytes:
+    """One object alone, several as NDJSON."""
+    return b"\n".join(json.dumps(sample).encode() for sample in samples)
+
+
+def test_a_live_and_ready_dispatcher_says_so(shared: ServeProcess) -> None:
+    assert (shared.get("/livez").status, shared.get("/livez").text) == (200, "ok\n")
+    assert (shared.get("/readyz").status, shared.get("/readyz").text) == (200, "ok: running\n")
+
+
+def test_ranks_that_are_absent_are_named_and_do_not_make_it_unready(serve: Serve) -> None:
+    server = serve()
+    rank = Rank(server.endpoint, 0, 2)
+    rank.close()
+    server.await_status(absent_ranks=[0])
+    answer = server.get("/readyz")
+    assert (answer.status, answer.text) == (200, "ok: running\nabsent DP ranks: 0\n")
+
+
+def test_the_status_shows_balanced_books_and_the_config(shared: ServeProcess) -> None:
+    status = shared.status()
+    assert status["balanced"] is True
+    assert status["phase"] == "running"
+    assert status["config"]["micro_batch_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    "data",
+    [body(SAMPLE), json.dumps([SAMPLE, SAMPLE]).encode(), body(SAMPLE, SAMPLE, SAMPLE) + b"\n\n"],
+    ids=["object", "array", "NDJSON"],
+)
+def test_samples_are_accepted(data: bytes, shared: ServeProcess) -> None:
+    answer = shared.post("/v1/samples", data)
+    assert answer.status == 200
+    assert set(answer.json["outcomes"]) == {"accepted"}
+    assert len(answer.json["outcomes"]) == data.count(b"input_ids")
+    assert answer.json["errors"] == {}
+
+
+def test_samples_from_http_are_trained_beside_others(serve: Serve) -> None:
+    server = serve()
+    named = [SAMPLE | {"sample_id": f"named/{at}", "policy_version": 3} for at in range(4)]
+    assert server.post("/v1/samples", body(*named)).status == 200
+    with Trainer(server.endpoint, 2) as trainer:
+        parts = trainer.train()
+    heads = [head for part in parts for head, _ in part.micro_batches]
+    assert sorted(name for head in heads for name in head.sample_ids) == [
+        f"named/{at}" for at in range(4)
+    ]
+    assert {loss for head in heads for loss in head.loss_tokens} == {2}
+    assert parts[0].header.loss_tokens == 8
+
+
+def test_an_id_that_was_given_is_accepted_once(shared: ServeProcess) -> None:
+    data = body(SAMPLE | {"sample_id": "mine"})
+    assert shared.post("/v1/samples", data).json["outcomes"] == ["accepted"]
+    again = shared.post("/v1/samples", data)
+    assert (again.status, again.json["outcomes"]) == (200, ["duplicate"])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"\xff\xfe", ""),
+        (b"[" * 50_000, "nests its brackets too deeply"),
+        (b'{"fields": {}}\n{', "neither JSON nor NDJSON"),
+        (b"[]", "holds no sample"),
+        (b"7", "dict"),
+        (body({"field": {}}), "fields: Field required"),
+        (body(SAMPLE | {"colour": "red"}), "colour: Extra inputs"),
+        (body(SAMPLE | {"policy_version": -1}), "policy_version: "),
+        (body(SAMPLE | {"policy_version": 2**60}), "policy_version: "),
+        (body(SAMPLE, SAMPLE | {"sample_id": "x"}), "either all samples"),
+        (body({"fields": {"input_ids": [[1]]}}), "input_ids must be a list of integers"),
+        (body({"fields": {"input_ids": [1], "x": []}}), "fields.x has shape (0,)"),
+        (body({"fields": {"input_ids": [1], "x" * 200: 1}}), "at most 128 characters"),
+    ],
+)
+def test_a_body_that_is_no_sample_is_answered_400_and_says_why(
+    data: bytes, words: str, shared: ServeProcess
+) -> None:
+    answer = shared.post("/v1/samples", data)
+    assert answer.status == 400
+    assert answer.json["code"] == "invalid"
+    assert words in answer.json["message"]
+
+
+def test_a_refused_sample_is_422_and_the_others_are_unharmed(shared: ServeProcess) -> None:
+    long = {"fields": {"input_ids": list(range(65)), "loss_mask": [True] * 65}}
+    empty = {"fields": {"input_ids": {"dtype": "int64", "data": []}, "loss_mask": []}}
+    empty["fields"]["loss_mask"] = {"dtype": "bool", "data": []}
+    answer = shared.post("/v1/samples", body(SAMPLE, long, empty))
+    assert answer.status == 422
+    assert answer.json["outcomes"] == ["accepted", "refused", "refused"]
+    assert "65 tokens, the limit is 64" in answer.json["errors"]["1"]
+    assert "no tokens" in answer.json["errors"]["2"]
+
+
+def test_a_full_buffer_is_429_with_when_to_retry(serve: Serve) -> None:
+    server = serve()
+    answer = server.post("/v1/samples", body(*[SAMPLE] * 5))
+    assert answer.status == 429
+    assert answer.headers["Retry-After"] == "1"
+    assert answer.json["outcomes"] == ["accepted"] * 4 + ["full"]
+    assert server.status()["pushes_held"] == 0
+
+
+def test_a_body_beyond_the_limit_is_413(shared: ServeProcess) -> None:
+    assert shared.post("/v1/samples", b" " * (64 * 1024 + 1)).status == 413
+    assert shared.post("/v1/samples", body(SAMPLE)).status == 200
+
+
+def test_a_client_that_hangs_up_in_its_body_harms_nobody(serve: Serve) -> None:
+    server = serve()
+    host, _, port = server.http.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as client:
+        client.sendall(b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert server.post("/v1/samples", body(SAMPLE)).status == 200  # and no traceback in the log
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/v1/samples", 405), ("POST", "/metrics", 405)],
+)
+def test_other_paths_and_methods_are_refused(
+    method: str, path: str, status: int, shared: ServeProcess
+) -> None:
+    assert shared.request(method, path).status == status
+
+
+def test_a_group_can_be_closed_and_a_phase_ended(serve: Serve) -> None:
+    server = serve()
+    member = SAMPLE | {"group_id": "g 1", "group_size": 2, "policy_version": 1}
+    assert server.post("/v1/samples", body(member)).status == 200
+    assert server.post("/v1/groups/g%201/close").status == 200
+    assert server.status()["buffered"] == 0
+    assert server.post("/v1/phases/2/end").status == 200
+    late = server.post("/v1/samples", body(SAMPLE | {"policy_version": 1}))
+    assert (late.status, late.json["outcomes"]) == (422, ["refused"])
+
+
+@pytest.mark.parametrize("version", ["x", "-1", "1.5", "9" * 16, "9" * 5000])
+def test_a_phase_that_is_no_number_is_400(version: str, shared: ServeProcess) -> None:
+    answer = shared.post(f"/v1/phases/{version}/end")
+    assert answer.status == 400
+    assert "policy version" in answer.json["message"]
+
+
+def test_the_description_is_openapi_with_the_fields_of_the_model(shared: ServeProcess) -> None:
+    answer = shared.get("/openapi.json")
+    assert answer.headers["Content-Type"].startswith("application/json")
+    described: dict[str, Any] = answer.json
+    assert described["openapi"].startswith("3.1")
+    request = described["components"]["schemas"]["PushRequest"]
+    assert set(request["properties"]) == {
+        "fields", "sample_id", "group_id", "group_size", "policy_version",
+    }  # fmt: skip
+    assert request["required"] == ["fields"]
+    responses = described["paths"]["/v1/samples"]["post"]["responses"]
+    assert set(responses) == {"200", "400", "413", "422", "429"}
+
+
+def test_metrics_are_prometheus_text_without_created_series(serve: Serve) -> None:
+    server = trained(serve)
+    answer = server.get("/metrics")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    assert "_created" not in answer.text
+    assert "p/0" not in answer.text
+    found = server.scrape()
+    assert found["samples_received_total{outcome=accepted}"] == 6
+    assert found["samples_committed_total"] == 4
+    assert found["steps_committed_total"] == 1
+    assert found["sample_wait_seconds_count"] == 4
+    assert found["sample_tokens_bucket{le=3}"] == 1
+    assert found["rank_dispatched_cost_total{dp_rank=0}"] > 0
+    assert found["connections_total{role=rank}"] == 2
+    assert found["process_resident_memory_bytes"] > 0
+
+
+def test_per_rank_series_can_be_switched_off(serve: Serve) -> None:
+    server = trained(serve, per_rank_metrics=False)
+    assert "dp_rank=" not in server.get("/metrics").text.replace('"', "")
+
+
+def test_promtool_finds_nothing_wrong_with_the_metrics(
+    tool: Callable[[str], str], serve: Serve
+) -> None:
+    text = trained(serve).get("/metrics").text
+    done = subprocess.run(
+        [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True,
+        check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_http_plane_can_listen_on_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    serve(http=f"unix:{path}")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(PATIENCE_S)
+        client.connect(str(path))
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def trained(serve: Serve, **options: object) -> ServeProcess:
+    """A dispatcher that has committed one step and holds two samples more."""
+    server = serve(**options)
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5, 6])
+    trainer.train()
+    producer.push([7, 8])
+    for rank in trainer.ranks:
+        rank.settle()
+    return server

@@ -1,0 +1,150 @@
+"""The end: the first signal drains, the second quits, and nothing is left behind."""
+
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.service.conftest import SMALL, Serve
+from tests.support.client import Producer, Trainer
+from tests.support.server import PATIENCE_S, ServeProcess
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
+    server = serve(warm=False)  # the command itself
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5])
+    server.send_signal(number)
+    server.await_status(phase="draining")
+    assert server.get("/readyz").status == 503
+    assert server.get("/livez").status == 200
+    answer = producer.push([6])
+    assert answer.outcomes == ["refused"]
+    assert "shutting down" in answer.errors["0"]
+    parts = trainer.train()
+    assert sorted(name for part in parts for name in part.sample_ids) == ["p/0", "p/1", "p/2"]
+    assert trainer.train() == []
+    server.await_status(phase="drained", samples_committed=3, balanced=True)
+    trainer.bye()
+    assert server.wait() == 0
+    producer.expect_end()
+
+
+def test_without_ranks_a_signal_ends_at_once_and_counts_what_it_drops(serve: Serve) -> None:
+    server = serve(drain_timeout="60s")
+    Producer(server.endpoint, "p").push([3, 4])
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "SIGTERM: draining" in server.log()
+
+
+def test_a_dispatcher_that_did_nothing_ends_with_0(serve: Serve) -> None:
+    server = serve()
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+
+
+def test_the_second_signal_quits(serve: Serve) -> None:
+    server = serve(drain_timeout="10m")
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5, 6])
+    trainer.take()
+    server.send_signal(signal.SIGTERM)
+    server.await_status(phase="draining")
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 1
+    assert "stopped with 0 samples buffered and 4 in open steps" in server.log()
+    for rank in trainer.ranks:
+        rank.await_end()
+        rank.expect_end()
+
+
+def test_a_drain_that_takes_too_long_is_given_up(serve: Serve) -> None:
+    server = serve(drain_timeout="200ms")
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5, 6])
+    trainer.take()
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 1
+
+
+def test_the_end_of_the_stream_ends_the_dispatcher(serve: Serve) -> None:
+    server = serve()
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5, 6])
+    assert server.post("/v1/stream/end").status == 200
+    assert trainer.train()
+    assert trainer.train() == []
+    trainer.bye()
+    assert server.wait() == 0
+
+
+def test_a_request_that_never_comes_does_not_hold_up_the_end(serve: Serve) -> None:
+    server = serve()
+    host, _, port = server.http.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as slow:
+        slow.sendall(b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_a_unix_socket_is_private_and_goes_away(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "samples.sock"
+    server = serve(listen=[f"unix:{path}", "127.0.0.1:0"])
+    mode = path.stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+    assert server.endpoints[0] == f"unix:{path}"
+    over_unix = Producer(server.endpoints[0], "p")
+    over_tcp = Trainer(server.endpoints[1], 2)
+    over_unix.push([3, 4, 5, 6])
+    assert over_tcp.train()
+    over_tcp.bye()
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert not path.exists()
+
+
+def test_a_socket_that_a_killed_process_left_behind_is_replaced(
+    serve: Serve, tmp_path: Path
+) -> None:
+    path = tmp_path / "samples.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    server = serve(listen=f"unix:{path}")
+    assert Producer(server.endpoint, "p").push([3]).outcomes == ["accepted"]
+
+
+def test_a_socket_in_use_is_not_taken_from_its_owner(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "samples.sock"
+    owner = serve(listen=f"unix:{path}")
+    done = second_dispatcher(f"unix:{path}")
+    assert done.returncode == 1
+    assert "another process listens there" in done.stderr
+    assert Producer(owner.endpoint, "p").push([3]).outcomes == ["accepted"]
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(serve: Serve) -> None:
+    done = second_dispatcher(serve().endpoint)
+    assert done.returncode == 1
+    assert done.stderr.startswith("dispatcher serve: ")
+    assert "in use" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_log_is_json_where_nobody_watches(serve: Serve) -> None:
+    server = serve()
+    log = server.log()
+    assert '"level": "info"' in log
+    assert f"serving samples on {server.endpoint}, HTTP on {server.http}" in log
+
+
+def second_dispatcher(listen: str) -> subprocess.CompletedProcess[str]:
+    options: dict[str, object] = {**SMALL, "listen": listen, "http": "127.0.0.1:0"}
+    command = [sys.executable, "-m", "dispatcher.cli.main", "serve", *ServeProcess.flags(options)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

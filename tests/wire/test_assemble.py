@@ -1,0 +1,208 @@
+"""Assembly: what a producer pushed is, byte for byte, what a rank finds in its micro-batch."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dispatcher.errors import ProtocolError
+from dispatcher.sample import ALIGNMENT, DType, Field, Sample, Schema, aligned
+from dispatcher.wire import messages as m
+from dispatcher.wire.assemble import (
+    UNKNOWN_GROUP_SIZE,
+    Buffer,
+    filler,
+    micro_batch,
+    samples_of,
+    step_header,
+)
+from dispatcher.wire.frame import FrameLimits, FrameReader
+from tests.support.client import SCHEMA, make_push, make_span
+
+LIMITS = FrameLimits(1 << 24, 1 << 24)
+#: bfloat16 is not numpy's; to the dispatcher it is two bytes like any.
+NUMPY = {dtype: np.dtype("uint16" if dtype is DType.BFLOAT16 else str(dtype)) for dtype in DType}
+
+Values = dict[str, bytes]
+
+schemas = st.lists(
+    st.builds(
+        Field,
+        name=st.sampled_from("abcdef"),
+        dtype=st.sampled_from(DType),
+        per_token=st.booleans(),
+        shape=st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda item: item.name,
+).map(lambda fields: Schema(tuple(fields)))
+
+
+def push_of(schema: Schema, values: list[Values], tokens: list[int]) -> tuple[m.Push, bytes]:
+    """A push built from the raw bytes of every field, the way a producer does."""
+    columns = make_push("p", 0, tokens)[0].model_copy(update={"fields": m.field_headers(schema)})
+    parts = [sample[item.name] for sample in values for item in schema.fields]
+    return columns, b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
+
+
+def random_values(schema: Schema, tokens: int, seed: int) -> Values:
+    chance = np.random.default_rng(seed)
+    return {item.name: chance.bytes(item.nbytes(tokens)) for item in schema.fields}
+
+
+def sent(buffers: list[Buffer]) -> tuple[m.Message, memoryview]:
+    """What arrives when these buffers are written in order."""
+    (frame,) = FrameReader(LIMITS).feed(b"".join(buffers))
+    return m.decode(frame), frame.payload
+
+
+@given(schema=schemas, tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_a_micro_batch_is_numpys_concatenation_field_by_field(
+    schema: Schema, tokens: list[int]
+) -> None:
+    values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
+    push, payload = push_of(schema, values, tokens)
+    samples = samples_of(push, memoryview(payload))
+    header, received = sent(micro_batch(3, 1, samples))
+    assert isinstance(header, m.MicroBatch)
+    offset = 0
+    for item in schema.fields:
+        lead = sum(tokens) if item.per_token else len(tokens)
+        dtype = NUMPY[item.dtype]
+        arrays = [
+            np.frombuffer(sample[item.name], dtype).reshape(
+                size if item.per_token else 1, *item.shape
+            )
+            for sample, size in zip(values, tokens, strict=True)
+        ]
+        expected = np.concatenate(arrays)
+        assert expected.shape == (lead, *item.shape)
+        assert offset % ALIGNMENT == 0
+        assert bytes(received[offset : offset + expected.nbytes]) == expected.tobytes()
+        offset = aligned(offset + expected.nbytes)
+    assert offset == received.nbytes
+
+
+@given(schema=schemas, tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_a_pushed_sample_keeps_its_bytes(schema: Schema, tokens: list[int]) -> None:
+    values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
+    push, payload = push_of(schema, values, tokens)
+    for sample, kept in zip(samples_of(push, memoryview(payload)), values, strict=True):
+        cuts = schema.slices(sample.tokens)
+        found = {
+            item.name: bytes(sample.payload[cut])
+            for item, cut in zip(schema.fields, cuts, strict=True)
+        }
+        assert found == kept
+
+
+@given(schema=schemas, tokens=st.integers(1, 9))
+def test_a_filler_is_the_first_real_token_without_loss(schema: Schema, tokens: int) -> None:
+    values = random_values(schema, tokens, 0)
+    push, payload = push_of(schema, [values], [tokens])
+    (sample,) = samples_of(push, memoryview(payload))
+    header, received = sent(filler(3, 1, sample))
+    assert isinstance(header, m.MicroBatch)
+    assert (header.is_filler, header.tokens, header.loss_tokens) == (True, [1], [0])
+    for item, cut in zip(schema.fields, schema.slices(1), strict=True):
+        assert bytes(received[cut]) == values[item.name][: item.nbytes(1)]
+    assert received.nbytes == schema.nbytes(1)
+
+
+def test_the_header_of_a_micro_batch_describes_its_samples_in_order() -> None:
+    push, payload = make_push(
+        "p", 5, [2, 4], loss_tokens=[1, 0], group_ids=["g", None], policy_versions=[None, 7]
+    )
+    header, _ = sent(micro_batch(9, 2, samples_of(push, memoryview(payload))))
+    assert header == m.MicroBatch(
+        step=9,
+        index=2,
+        fields=m.field_headers(SCHEMA),
+        tokens=[2, 4],
+        loss_tokens=[1, 0],
+        sample_ids=["p/5", "p/6"],
+        group_ids=["g", None],
+        policy_versions=[None, 7],
+    )
+
+
+def test_columns_that_nobody_uses_are_not_sent() -> None:
+    header, _ = sent(micro_batch(0, 0, samples_of(*viewed(make_push("p", 0, [2, 4])))))
+    assert isinstance(header, m.MicroBatch)
+    assert header.group_ids is None
+    assert header.policy_versions is None
+
+
+def test_gathering_copies_no_sample() -> None:
+    (sample,) = samples_of(*viewed(make_push("p", 0, [64])))
+    views = [part for part in micro_batch(0, 0, [sample]) if isinstance(part, memoryview)]
+    assert [view.nbytes for view in views] == [8 * 64, 64, 4]
+    assert all(view.obj is sample.payload.obj for view in views)
+
+
+def test_samples_of_one_frame_do_not_keep_each_other_in_memory() -> None:
+    push, payload = viewed(make_push("p", 0, [4, 4]))
+    first, second = samples_of(push, payload)
+    assert len({id(first.payload.obj), id(second.payload.obj), id(payload.obj)}) == 3
+
+
+def test_a_sample_that_is_alone_in_its_frame_is_not_copied() -> None:
+    push, payload = viewed(make_push("p", 0, [4]))
+    (sample,) = samples_of(push, payload)
+    assert sample.payload.obj is payload.obj
+
+
+def test_group_sizes_come_from_the_push_then_from_the_default() -> None:
+    push, payload = viewed(make_push("p", 0, [1, 1], group_ids=["g", None]))
+    assert [s.group_size for s in samples_of(push, payload)] == [UNKNOWN_GROUP_SIZE, 1]
+    assert [s.group_size for s in samples_of(push, payload, 8)] == [8, 1]
+    told = push.model_copy(update={"group_sizes": [4, 4]})
+    assert [s.group_size for s in samples_of(told, payload, 8)] == [4, 1]
+
+
+@given(
+    tokens=st.lists(st.integers(0, 6), max_size=4), wrong=st.lists(st.integers(0, 6), max_size=4)
+)
+def test_a_header_that_lies_about_sizes_is_refused(tokens: list[int], wrong: list[int]) -> None:
+    push, _ = make_push("p", 0, tokens)
+    payload = b"".join(make_span(0, size) for size in wrong)
+    expected = sum(SCHEMA.nbytes(size) for size in tokens)
+    assume(len(payload) != expected)
+    words = f"describes {expected} payload bytes, the frame carries {len(payload)}"
+    with pytest.raises(ProtocolError, match=words):
+        samples_of(push, memoryview(payload))
+
+
+def test_sizes_beyond_all_memory_are_refused_and_not_allocated() -> None:
+    field = m.FieldHeader(name="x", dtype=DType.FLOAT64, shape=[2**31 - 1] * 8)
+    push, payload = viewed(make_push("p", 0, [1]))
+    lie = push.model_copy(update={"fields": [field], "tokens": [2**31 - 1]})
+    with pytest.raises(ProtocolError, match="payload bytes, the frame carries"):
+        samples_of(lie, payload)
+
+
+def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
+    push, payload = viewed(make_push("p", 0, [2, 4, 6], loss_tokens=[0, 3, 6]))
+    header, _ = sent([step_header(4, "digest", 2, iter(samples_of(push, payload)))])
+    assert header == m.Step(
+        step=4,
+        digest="digest",
+        num_micro_batches=2,
+        num_samples=3,
+        tokens=12,
+        loss_tokens=9,
+        loss_samples=2,
+    )
+
+
+def test_a_step_may_have_more_tokens_than_32_bits_count() -> None:
+    longest = 2**31 - 1
+    sample = Sample("s", longest, longest, SCHEMA, memoryview(b""))
+    header, _ = sent([step_header(0, "digest", 1, [sample, sample])])
+    assert isinstance(header, m.Step)
+    assert header.tokens == 2 * longest
+
+
+def viewed(push: tuple[m.Push, bytes]) -> tuple[m.Push, memoryview]:
+    return push[0], memoryview(push[1])

@@ -1,0 +1,146 @@
+"""The session table: who may say what when; an illegal message changes nothing."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.errors import FrameTooLarge, ProtocolError, VersionMismatch
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import HANDSHAKE_LIMITS, FrameLimits, encode_frame
+from dispatcher.wire.session import ServerSession, State
+from tests.support.client import make_push
+from tests.support.messages import EXAMPLES
+
+LIMITS = FrameLimits(header=1 << 20, payload=1 << 20)
+
+#: What a peer says to come into a state.
+WAY = {
+    State.AWAIT_HELLO: (),
+    State.PRODUCER: (EXAMPLES[m.HelloProducer],),
+    State.RANK: (EXAMPLES[m.HelloRank],),
+    State.CLOSED: (EXAMPLES[m.HelloRank], m.Bye()),
+}
+LEGAL: dict[State, dict[type[m.Message], State]] = {
+    State.AWAIT_HELLO: {m.HelloProducer: State.PRODUCER, m.HelloRank: State.RANK},
+    State.PRODUCER: {
+        m.Push: State.PRODUCER,
+        m.CloseGroup: State.PRODUCER,
+        m.EndPhase: State.PRODUCER,
+        m.EndStream: State.PRODUCER,
+        m.Ping: State.PRODUCER,
+        m.Bye: State.CLOSED,
+    },
+    State.RANK: {
+        m.Demand: State.RANK,
+        m.PolicyVersion: State.RANK,
+        m.Prepared: State.RANK,
+        m.Commit: State.RANK,
+        m.Ping: State.RANK,
+        m.Bye: State.CLOSED,
+    },
+    State.CLOSED: {},
+}
+
+
+def hear(session: ServerSession, data: bytes) -> list[tuple[m.Message, memoryview]]:
+    heard: list[tuple[m.Message, memoryview]] = []
+    while data:
+        target = session.get_buffer()
+        taken = min(len(target), len(data))
+        target[:taken] = data[:taken]
+        data = data[taken:]
+        heard += session.received(taken)
+    return heard
+
+
+def session_in(state: State) -> ServerSession:
+    session = ServerSession(LIMITS)
+    for message in WAY[state]:
+        hear(session, m.encode(message))
+    assert session.state is state
+    return session
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    list(product(State, EXAMPLES)),
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_the_table_is_kept(state: State, kind: type[m.Message]) -> None:
+    session = session_in(state)
+    sent = EXAMPLES[kind]
+    after = LEGAL[state].get(kind)
+    if after is not None:
+        ((heard, payload),) = hear(session, m.encode(sent))
+        assert (heard, payload.nbytes, session.state) == (sent, 0, after)
+        return
+    with pytest.raises(ProtocolError) as raised:
+        hear(session, m.encode(sent))
+    assert str(raised.value) == f"{kind.__name__} is not legal in state {state}"
+    assert session.state is state
+
+
+def test_only_a_push_carries_a_payload() -> None:
+    for kind in LEGAL[State.PRODUCER].keys() - {m.Push}:
+        session = session_in(State.PRODUCER)
+        with pytest.raises(ProtocolError, match=f"{kind.__name__} does not carry a payload"):
+            hear(session, m.encode(EXAMPLES[kind], 8) + bytes(8))
+        assert session.state is State.PRODUCER
+
+
+def test_a_push_comes_with_its_payload() -> None:
+    push, payload = make_push("p", 0, [3, 5])
+    ((heard, received),) = hear(session_in(State.PRODUCER), m.encode(push, len(payload)) + payload)
+    assert (heard, bytes(received)) == (push, payload)
+
+
+def test_a_stranger_gets_room_for_a_hello_and_no_more() -> None:
+    with pytest.raises(FrameTooLarge, match=f"limit of {HANDSHAKE_LIMITS.header} bytes"):
+        hear(session_in(State.AWAIT_HELLO), encode_frame(1, b" " * 20_000))
+    with pytest.raises(FrameTooLarge, match="payload of 8 bytes exceeds the limit of 0 bytes"):
+        hear(session_in(State.AWAIT_HELLO), m.encode(EXAMPLES[m.HelloProducer], 8))
+
+
+def test_the_limits_widen_with_the_hello_even_in_the_same_read() -> None:
+    push, payload = make_push("p", 0, [1000] * 6)
+    assert len(payload) > HANDSHAKE_LIMITS.payload
+    stream = m.encode(EXAMPLES[m.HelloProducer]) + m.encode(push, len(payload)) + payload
+    heard = [message for message, _ in hear(ServerSession(LIMITS), stream)]
+    assert heard == [EXAMPLES[m.HelloProducer], push]
+
+
+def test_a_refused_hello_does_not_widen_the_limits() -> None:
+    session = session_in(State.AWAIT_HELLO)
+    with pytest.raises(VersionMismatch):
+        hear(session, m.encode(m.HelloProducer.model_construct(version=7, client_id="p")))
+    assert session.state is State.AWAIT_HELLO
+
+
+@given(st.sampled_from([*State][:3]), st.binary(max_size=300))
+def test_random_bytes_raise_nothing_but_a_protocol_error(state: State, data: bytes) -> None:
+    session = session_in(state)
+    try:
+        hear(session, data)
+    except ProtocolError:
+        assert session.state is state
+
+
+@given(
+    st.sampled_from([State.AWAIT_HELLO, State.PRODUCER, State.RANK]),
+    st.lists(
+        st.tuples(st.integers(0, 25), st.binary(max_size=40) | st.sampled_from([b"{}", b"[]"])),
+        max_size=4,
+    ),
+)
+def test_random_frames_raise_nothing_but_a_protocol_error(
+    state: State, frames: list[tuple[int, bytes]]
+) -> None:
+    session = session_in(state)
+    try:
+        for code, header in frames:
+            hear(session, encode_frame(code, header))
+    except ProtocolError:
+        return
+    assert session.state in {state, State.CLOSED}
