@@ -12,6 +12,9 @@
     +-- ConnectionLimit      too many connections; retry later
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
+    +-- JournalError         the journal cannot be opened or has failed
+    |   +-- JournalFull      no room on its disk or in its index; it retries by itself
+    |   +-- JournalCorrupt   what it wrote is not what can be read
     +-- DispatcherUnreachable  a client could not reach the dispatcher for too long
     +-- StepContractError    the training loop took or committed steps in an order it may not
     +-- ClientClosed         a stream or producer is used after its close
@@ -129,6 +132,33 @@ class GenerationFenced(DispatcherError):
     """The process group was superseded by a newer one, or failed as a whole."""
 
     code = "fenced"
+
+
+class JournalError(DispatcherError):
+    """The journal cannot be opened, or cannot make anything durable any more."""
+
+    code = "journal"
+
+
+class JournalFull(JournalError):
+    """The journal's disk or index has no room; what is queued is kept and tried again."""
+
+    code = "journal-full"
+    retriable = True
+
+
+class JournalCorrupt(JournalError):
+    """Something that was durable cannot be read back; `path` and `offset` say where."""
+
+    code = "journal-corrupt"
+
+    def __init__(self, path: object, offset: int, what: str) -> None:
+        super().__init__(
+            f"journal file {path} is damaged at offset {offset}: {what}; nothing was changed: "
+            "restore the journal directory from a copy, or move it away to start with none (the "
+            "samples in it are lost then)"
+        )
+        self.path, self.offset = path, offset
 
 
 class DispatcherUnreachable(DispatcherError):

@@ -5,13 +5,14 @@ pushes wait here in order of arrival, at most `credits` of them a producer; what
 answered `full`. A member of an open group never waits: its room is reserved.
 """
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
-from dispatcher.core.lengths import LengthCounts
+from dispatcher.core.facts import Accepted, FloorRaised, Note
+from dispatcher.core.totals import Totals
 from dispatcher.errors import BufferFull, SampleRefused
 from dispatcher.sample import Sample
 
@@ -20,6 +21,7 @@ from dispatcher.sample import Sample
 class Push:
     """Samples `first_seq`, `first_seq + 1`, ... of one producer, as far as they are decided.
 
+    producer: its client id; empty for a push that is never sent again under the same numbers.
     floor: this producer never again sends a number below it.
     named: sample ids were given by the user, so a repeat from any producer is a duplicate.
     """
@@ -46,14 +48,20 @@ class Push:
 class Admission:
     """Lets samples into the buffer."""
 
-    def __init__(self, buffer: SampleBuffer, credits_: int, id_horizon: int) -> None:
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        totals: Totals,
+        credits_: int,
+        id_horizon: int,
+        note: Note = lambda _: None,
+    ) -> None:
         self._buffer = buffer
+        self._note = note
         self._credits = credits_
-        self._memory = DuplicateMemory(id_horizon)
+        self.memory = DuplicateMemory(id_horizon)
         self._held: deque[Push] = deque()
-        self.received: Counter[Outcome] = Counter(dict.fromkeys(Outcome, 0))
-        self.arrived = LengthCounts()
-        self.received_bytes = 0
+        self._totals = totals
         #: Set once nothing more is accepted; says why.
         self.closed: str | None = None
         #: Samples of weights older than this come too late: their phase has ended.
@@ -66,7 +74,8 @@ class Admission:
 
     def push(self, push: Push, now: float, *, may_hold: bool) -> list[Effect]:
         """Decide what can be decided now; hold or refuse the rest."""
-        self._memory.raise_floor(push.producer, push.floor)
+        if push.producer and self.memory.raise_floor(push.producer, push.floor):
+            self._note(FloorRaised(push.producer, push.floor))
         self._decide(push, now, in_line=bool(self._held))
         if not push.undecided:
             return [push.answer()]
@@ -91,10 +100,6 @@ class Admission:
         """A connection is lost: what it still had waiting was never accepted."""
         self._held = deque(push for push in self._held if push.producer != producer)
 
-    def forget(self, producer: str) -> None:
-        """This producer will never push again, so none of its numbers can come back."""
-        self._memory.forget(producer)
-
     def close(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""
         self.closed = reason
@@ -114,7 +119,7 @@ class Admission:
         for index in push.undecided:
             sample, seq = push.samples[index], push.first_seq + index
             given_id = sample.sample_id if push.named else None
-            if self._memory.seen(push.producer, seq, given_id):
+            if self.memory.seen(push.producer, seq, given_id):
                 self._settle(push, index, Outcome.DUPLICATE)
                 continue
             try:
@@ -125,11 +130,12 @@ class Admission:
             waits_in_line = in_line and not self._buffer.is_expected(sample)
             if waits_in_line or self._buffer.full(sample) is not None:
                 continue
-            self._buffer.add(sample, now)
-            self._memory.accept(push.producer, seq, given_id)
+            entry = self._buffer.add(sample, now)
+            self.memory.accept(push.producer, seq, given_id)
+            self._note(Accepted(entry, push.producer, seq, given_id))
             self._settle(push, index, Outcome.ACCEPTED)
-            self.arrived.add(sample.tokens)
-            self.received_bytes += sample.nbytes
+            self._totals.arrived.add(sample.tokens)
+            self._totals.received_bytes += sample.nbytes
 
     def _check(self, sample: Sample) -> None:
         if self.closed is not None:
@@ -145,7 +151,7 @@ class Admission:
 
     def _settle(self, push: Push, index: int, outcome: Outcome) -> None:
         push.outcomes[index] = outcome
-        self.received[outcome] += 1
+        self._totals.received[outcome] += 1
 
     def _refuse(self, push: Push, index: int, why: str) -> None:
         push.errors[index] = why

@@ -183,15 +183,25 @@ class SampleBuffer:
 
     def add(self, sample: Sample, now: float) -> Entry:
         """Accept a sample that passed `check` and that `full` found room for."""
-        self._schema = sample.schema
         entry = Entry(sample, self._tickets, now)
         self._tickets += 1
+        self._hold(entry)
+        return entry
+
+    def restore(self, entries: Iterable[Entry], next_ticket: int) -> None:
+        """Hold again what an earlier process held, in order of tickets."""
+        self._tickets = next_ticket
+        for entry in entries:
+            self._hold(entry)
+
+    def _hold(self, entry: Entry) -> None:
+        sample = entry.sample
+        self._schema = sample.schema
         self._held.add(sample, 1)
         if not self._groups_matter or sample.group_id is None or sample.group_size == 1:
             self._ready[entry.ticket] = entry
         else:
-            self._join_group(sample.group_id, entry, now)
-        return entry
+            self._join_group(sample.group_id, entry, entry.arrived)
 
     def _join_group(self, group_id: str, entry: Entry, now: float) -> None:
         group = self._open_groups.get(group_id)
@@ -255,29 +265,29 @@ class SampleBuffer:
             self._held.add(entry.sample, -1)
         self._room_made()
 
-    def drop_group(self, group_id: str) -> int:
-        """Remove an open group whole; returns how many samples were dropped (0 if not open)."""
+    def drop_group(self, group_id: str) -> list[Entry]:
+        """Remove an open group whole; returns what was dropped, nothing if it is not open."""
         group = self._open_groups.pop(group_id, None)
         if group is None:
-            return 0
+            return []
         self._reserved.add(group.first, len(group.entries) - group.size)
         for entry in group.entries:
             self._held.add(entry.sample, -1)
         self._room_made()
-        return len(group.entries)
+        return group.entries
 
     def open_groups(self) -> Iterator[tuple[str, float, list[Entry]]]:
         """Incomplete groups, in order of opening: id, time of the first sample, members so far."""
         for group_id, group in self._open_groups.items():
             yield group_id, group.opened, group.entries
 
-    def drop_ready(self, stale: Callable[[Entry], bool]) -> int:
-        """Remove every ready sample that is stale, each with its whole group."""
+    def drop_ready(self, stale: Callable[[Entry], bool]) -> list[Entry]:
+        """Remove every ready sample that is stale, each with its whole group; returns them."""
         groups = {entry.group for entry in self._ready.values() if stale(entry)} - {-1}
         doomed = [entry for entry in self._ready.values() if entry.group in groups or stale(entry)]
         if doomed:  # else no room was made, and a producer that was held back still is
             self.take(doomed)
-        return len(doomed)
+        return doomed
 
     def _room_made(self) -> None:
         self.pressed = None

@@ -5,14 +5,11 @@ trigger says when a step is planned, the ledger follows the step through the ran
 every return: accepted = buffered + in flight + committed + dropped.
 """
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
 
 from dispatcher.core.admission import Admission, Push
-from dispatcher.core.buffer import BufferLimits, Entry, SampleBuffer
+from dispatcher.core.buffer import Entry, SampleBuffer
+from dispatcher.core.config import DispatchConfig
 from dispatcher.core.events import (
     Drained,
     DropReason,
@@ -20,37 +17,29 @@ from dispatcher.core.events import (
     EndRanks,
     PlanWanted,
     StepCommitted,
-    StepPlanned,
-    Trigger,
 )
-from dispatcher.core.freshness import Freshness, StalenessPolicy, before_phase
-from dispatcher.core.ledger import RankHello, StepLedger
-from dispatcher.core.lengths import LengthCounts
+from dispatcher.core.facts import (
+    Committed,
+    Dropped,
+    Fact,
+    GenerationBegan,
+    PhaseEnded,
+    Planned,
+    Remembered,
+    StreamEnded,
+    VersionReported,
+)
+from dispatcher.core.freshness import Freshness, before_phase
+from dispatcher.core.ledger import StepLedger
+from dispatcher.core.planning import report_plan, request_plan
+from dispatcher.core.standing import RankHello
 from dispatcher.core.statistics import Statistics
-from dispatcher.core.trigger import Go, Standing, TriggerConfig, decide
-from dispatcher.plan import Plan, Window
+from dispatcher.core.step import OpenStep
+from dispatcher.core.totals import Totals
+from dispatcher.core.trigger import Go, Standing, decide
+from dispatcher.plan import Plan
 
-
-@dataclass(frozen=True, slots=True)
-class DispatchConfig:
-    """What the core needs to know; times in seconds.
-
-    drop_above: accepted samples of more tokens than this are dropped, with their groups.
-    """
-
-    dp_size: int
-    limits: BufferLimits
-    trigger: TriggerConfig
-    target_excess: float = 0.01
-    groups_matter: bool = True
-    flush_partial: bool = True
-    drop_above: int | None = None
-    group_timeout: float = 600.0
-    max_staleness: int | None = None
-    staleness_policy: StalenessPolicy = StalenessPolicy.DROP
-    max_open_steps: int = 4
-    producer_credits: int = 8
-    id_horizon: int = 1_000_000
+STREAM_ENDED = "the stream has ended: a producer called end_stream"
 
 
 class Dispatch:
@@ -59,7 +48,10 @@ class Dispatch:
     def __init__(self, config: DispatchConfig) -> None:
         self.config = config
         self.buffer = SampleBuffer(config.limits, groups_matter=config.groups_matter)
-        self.admission = Admission(self.buffer, config.producer_credits, config.id_horizon)
+        self.totals = Totals()
+        self.admission = Admission(
+            self.buffer, self.totals, config.producer_credits, config.id_horizon, self._note
+        )
         self.ledger = StepLedger(config.dp_size, config.max_open_steps)
         self.freshness = Freshness(config.max_staleness, config.staleness_policy)
         self._planning: PlanWanted | None = None
@@ -70,10 +62,37 @@ class Dispatch:
         #: Whether the stream has ended and everything is committed.
         self.drained = False
         self._ranks_ended: set[str] = set()
-        self._planned: Counter[Trigger] = Counter(dict.fromkeys(Trigger, 0))
-        self._dropped: Counter[DropReason] = Counter(dict.fromkeys(DropReason, 0))
-        self.dispatched = LengthCounts()
-        self._small_steps = self._steps_committed = self._samples_committed = 0
+        self._facts: list[Fact] = []
+
+    # -- what outlives the process ------------------------------------------------------------
+
+    def restore(self, memory: Remembered) -> None:
+        """Go on where an earlier process stopped; to be called before anything else."""
+        self.totals.restore(memory.totals)
+        self.buffer.restore(memory.entries, memory.next_ticket)
+        self.ledger.restore(
+            [OpenStep(s.number, s.micro_batches, s.digest, s.planned_at) for s in memory.steps],
+            memory.next_step,
+            memory.generation,
+        )
+        self.admission.memory.restore(memory.producers, memory.given_ids)
+        if memory.policy_version is not None:
+            self.freshness.report(memory.policy_version)
+        for version in memory.phases:
+            self.admission.oldest_version = max(self.admission.oldest_version, version)
+            self.freshness.end_phase(version)
+        if memory.ended:
+            self._ended = True
+            self.admission.close(STREAM_ENDED)
+
+    def take_facts(self) -> list[Fact]:
+        """What has to be durable before the effects that came with it are performed."""
+        facts, self._facts = self._facts, []
+        return facts
+
+    def _note(self, fact: Fact) -> None:
+        if self.config.durable:
+            self._facts.append(fact)
 
     # -- producers --------------------------------------------------------------------------
 
@@ -94,12 +113,14 @@ class Dispatch:
         """Samples older than `version` go before anything newer is planned."""
         self.admission.oldest_version = max(self.admission.oldest_version, version)
         self.freshness.end_phase(version)
+        self._note(PhaseEnded(version))
         self._drop_groups(before_phase(version))
         return self._after_room(now)
 
     def end_stream(self, now: float) -> list[Effect]:
         """No producer will push again: flush what is buffered, then end the ranks' streams."""
-        return self._end("the stream has ended: a producer called end_stream", now)
+        self._note(StreamEnded())
+        return self._end(STREAM_ENDED, now)
 
     def drain(self, now: float) -> list[Effect]:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
@@ -115,6 +136,8 @@ class Dispatch:
     def join(self, hello: RankHello, now: float) -> list[Effect]:
         """A DP rank connected. Raises RankRefused or GenerationFenced."""
         effects = self.ledger.join(hello, now)
+        if hello.generation is None:
+            self._note(GenerationBegan(self.ledger.generation))
         rank = self.ledger.ranks[hello.dp_rank]
         effects += self._commit(hello.dp_rank, rank.committed, now)
         effects += self.ledger.release_ready()
@@ -148,13 +171,15 @@ class Dispatch:
     def set_policy_version(self, version: int, now: float) -> list[Effect]:
         """DP rank 0 trains these weights now."""
         self.freshness.report(version)
+        self._note(VersionReported(version))
         return self._after_room(now)
 
     def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for done in self.ledger.commit(dp_rank, step):
-            self._steps_committed += 1
-            self._samples_committed += done.num_samples
+            self.totals.steps_committed += 1
+            self.totals.samples_committed += done.num_samples
+            self._note(Committed(done.number))
             effects.append(StepCommitted(done.number, done.num_samples, now - done.planned_at))
         return effects
 
@@ -180,36 +205,21 @@ class Dispatch:
             self._tried = len(wanted.entries)
             return self._consider(now)
         chosen = [wanted.entries[int(at)] for at in plan.chosen]
-        report = self._report(wanted, plan, chosen, now)
+        version = self.freshness.training_version(len(self.ledger.steps))
+        report = report_plan(wanted, plan, self.ledger.next_step, version, now)
         for entry in chosen:
-            self.dispatched.add(entry.sample.tokens)
+            self.totals.dispatched.add(entry.sample.tokens)
         self.buffer.take(chosen)
         for entry in wanted.entries:
             entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
         self._tried = self._hungry_since = None
-        self._planned[wanted.trigger] += 1
-        self._small_steps += len(chosen) < self.config.trigger.batch
+        self.totals.planned[wanted.trigger] += 1
+        self.totals.small_steps += len(chosen) < self.config.trigger.batch
         effects = self.ledger.open(plan, wanted.entries, now)
+        step = self.ledger.steps[report.step]
+        left = tuple(e.ticket for e in set(wanted.entries) - set(chosen))
+        self._note(Planned(step.number, step.digest, now, step.tickets(), left))
         return [report, *effects, *self._after_room(now)]
-
-    def _report(
-        self, wanted: PlanWanted, plan: Plan, chosen: list[Entry], now: float
-    ) -> StepPlanned:
-        version = self.freshness.training_version(len(self.ledger.steps))
-        return StepPlanned(
-            step=self.ledger.next_step,
-            plan=plan,
-            trigger=wanted.trigger,
-            waits=tuple(now - entry.arrived for entry in chosen),
-            skips=tuple(entry.skips for entry in chosen),
-            staleness=tuple(
-                version - entry.sample.policy_version
-                for entry in chosen
-                if version is not None and entry.sample.policy_version is not None
-            ),
-            tokens=tuple(entry.sample.tokens for entry in chosen),
-            nbytes=sum(entry.sample.nbytes for entry in chosen),
-        )
 
     def _consider(self, now: float) -> list[Effect]:
         """Ask the trigger, if a step is wanted and none is being planned."""
@@ -226,7 +236,9 @@ class Dispatch:
         entries = self.freshness.window(self.buffer, self.config.trigger.window)
         decision = decide(self.config.trigger, self._standing(len(entries), now))
         if isinstance(decision, Go):
-            self._planning = self._request(entries, decision)
+            batch = self.config.trigger.batch
+            due = self.freshness.must_go(entries, len(self.ledger.steps), batch)
+            self._planning = request_plan(entries, due, batch, decision)
             return [*admitted, self._planning]
         if decision.seconds is not None:
             self._wake_at = now + decision.seconds
@@ -242,34 +254,24 @@ class Dispatch:
             tried=self._tried,
         )
 
-    def _request(self, entries: list[Entry], go: Go) -> PlanWanted:
-        count, batch = len(entries), self.config.trigger.batch
-        window = Window(
-            tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
-            skips=np.fromiter((e.skips for e in entries), np.int64, count),
-            group=np.fromiter((e.group for e in entries), np.int64, count),
-            must_go=self.freshness.must_go(entries, len(self.ledger.steps), batch),
-        )
-        take = min(count, batch)
-        return PlanWanted(tuple(entries), window, take, go.trigger, go.trial)
-
     # -- dropping and finishing -------------------------------------------------------------
 
     def _drop_unwanted(self) -> int:
         """Drop what the next step may not have; returns how many samples that were."""
-        oversize = stale = 0
+        before = len(self.buffer)
         above = self.config.drop_above
         if above is not None:
             oversize = self.buffer.drop_ready(lambda entry: entry.sample.tokens > above)
             self._drop(DropReason.OVERSIZE, oversize)
         is_stale = self.freshness.stale(len(self.ledger.steps))
         if is_stale is not None:
-            stale = self.buffer.drop_ready(is_stale)
-            self._drop(DropReason.STALE, stale)
-        return oversize + stale
+            self._drop(DropReason.STALE, self.buffer.drop_ready(is_stale))
+        return before - len(self.buffer)
 
-    def _drop(self, reason: DropReason, count: int) -> None:
-        self._dropped[reason] += count
+    def _drop(self, reason: DropReason, entries: list[Entry]) -> None:
+        if entries:
+            self.totals.dropped[reason] += len(entries)
+            self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
 
     def _drop_groups(self, doomed: Callable[[Entry], bool]) -> None:
         """Drop the open groups that have a member for which `doomed` holds."""
@@ -323,11 +325,11 @@ class Dispatch:
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""
-        ranks = self.ledger.ranks
+        ranks, totals = self.ledger.ranks, self.totals
         return Statistics(
-            received=dict(self.admission.received),
-            received_tokens=self.admission.arrived.tokens,
-            received_bytes=self.admission.received_bytes,
+            received=dict(totals.received),
+            received_tokens=totals.arrived.tokens,
+            received_bytes=totals.received_bytes,
             buffered=len(self.buffer),
             buffered_tokens=self.buffer.held_tokens,
             buffered_bytes=self.buffer.held_bytes,
@@ -338,11 +340,11 @@ class Dispatch:
             backpressure=self.buffer.pressed is not None,
             in_flight=self.ledger.in_flight,
             open_steps=len(self.ledger.steps),
-            steps_planned=dict(self._planned),
-            small_steps=self._small_steps,
-            steps_committed=self._steps_committed,
-            samples_committed=self._samples_committed,
-            dropped=dict(self._dropped),
+            steps_planned=dict(totals.planned),
+            small_steps=totals.small_steps,
+            steps_committed=totals.steps_committed,
+            samples_committed=totals.samples_committed,
+            dropped=dict(totals.dropped),
             generation=self.ledger.generation,
             policy_version=self.freshness.reported,
             ranks_connected=sum(rank.connected for rank in ranks.values()),
@@ -350,7 +352,7 @@ class Dispatch:
             wanted=self.ledger.wanted,
             hungry=self.ledger.hungry,
             phase=self._phase(),
-            selection_bias=self.admission.arrived.distance(self.dispatched),
+            selection_bias=totals.arrived.distance(totals.dispatched),
         )
 
     def _phase(self) -> str:

@@ -10,6 +10,7 @@ Two memories, both bounded:
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 #: A forgotten producer that comes back is treated as new; 64 ki is far above any fleet.
@@ -30,18 +31,23 @@ class DuplicateMemory:
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._producers: OrderedDict[str, _Producer] = OrderedDict()
 
-    def raise_floor(self, producer: str, floor: int) -> None:
-        """Forget what this producer will never send again."""
+    def raise_floor(self, producer: str, floor: int) -> bool:
+        """Forget what this producer will never send again; returns whether that was news."""
         known = self._producers.setdefault(producer, _Producer())
         self._producers.move_to_end(producer)
-        if floor > known.floor:
-            known.floor = floor
-            known.accepted = {seq for seq in known.accepted if seq >= floor}
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
+        if floor <= known.floor:
+            return False
+        known.floor = floor
+        known.accepted = {seq for seq in known.accepted if seq >= floor}
+        return True
 
     def seen(self, producer: str, seq: int, given_id: str | None) -> bool:
-        """Whether this number of this producer, or this user-given id, was accepted before."""
+        """Whether this number of this producer, or this user-given id, was accepted before.
+
+        A push without a producer (empty name) is never sent again under the same number.
+        """
         if given_id is not None and given_id in self._ids:
             return True
         known = self._producers.get(producer)
@@ -49,12 +55,18 @@ class DuplicateMemory:
 
     def accept(self, producer: str, seq: int, given_id: str | None) -> None:
         """Remember an accepted sample."""
-        self._producers.setdefault(producer, _Producer()).accepted.add(seq)
+        if producer:
+            self._producers.setdefault(producer, _Producer()).accepted.add(seq)
         if given_id is not None and self._horizon > 0:
             self._ids[given_id] = None
             if len(self._ids) > self._horizon:
                 self._ids.popitem(last=False)
 
-    def forget(self, producer: str) -> None:
-        """This producer will never push again."""
-        self._producers.pop(producer, None)
+    def restore(
+        self, producers: Mapping[str, tuple[int, frozenset[int]]], given_ids: Iterable[str]
+    ) -> None:
+        """Remember again what an earlier process remembered; ids oldest first."""
+        for name, (floor, accepted) in producers.items():
+            self._producers[name] = _Producer(floor, set(accepted))
+        for given_id in given_ids:
+            self._ids[given_id] = None

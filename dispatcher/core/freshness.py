@@ -44,6 +44,11 @@ class Freshness:
             self._phases = sorted([*self._phases, version])
 
     @property
+    def phases(self) -> tuple[int, ...]:
+        """Phases that have ended and may still have samples, oldest first."""
+        return tuple(self._phases)
+
+    @property
     def flushing(self) -> bool:
         """Whether an ended phase still has samples, as of the last `window`."""
         return bool(self._phases)

@@ -1,121 +1,19 @@
 """The step ledger: which steps are open, which DP ranks stand where, and what follows from it.
 
-    PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
-       ^                                |                                  |
-       +------- new generation ---------+----------------------------------+
-                                                                           |
-    COMMITTED <------------------- every rank committed -------------------+
-
 A rank's standing is a few watermarks over step numbers, since it prepares, takes and commits
 steps in order. Invariants: a step is released only when every DP rank holds it; it is committed
 only when every DP rank has said so in one generation; open steps are never changed, so a step that
 is delivered again is identical.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
-from hashlib import blake2b
+from collections.abc import Iterable
 
 from dispatcher.core.buffer import Entry
 from dispatcher.core.events import Deliver, Effect, FailRanks, Redelivered, Release
-from dispatcher.errors import (
-    DispatcherError,
-    GenerationFenced,
-    IllegalTransition,
-    ProtocolError,
-    RankRefused,
-)
+from dispatcher.core.standing import RankHello, RankStanding
+from dispatcher.core.step import OpenStep, StepEvent, StepState, step_digest
+from dispatcher.errors import DispatcherError, GenerationFenced, ProtocolError, RankRefused
 from dispatcher.plan import Plan
-from dispatcher.sample import Sample
-
-
-class StepState(StrEnum):
-    """Where a step stands."""
-
-    PLANNED = "planned"
-    PREPARED = "prepared"
-    RELEASED = "released"
-    COMMITTED = "committed"
-
-
-class StepEvent(StrEnum):
-    """What moves a step."""
-
-    ALL_PREPARED = "all-prepared"
-    ALL_CONNECTED = "all-connected"
-    ALL_COMMITTED = "all-committed"
-    NEW_GENERATION = "new-generation"
-
-
-NEXT: dict[tuple[StepState, StepEvent], StepState] = {
-    (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
-    (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
-    (StepState.RELEASED, StepEvent.ALL_COMMITTED): StepState.COMMITTED,
-    **{
-        (state, StepEvent.NEW_GENERATION): StepState.PLANNED
-        for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
-    },
-}
-
-
-@dataclass(slots=True, eq=False)
-class OpenStep:
-    """A step that is not committed: micro_batches[dp rank][index] are its samples."""
-
-    number: int
-    micro_batches: tuple[tuple[tuple[Sample, ...], ...], ...]
-    digest: str
-    planned_at: float
-    state: StepState = StepState.PLANNED
-
-    def move(self, event: StepEvent) -> None:
-        """Follow the table; an illegal move raises and changes nothing."""
-        after = NEXT.get((self.state, event))
-        if after is None:
-            raise IllegalTransition(self.state, event)
-        self.state = after
-
-    def samples(self) -> Iterator[Sample]:
-        """Every sample of the step, rank by rank."""
-        for rank in self.micro_batches:
-            for micro_batch in rank:
-                yield from micro_batch
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the step, over all ranks."""
-        return sum(len(part) for rank in self.micro_batches for part in rank)
-
-
-@dataclass(slots=True)
-class RankStanding:
-    """What one DP rank of the current generation has said; -1 for no step yet."""
-
-    client_id: str
-    prefetch_steps: int
-    last_seen: float
-    connected: bool = True
-    gone: bool = False
-    taken: int = -1
-    prepared: int = -1
-    committed: int = -1
-    hungry: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RankHello:
-    """How a DP rank introduces itself; `generation=None` asks for a new one."""
-
-    client_id: str
-    dp_rank: int
-    dp_size: int
-    generation: int | None
-    prefetch_steps: int = 1
-    taken: int = -1
-    committed: int = -1
-    hungry: bool = False
-    received: dict[int, int] = field(default_factory=dict)
 
 
 class StepLedger:
@@ -225,12 +123,16 @@ class StepLedger:
             rank.taken = rank.committed = known.committed
             rank.prepared = known.committed
         else:
-            rank.taken = rank.prepared = rank.committed = begun
+            # New here; or it outlived the dispatcher that knew it, and says itself where it stands.
+            last = self.next_step - 1
+            rank.committed = min(max(begun, hello.committed), last)
+            rank.taken = min(max(begun, hello.taken), last)
+            rank.prepared = min(max(begun, hello.taken, *hello.received, -1), last)
         rank.hungry = hello.hungry
         self.ranks[hello.dp_rank] = rank
         effects: list[Effect] = []
         for number in [number for number in self.steps if number > rank.committed]:
-            first = hello.received.get(number, 0) if same_client else 0
+            first = hello.received.get(number, 0) if known is None or same_client else 0
             effects.append(Deliver(hello.dp_rank, number, first))
             if known is not None:
                 effects.append(Redelivered(number, "reconnect"))
@@ -311,12 +213,19 @@ class StepLedger:
     def _lowest(self, watermark: str) -> int:
         return min(int(getattr(rank, watermark)) for rank in self.ranks.values())
 
+    # -- after a restart ---------------------------------------------------------------------
+
+    def restore(self, steps: Iterable[OpenStep], next_step: int, generation: int) -> None:
+        """Start from what an earlier process left open; no rank is seated yet."""
+        self.steps = {step.number: step for step in steps}
+        self.next_step, self.generation = next_step, generation
+
     # -- steps ------------------------------------------------------------------------------
 
     def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
         """Add the next step; returns its first delivery to every rank."""
         micro_batches = tuple(
-            tuple(tuple(entries[int(at)].sample for at in part) for part in rank)
+            tuple(tuple(entries[int(at)] for at in part) for part in rank)
             for rank in plan.micro_batches
         )
         number = self.next_step
@@ -367,15 +276,3 @@ class StepLedger:
         """Whether some DP rank waits for a step that is not planned yet."""
         last = self.next_step - 1
         return any(rank.hungry and rank.taken == last for rank in self.ranks.values())
-
-
-def step_digest(number: int, micro_batches: tuple[tuple[tuple[Sample, ...], ...], ...]) -> str:
-    """Digest of who gets what: step number, and sample ids by DP rank and micro-batch."""
-    digest = blake2b(str(number).encode(), digest_size=16)
-    for rank in micro_batches:
-        digest.update(b"\x00rank")
-        for micro_batch in rank:
-            digest.update(b"\x00micro-batch")
-            for sample in micro_batch:
-                digest.update(b"\x00" + sample.sample_id.encode())
-    return digest.hexdigest()

@@ -25,6 +25,10 @@ class LengthCounts:
         self.samples += 1
         self.tokens += tokens
 
+    def restore(self, counts: list[int], tokens: int) -> None:
+        """Start from what an earlier process had counted."""
+        self.counts, self.samples, self.tokens = list(counts), sum(counts), tokens
+
     def octaves(self) -> list[tuple[int, int]]:
         """Pairs of (2**k, samples shorter than that), up to the longest sample seen."""
         pairs, below = [], 0

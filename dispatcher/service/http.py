@@ -7,7 +7,6 @@ happens in a worker thread, so that it does not keep the sample plane waiting.
 import asyncio
 import dataclasses
 import json
-import uuid
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -102,7 +101,7 @@ class HttpPlane:
         return self._push(samples, named)
 
     def _push(self, samples: tuple[Sample, ...], named: bool) -> web.Response:
-        answer = self._hub.push_now(f"http/{uuid.uuid4().hex}", samples, named=named)
+        answer = self._hub.push_now(samples, named=named)
         worst = max((_STATUS.get(outcome, 200) for outcome in answer.outcomes), default=200)
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
         body = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dispatcher.core.admission import Push
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import Effect, PushAnswered
-from dispatcher.core.ledger import RankHello
+from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConnectionLimit, DispatcherError
 from dispatcher.sample import Sample
 from dispatcher.service.config import ServeConfig
@@ -101,11 +101,10 @@ class Hub:
 
     # -- producers --------------------------------------------------------------------------
 
-    def push_now(self, producer: str, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
+    def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
         """Push on behalf of an HTTP request; what finds no room is answered `full`."""
-        push = Push(producer, 0, samples, 0, named)
+        push = Push("", 0, samples, 0, named)
         effects = self.core.push(push, self.clock(), may_hold=False)
-        self.core.admission.forget(producer)
         self.perform(effects)
         return next(effect for effect in effects if isinstance(effect, PushAnswered))
 

@@ -243,7 +243,7 @@ class CoreCollector:
         at = self._core.statistics()
         yield from self._counters(at)
         yield from self._gauges(at)
-        yield _lengths(self._core.admission.arrived)
+        yield _lengths(self._core.totals.arrived)
         if self._config.per_rank_metrics:
             yield self._last_seen(at)
 
@@ -257,13 +257,18 @@ class CoreCollector:
         yield labelled("samples_received", "Samples pushed, by outcome.", "outcome", at.received)
         yield labelled("samples_dropped", "Accepted samples given up.", "reason", at.dropped)
         yield labelled("steps_planned", "Steps, by trigger.", "trigger", at.steps_planned)
+        totals = self._core.totals
         for name, text, value in (
             ("received_tokens", "Tokens of accepted samples.", at.received_tokens),
             ("received_bytes", "Payload bytes of accepted samples.", at.received_bytes),
             ("small_steps", "Steps of fewer samples than a batch.", at.small_steps),
             ("steps_committed", "Steps that every rank applied.", at.steps_committed),
             ("samples_committed", "Samples of committed steps.", at.samples_committed),
-            ("dispatched_tokens", "Tokens of planned samples.", self._core.dispatched.tokens),
+            (
+                "dispatched_tokens",
+                "Tokens of planned samples.",
+                totals.dispatched.tokens,
+            ),
         ):
             yield CounterMetricFamily(f"dispatcher_{name}", text, value=value)
 

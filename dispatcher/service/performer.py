@@ -15,7 +15,7 @@ from functools import partial, singledispatchmethod
 from dispatcher.balance.planner import plan
 from dispatcher.core import events as e
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.ledger import OpenStep
+from dispatcher.core.step import OpenStep
 from dispatcher.plan import PlanConfig
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.roster import Roster
@@ -154,7 +154,7 @@ class Performer:
         if index == len(parts) - 1:
             self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
         if parts[index]:
-            return micro_batch(step.number, index, parts[index])
+            return micro_batch(step.number, index, [entry.sample for entry in parts[index]])
         return filler(step.number, index, next(step.samples()))
 
     async def _run_planner(self, wanted: e.PlanWanted) -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 from aiohttp import web
 
 from dispatcher.core.buffer import BufferLimits
-from dispatcher.core.dispatch import Dispatch, DispatchConfig
+from dispatcher.core.config import DispatchConfig
+from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs

@@ -3,6 +3,7 @@
 from dispatcher.core.admission import Admission, Push
 from dispatcher.core.buffer import BufferLimits, SampleBuffer
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
+from dispatcher.core.totals import Totals
 from dispatcher.sample import Sample
 from tests.support.samples import make_sample
 
@@ -11,7 +12,7 @@ A, D, R, F = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.REFUSED, Outcome.FULL
 
 def make_admission(capacity: int = 4, credits_: int = 2) -> tuple[Admission, SampleBuffer]:
     buffer = SampleBuffer(BufferLimits(capacity, capacity, None, 10_000, 100))
-    return Admission(buffer, credits_, id_horizon=100), buffer
+    return Admission(buffer, Totals(), credits_, id_horizon=100), buffer
 
 
 def push(producer: str, first_seq: int, *samples: Sample, **options: object) -> Push:

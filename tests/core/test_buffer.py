@@ -106,8 +106,8 @@ def test_dropping_an_open_group_gives_back_what_it_held_and_reserved() -> None:
     buffer = make_buffer(samples=4)
     buffer.add(make_sample("g0", group_id="g", group_size=3), 0.0)
     buffer.add(make_sample("g1", group_id="g", group_size=3), 0.0)
-    assert buffer.drop_group("g") == 2
-    assert buffer.drop_group("g") == 0
+    assert [entry.sample.sample_id for entry in buffer.drop_group("g")] == ["g0", "g1"]
+    assert buffer.drop_group("g") == []
     assert len(buffer) == buffer.held_bytes == buffer.held_tokens == 0
     assert buffer.full(make_sample("h", group_id="h", group_size=4)) is None
 
@@ -117,7 +117,8 @@ def test_dropping_a_stale_member_takes_the_whole_group() -> None:
     buffer.add(make_sample("g0", group_id="g", group_size=2, policy_version=1), 0.0)
     buffer.add(make_sample("g1", group_id="g", group_size=2, policy_version=2), 0.0)
     add(buffer, "a")
-    assert buffer.drop_ready(lambda entry: entry.sample.policy_version == 1) == 2
+    dropped = buffer.drop_ready(lambda entry: entry.sample.policy_version == 1)
+    assert [entry.sample.sample_id for entry in dropped] == ["g0", "g1"]
     assert names(buffer) == ["a"]
 
 

@@ -8,7 +8,8 @@ from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
 from dispatcher.core.admission import Push
 from dispatcher.core.buffer import BufferLimits
-from dispatcher.core.dispatch import Dispatch, DispatchConfig
+from dispatcher.core.config import DispatchConfig
+from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import (
     Deliver,
     Drained,
@@ -22,7 +23,7 @@ from dispatcher.core.events import (
     Trigger,
 )
 from dispatcher.core.freshness import StalenessPolicy
-from dispatcher.core.ledger import RankHello
+from dispatcher.core.standing import RankHello
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, PlanConfig, Strategy
 from dispatcher.sample import Sample

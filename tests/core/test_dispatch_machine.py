@@ -14,9 +14,11 @@ from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
 from dispatcher.core.admission import Push
 from dispatcher.core.buffer import BufferLimits
-from dispatcher.core.dispatch import Dispatch, DispatchConfig
+from dispatcher.core.config import DispatchConfig
+from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import Deliver, Effect, Outcome, PlanWanted, PushAnswered, Release
-from dispatcher.core.ledger import OpenStep, RankHello
+from dispatcher.core.standing import RankHello
+from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, PlanConfig
 from dispatcher.sample import Sample

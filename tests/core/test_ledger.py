@@ -5,15 +5,9 @@ import pytest
 
 from dispatcher.core.buffer import Entry
 from dispatcher.core.events import Deliver, Effect, FailRanks, Redelivered, Release
-from dispatcher.core.ledger import (
-    NEXT,
-    OpenStep,
-    RankHello,
-    StepEvent,
-    StepLedger,
-    StepState,
-    step_digest,
-)
+from dispatcher.core.ledger import StepLedger
+from dispatcher.core.standing import RankHello
+from dispatcher.core.step import NEXT, OpenStep, StepEvent, StepState, step_digest
 from dispatcher.errors import GenerationFenced, IllegalTransition, ProtocolError, RankRefused
 from dispatcher.plan import Plan, Sync
 from tests.support.samples import make_sample
@@ -253,7 +247,7 @@ def test_no_more_steps_are_open_than_allowed() -> None:
 
 
 def test_the_digest_tells_steps_ranks_and_order_apart() -> None:
-    a, b = make_sample("a"), make_sample("b")
+    a, b = (Entry(make_sample(name), ticket, 0.0) for ticket, name in enumerate("ab"))
     plans = [
         (0, (((a,),), ((b,),))),
         (1, (((a,),), ((b,),))),

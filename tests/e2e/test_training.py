@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support.server import ServeProcess, eventually
 pytestmark = pytest.mark.e2e
 
 
-def serve(folder: Path, dp_size: int, **options: object) -> ServeProcess:
+def serve(folder: Path, dp_size: int, **options: Any) -> ServeProcess:
     return ServeProcess(
         folder,
         dp_size=dp_size,

@@ -1,0 +1,38 @@
+# Each target sets up .venv by itself, again whenever pyproject.toml or constraints.txt changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test bench lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
+	@echo "make test   lint, then every test"
+	@echo "make bench  how long planning takes and how good the plans are"
+	@echo "make lint   ruff and mypy"
+	@echo "make clean  remove .venv, build and caches"
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/dispatcher demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	PYTHONASYNCIODEBUG=1 $(BIN)/pytest
+
+bench: $(STAMP)
+	$(BIN)/python -m tests.bench.planner
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

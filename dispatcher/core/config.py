@@ -1,0 +1,31 @@
+"""What the core needs to know of the settings."""
+
+from dataclasses import dataclass
+
+from dispatcher.core.buffer import BufferLimits
+from dispatcher.core.freshness import StalenessPolicy
+from dispatcher.core.trigger import TriggerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """Settings of one run; times in seconds.
+
+    drop_above: accepted samples of more tokens than this are dropped, with their groups.
+    durable: facts are noted, for a journal.
+    """
+
+    dp_size: int
+    limits: BufferLimits
+    trigger: TriggerConfig
+    target_excess: float = 0.01
+    groups_matter: bool = True
+    flush_partial: bool = True
+    drop_above: int | None = None
+    durable: bool = False
+    group_timeout: float = 600.0
+    max_staleness: int | None = None
+    staleness_policy: StalenessPolicy = StalenessPolicy.DROP
+    max_open_steps: int = 4
+    producer_credits: int = 8
+    id_horizon: int = 1_000_000

@@ -1,0 +1,41 @@
+"""Between the core and the planner: entries to columns, and a plan to what metrics want of it."""
+
+import numpy as np
+
+from dispatcher.core.buffer import Entry
+from dispatcher.core.events import PlanWanted, StepPlanned
+from dispatcher.core.trigger import Go
+from dispatcher.plan import BoolArray, Plan, Window
+
+
+def request_plan(entries: list[Entry], must_go: BoolArray, batch: int, go: Go) -> PlanWanted:
+    """Ask for a plan of at most a batch of these entries, oldest first."""
+    count = len(entries)
+    window = Window(
+        tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
+        skips=np.fromiter((e.skips for e in entries), np.int64, count),
+        group=np.fromiter((e.group for e in entries), np.int64, count),
+        must_go=must_go,
+    )
+    return PlanWanted(tuple(entries), window, min(count, batch), go.trigger, go.trial)
+
+
+def report_plan(
+    wanted: PlanWanted, plan: Plan, step: int, version: int | None, now: float
+) -> StepPlanned:
+    """What a plan did to its samples; version: the policy version that the step trains with."""
+    chosen = [wanted.entries[int(at)] for at in plan.chosen]
+    return StepPlanned(
+        step=step,
+        plan=plan,
+        trigger=wanted.trigger,
+        waits=tuple(now - entry.arrived for entry in chosen),
+        skips=tuple(entry.skips for entry in chosen),
+        staleness=tuple(
+            version - entry.sample.policy_version
+            for entry in chosen
+            if version is not None and entry.sample.policy_version is not None
+        ),
+        tokens=tuple(entry.sample.tokens for entry in chosen),
+        nbytes=sum(entry.sample.nbytes for entry in chosen),
+    )

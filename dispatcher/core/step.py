@@ -1,0 +1,99 @@
+"""An open step: what it holds, where it stands, and what may become of it.
+
+PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
+^                                |                                  |
++------- new generation ---------+----------------------------------+
+|
+COMMITTED <------------------- every rank committed -------------------+
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+
+from dispatcher.core.buffer import Entry
+from dispatcher.errors import IllegalTransition
+from dispatcher.sample import Sample
+
+
+class StepState(StrEnum):
+    """Where a step stands."""
+
+    PLANNED = "planned"
+    PREPARED = "prepared"
+    RELEASED = "released"
+    COMMITTED = "committed"
+
+
+class StepEvent(StrEnum):
+    """What moves a step."""
+
+    ALL_PREPARED = "all-prepared"
+    ALL_CONNECTED = "all-connected"
+    ALL_COMMITTED = "all-committed"
+    NEW_GENERATION = "new-generation"
+
+
+NEXT: dict[tuple[StepState, StepEvent], StepState] = {
+    (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
+    (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
+    (StepState.RELEASED, StepEvent.ALL_COMMITTED): StepState.COMMITTED,
+    **{
+        (state, StepEvent.NEW_GENERATION): StepState.PLANNED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
+    },
+}
+
+
+#: Entries by DP rank and micro-batch; an empty micro-batch is a filler.
+MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
+
+
+@dataclass(slots=True, eq=False)
+class OpenStep:
+    """A step that is not committed: micro_batches[dp rank][index] holds its samples' entries."""
+
+    number: int
+    micro_batches: MicroBatches
+    digest: str
+    planned_at: float
+    state: StepState = StepState.PLANNED
+
+    def move(self, event: StepEvent) -> None:
+        """Follow the table; an illegal move raises and changes nothing."""
+        after = NEXT.get((self.state, event))
+        if after is None:
+            raise IllegalTransition(self.state, event)
+        self.state = after
+
+    def samples(self) -> Iterator[Sample]:
+        """Every sample of the step, rank by rank."""
+        for rank in self.micro_batches:
+            for micro_batch in rank:
+                for entry in micro_batch:
+                    yield entry.sample
+
+    def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The tickets of its samples, in the same nesting."""
+        return tuple(
+            tuple(tuple(entry.ticket for entry in part) for part in rank)
+            for rank in self.micro_batches
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the step, over all ranks."""
+        return sum(len(part) for rank in self.micro_batches for part in rank)
+
+
+def step_digest(number: int, micro_batches: MicroBatches) -> str:
+    """Digest of who gets what: step number, and sample ids by DP rank and micro-batch."""
+    digest = blake2b(str(number).encode(), digest_size=16)
+    for rank in micro_batches:
+        digest.update(b"\x00rank")
+        for micro_batch in rank:
+            digest.update(b"\x00micro-batch")
+            for entry in micro_batch:
+                digest.update(b"\x00" + entry.sample.sample_id.encode())
+    return digest.hexdigest()

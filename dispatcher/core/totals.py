@@ -1,0 +1,56 @@
+"""Counters of a whole run: they only grow, and go on where they were after a restart."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dispatcher.core.events import DropReason, Outcome, Trigger
+from dispatcher.core.lengths import LengthCounts
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of samples or steps.
+
+    received: pushed samples by outcome. arrived, dispatched: lengths of accepted and of planned
+    samples, in tokens. small_steps: steps of fewer samples than a dispatch batch.
+    """
+
+    received: Counter[Outcome] = field(default_factory=lambda: Counter(dict.fromkeys(Outcome, 0)))
+    received_bytes: int = 0
+    arrived: LengthCounts = field(default_factory=LengthCounts)
+    dispatched: LengthCounts = field(default_factory=LengthCounts)
+    planned: Counter[Trigger] = field(default_factory=lambda: Counter(dict.fromkeys(Trigger, 0)))
+    dropped: Counter[DropReason] = field(
+        default_factory=lambda: Counter(dict.fromkeys(DropReason, 0))
+    )
+    small_steps: int = 0
+    steps_committed: int = 0
+    samples_committed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {
+            "received": dict(self.received),
+            "received_bytes": self.received_bytes,
+            "arrived": [self.arrived.counts, self.arrived.tokens],
+            "dispatched": [self.dispatched.counts, self.dispatched.tokens],
+            "planned": dict(self.planned),
+            "dropped": dict(self.dropped),
+            "small_steps": self.small_steps,
+            "steps_committed": self.steps_committed,
+            "samples_committed": self.samples_committed,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Start from what `as_json` gave; nothing was saved yet in a new journal."""
+        if not saved:
+            return
+        self.received.update({Outcome(key): count for key, count in saved["received"].items()})
+        self.planned.update({Trigger(key): count for key, count in saved["planned"].items()})
+        self.dropped.update({DropReason(key): count for key, count in saved["dropped"].items()})
+        self.arrived.restore(*saved["arrived"])
+        self.dispatched.restore(*saved["dispatched"])
+        for name in ("received_bytes", "small_steps", "steps_committed", "samples_committed"):
+            setattr(self, name, saved[name])

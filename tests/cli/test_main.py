@@ -1,0 +1,137 @@
+"""The command: exit codes, one-line errors, and help that shows what can be done."""
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dispatcher import __version__
+from dispatcher.cli.fields import flag_of
+from dispatcher.cli.main import COMMANDS, main
+from dispatcher.service.config import ServeConfig
+
+NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPATCHER_CONFIG", raising=False)
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"dispatcher {__version__}"
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert f"usage: dispatcher {command}" in capsys.readouterr().out
+
+
+def test_the_help_of_serve_shows_every_option_and_its_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(f"{flag_of(name)}" in shown for name in ServeConfig.model_fields)
+    assert "[4GiB]" in shown
+    assert "[2s]" in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "fact"),
+    [
+        (["srve"], "serve"),
+        (["--verbose"], "unknown option --verbose"),
+        (["serve"], "--dp-size is required"),
+        (["serve", *NEEDED, "--widow-multiple", "2"], "--window-multiple"),
+        (["check-config", *NEEDED, "--buffer-capacity", "3"], "window of 12"),
+        (["wait-ready", "--timeout", "soon"], "--timeout soon"),
+        (["wait-ready", "--http", "9471"], "host:port"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str], fact: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert fact in lines[0]
+
+
+def test_a_checked_config_can_be_given_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = ["--max-wait", "100ms", "--listen", "unix:/a.sock", "--no-per-rank-metrics"]
+    assert main(["check-config", *NEEDED, *changed]) == 0
+    first = capsys.readouterr().out
+    assert 'max_wait = "100ms"  # --max-wait\n' in first
+    assert "window_multiple = 1.5  # default\n" in first
+    (tmp_path / "serve.toml").write_text(first)
+    assert main(["check-config", "--config", str(tmp_path / "serve.toml")]) == 0
+    second = capsys.readouterr().out
+    assert _settings(second) == _settings(first)
+
+
+def _settings(shown: str) -> list[str]:
+    return [line.partition("  #")[0] for line in shown.splitlines()]
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    """Not ready at first, then ready; what a dispatcher looks like while it starts."""
+
+    answers: Iterator[int]
+
+    def do_GET(self) -> None:
+        self.send_response(next(self.answers) if self.path == "/readyz" else 404)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_wait_ready_waits_until_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    _Answer.answers = iter([503, 503, 200])
+    with http.server.HTTPServer(("127.0.0.1", 0), _Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            code = main(["wait-ready", "--http", f"127.0.0.1:{server.server_port}"])
+        finally:
+            server.shutdown()
+            thread.join()
+    assert code == 0
+    assert next(_Answer.answers, None) is None
+
+
+def test_wait_ready_gives_up_and_says_what_it_saw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = f"unix:{tmp_path}/absent.sock"
+    assert main(["wait-ready", "--http", nowhere, "--timeout", "1ms"]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_the_command_is_installed_and_survives_a_reader_that_leaves() -> None:
+    command = f"{sys.executable} -m dispatcher.cli.main check-config {' '.join(NEEDED)} | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("# steps\n", "")

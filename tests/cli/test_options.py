@@ -1,0 +1,140 @@
+"""Loading: every option by flag, variable and file, and nothing misspelt is let through."""
+
+from pathlib import Path
+
+import pytest
+
+from dispatcher.cli.fields import flag_of
+from dispatcher.cli.options import Loaded, load_config
+from dispatcher.errors import ConfigError
+from dispatcher.service.config import ServeConfig
+
+NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
+
+
+def load(argv: list[str], environ: dict[str, str] | None = None) -> Loaded[ServeConfig]:
+    return load_config(ServeConfig, argv, environ or {}, prog="serve")
+
+
+def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(argv, environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def toml(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    return ["--config", str(path)]
+
+
+def test_flags_beat_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+    file = toml(tmp_path, "max_skips = 7\nmax_open_steps = 7\nproducer_credits = 7")
+    environ = {"DISPATCHER_MAX_SKIPS": "8", "DISPATCHER_MAX_OPEN_STEPS": "8"}
+    loaded = load([*NEEDED, *file, "--max-skips", "9"], environ)
+    config = loaded.config
+    assert (config.max_skips, config.max_open_steps, config.producer_credits) == (9, 8, 7)
+    assert loaded.sources["max_skips"] == "--max-skips"
+    assert loaded.sources["max_open_steps"] == "DISPATCHER_MAX_OPEN_STEPS"
+    assert loaded.sources["producer_credits"] == file[1]
+    assert "max_wait" not in loaded.sources
+    assert config.max_wait == 2.0
+
+
+def test_everything_can_come_from_the_environment() -> None:
+    variables = {
+        "DISPATCHER_DP_SIZE": "2",
+        "DISPATCHER_DISPATCH_BATCH_SIZE": "8",
+        "DISPATCHER_MICRO_BATCH_TOKENS": "4096",
+        "DISPATCHER_LISTEN": "127.0.0.1:0, unix:/a.sock",
+        "DISPATCHER_PER_RANK_METRICS": "false",
+        "DISPATCHER_MAX_WAIT": "100ms",
+    }
+    config = load([], variables).config
+    assert [str(item) for item in config.listen] == ["127.0.0.1:0", "unix:/a.sock"]
+    assert (config.micro_batch_tokens, config.per_rank_metrics) == (4096, False)
+    assert config.max_wait == 0.1
+
+
+def test_the_config_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
+    path = toml(tmp_path, "dp_size = 2\ndispatch_batch_size = 8\nmicro_batch_size = 2")[1]
+    assert load([], {"DISPATCHER_CONFIG": path}).config.dp_size == 2
+
+
+def test_a_repeated_flag_adds_an_address() -> None:
+    config = load([*NEEDED, "--listen", "127.0.0.1:1", "--listen", "127.0.0.1:2"]).config
+    assert [item.port for item in config.listen] == [1, 2]
+
+
+def test_none_unsets_what_a_weaker_source_set(tmp_path: Path) -> None:
+    file = toml(tmp_path, "max_staleness = 4")
+    assert load([*NEEDED, *file]).config.max_staleness == 4
+    assert load([*NEEDED, *file, "--max-staleness", "none"]).config.max_staleness is None
+
+
+def test_a_switch_can_be_turned_off() -> None:
+    assert load([*NEEDED, "--no-per-rank-metrics"]).config.per_rank_metrics is False
+
+
+def test_a_misspelt_flag_names_the_nearest() -> None:
+    assert "--window-multiple" in refusal([*NEEDED, "--windw-multiple", "2"])
+
+
+def test_a_flag_is_not_abbreviated() -> None:
+    assert "--window-multiple" in refusal([*NEEDED, "--window-mult", "2"])
+
+
+def test_a_stray_argument_is_refused() -> None:
+    assert "unknown argument extra" in refusal([*NEEDED, "extra"])
+
+
+def test_a_misspelt_variable_names_the_nearest() -> None:
+    assert "DISPATCHER_MAX_WAIT" in refusal(NEEDED, {"DISPATCHER_MAX_WIAT": "2s"})
+
+
+def test_what_kubernetes_sets_beside_a_service_is_not_ours() -> None:
+    foreign = {
+        "DISPATCHER_SERVICE_HOST": "10.0.0.1",
+        "DISPATCHER_SERVICE_PORT_HTTP": "9471",
+        "DISPATCHER_PORT": "tcp://10.0.0.1:7077",
+        "DISPATCHER_PORT_7077_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(NEEDED, foreign).config == load(NEEDED).config
+
+
+@pytest.mark.parametrize("key", ["max_wiat", "max-wait", "Max_Wait"])
+def test_a_misspelt_key_names_the_nearest_and_the_file(tmp_path: Path, key: str) -> None:
+    file = toml(tmp_path, f'{key} = "2s"')
+    message = refusal([*NEEDED, *file])
+    assert key in message
+    assert "max_wait" in message
+    assert file[1] in message
+
+
+@pytest.mark.parametrize("text", ["dp_size = ", "dp_size 2", "\x00"])
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
+    assert "TOML" in refusal(toml(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(["--config", str(tmp_path / "absent.toml")])
+
+
+def test_a_directory_is_no_config_file(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(["--config", str(tmp_path)])
+
+
+def test_a_missing_option_says_what_it_is_for() -> None:
+    message = refusal([])
+    assert "--dp-size is required" in message
+    assert "DISPATCHER_DP_SIZE" in message
+
+
+@pytest.mark.parametrize("name", ["max_skips", "max_wait", "layout", "listen", "buffer_bytes"])
+def test_a_bad_value_names_the_place_where_it_was_written(tmp_path: Path, name: str) -> None:
+    flag, variable = flag_of(name), f"DISPATCHER_{name.upper()}"
+    assert flag in refusal([*NEEDED, flag, "bad"])
+    assert variable in refusal(NEEDED, {variable: "bad"})
+    file = toml(tmp_path, f'{name} = "bad"')
+    assert f"{file[1]}: {name}" in refusal([*NEEDED, *file])

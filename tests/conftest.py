@@ -1,0 +1,37 @@
+"""What all tests share: tools that may be absent, and property tests without a stopwatch."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Machines that run tests are busy: how long an example took says nothing about the code.
+settings.register_profile("dispatcher", deadline=None)
+settings.load_profile("dispatcher")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tool() -> Callable[[str], str]:
+    """`tool("promtool")`: its path; skips without it, or fails where CI says it must be there."""
+
+    def find(name: str) -> str:
+        path = shutil.which(name)
+        if path is None:
+            message = f"{name} is not installed (Debian: apt-get install prometheus)"
+            if os.environ.get("DISPATCHER_REQUIRE_TOOLS") == "1":
+                pytest.fail(f"{message}, and DISPATCHER_REQUIRE_TOOLS=1 says it must be")
+            pytest.skip(message)
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT

@@ -1,0 +1,93 @@
+"""The README's integration, run as it stands: its server, its producer, its trainer."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.server import ServeProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+README = Path(__file__).parents[2] / "README.md"
+
+PRODUCER_SETUP = """
+import numpy as np
+rollouts = [(np.arange(n) % 7, np.ones(n, dtype=bool)) for n in range(2, 50)]
+"""
+TRAINER_SETUP = """
+from contextlib import nullcontext
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def token_losses(model, micro_batch):
+    logits = model(micro_batch.input_ids)
+    return nn.functional.cross_entropy(logits, micro_batch.input_ids, reduction="none")
+
+"""
+TRAINER_END = """
+stream.close()
+dist.destroy_process_group()
+"""
+
+
+def block(containing: str) -> str:
+    """The one Python block of the README with this text, its address still the default."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    (found,) = [text for text in blocks if containing in text]
+    return str(found)
+
+
+def serve_options() -> dict[str, Any]:
+    """The options of the README's `dispatcher serve`."""
+    line = re.search(r"^dispatcher serve (.*)$", README.read_text(), flags=re.MULTILINE)
+    assert line is not None
+    words = shlex.split(line[1])
+    return {
+        flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)
+    }
+
+
+def run_script(path: Path, text: str, launcher: list[str]) -> None:
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, *launcher, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_the_readme_shows_trains_on_every_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = serve_options() | {"buffer-capacity": 100}
+    with ServeProcess(tmp_path, **options) as server:
+        producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
+        trainer = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
+        assert server.status()["accepted"] == 48
+        run_script(tmp_path / "train.py", TRAINER_SETUP + trainer + TRAINER_END, torchrun)
+        assert server.wait() == 0
+
+
+def test_the_request_that_is_shown_is_accepted(tmp_path: Path) -> None:
+    body = re.search(r"-d '(.*)'", README.read_text())
+    assert body is not None
+    with ServeProcess(tmp_path, **serve_options()) as server:
+        answer = server.post("/v1/samples", body[1].encode())
+        assert (answer.status, json.loads(answer.text)["outcomes"]) == (200, ["accepted"])
+
+
+def test_a_trainer_s_integration_is_short() -> None:
+    assert len(block("MicroBatchStream").strip().splitlines()) <= 13

@@ -1,0 +1,109 @@
+"""The README tells the truth: its tables are generated, its commands exist.
+
+python tests/test_readme.py    writes the tables again
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+
+from dispatcher.cli.fields import flag_of, format_value
+from dispatcher.cli.main import COMMANDS
+from dispatcher.cli.options import load_config
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.service.config import ServeConfig
+from dispatcher.service.metrics import Metrics
+from dispatcher.service.server import core_config
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def settings_table() -> str:
+    """A row an option of `serve`."""
+    rows = ["| option | default | what it does |", "|---|---|---|"]
+    for name, field in ServeConfig.model_fields.items():
+        if name in ServeConfig.HEADINGS:
+            rows.append(f"| **{ServeConfig.HEADINGS[name]}** | | |")
+        default = "required"
+        if not field.is_required():
+            shown = field.default is not None
+            default = f"`{format_value(field, field.default)}`" if shown else "unset"
+        about = " ".join((field.description or "").split())
+        rows.append(f"| `{flag_of(name)}` | {default} | {about} |")
+    return "\n".join(rows)
+
+
+def metrics_table() -> str:
+    """A row a metric of the dispatcher's registry."""
+    rows = ["| metric | type | what it says |", "|---|---|---|"]
+    for family in sorted(families(), key=lambda item: (item.name, item.type)):
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return "\n".join(rows)
+
+
+def families() -> Iterator[Metric]:
+    """What a dispatcher exports before anything has happened."""
+    config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1)
+    metrics = Metrics(config, Dispatch(core_config(config)), lambda: 0.0)
+    yield from (item for item in metrics.registry.collect() if item.name.startswith("dispatcher_"))
+
+
+TABLES = {"settings": settings_table, "metrics": metrics_table}
+
+
+def between(text: str, name: str) -> tuple[int, int]:
+    """Where the generated text lies between its markers."""
+    start = re.search(rf"<!-- {name}: .* -->\n", text)
+    assert start is not None
+    return start.end(), text.index(f"<!-- /{name} -->")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_up_to_date(name: str) -> None:
+    text = README.read_text()
+    start, stop = between(text, name)
+    assert text[start:stop] == TABLES[name]() + "\n", "run: python tests/test_readme.py"
+
+
+def shell_lines() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    joined = "".join(blocks).replace("\\\n", " ")
+    return [line.split(" #")[0].strip() for line in joined.splitlines()]
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("dispatcher ")])
+def test_a_command_that_is_shown_exists_and_takes_these_options(line: str) -> None:
+    _, command, *argv = shlex.split(line)
+    assert command in COMMANDS
+    if command == "serve":
+        load_config(ServeConfig, argv, {}, prog="dispatcher serve")
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("make ")])
+def test_a_make_target_that_is_shown_exists(line: str, root: Path) -> None:
+    targets = re.findall(r"^(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE)
+    assert line.split()[1] in targets
+
+
+def test_every_file_that_is_linked_exists(root: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README.read_text())
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []
+
+
+def main() -> None:
+    """Write the tables into the README."""
+    text = README.read_text()
+    for name, table in TABLES.items():
+        start, stop = between(text, name)
+        text = text[:start] + table() + "\n" + text[stop:]
+    README.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
