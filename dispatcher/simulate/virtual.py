@@ -1,0 +1,194 @@
+"""The core that `serve` runs, its planner called on the spot, under a clock that is told.
+
+All DP ranks finish a step at the same moment, as an optimizer step ends in a collective, so they
+ask for the next one together: one seat in the core speaks for all of them. (Each with a seat of
+its own the plans are the same, and time goes into 500 equal messages a step; a test compares.)
+
+Invariant: every sample is announced once, in the first step planned after it (with its group)
+entered the window, and every step is announced once, in order.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dispatcher.balance.planner import plan
+from dispatcher.core.admission import Push
+from dispatcher.core.buffer import Entry
+from dispatcher.core.config import DispatchConfig
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.events import (
+    Deliver,
+    Effect,
+    Outcome,
+    PlanWanted,
+    PushAnswered,
+    Release,
+    StepPlanned,
+    Trigger,
+)
+from dispatcher.core.standing import RankHello
+from dispatcher.errors import ConfigError
+from dispatcher.plan import Plan, PlanConfig, Strategy
+from dispatcher.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one row of the table is run with."""
+
+    strategy: Strategy
+    window: float
+    plan: PlanConfig
+    core: DispatchConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One planned step.
+
+    entries: the window behind the plan's positions. arrived: what entered since the step before.
+    skips: of each chosen sample, in the order of `plan.chosen`. seconds: spent in the planner.
+    dropped: reason by sample id, since the step before.
+    """
+
+    number: int
+    at: float
+    plan: Plan
+    entries: tuple[Entry, ...]
+    arrived: tuple[Sample, ...]
+    skips: tuple[int, ...]
+    trigger: Trigger
+    seconds: float
+    dropped: dict[str, str]
+
+
+class VirtualDispatch:
+    """A core, a planner and a clock; hands every step to `on_step`."""
+
+    def __init__(self, setting: Setting, on_step: Callable[[Step], None], seats: int = 1) -> None:
+        self.core = Dispatch(replace(setting.core, dp_size=seats))
+        self.now = 0.0
+        #: Steps that the ranks hold and may train, in order.
+        self.released: deque[int] = deque()
+        self.num_planned = 0
+        self._setting = setting
+        self._on_step = on_step
+        self._unanswered: dict[int, Sequence[Sample]] = {}
+        self._next_seq = self._num_accepted = 0
+        self._dropped: dict[str, str] = {}
+        self._arrived: list[Sample] = []
+        self._incomplete: dict[str, list[Sample]] = {}
+        self._planning: tuple[PlanWanted, float] | None = None
+
+    # -- producers --------------------------------------------------------------------------
+
+    def push(self, samples: Sequence[Sample], *, may_hold: bool) -> bool:
+        """Push samples together; whether they were taken (else they are held, or none was)."""
+        first = self._next_seq
+        self._next_seq += len(samples)
+        self._unanswered[first] = samples
+        push = Push("trace", first, tuple(samples), min(self._unanswered))
+        before = self._num_accepted
+        self._perform(self.core.push(push, self.now, may_hold=may_hold))
+        return self._num_accepted > before
+
+    def drop(self, samples: Sequence[Sample], reason: str) -> None:
+        """Samples that never enter the window; the next step's books name them."""
+        self._dropped.update(dict.fromkeys((sample.sample_id for sample in samples), reason))
+
+    @property
+    def holds_a_push(self) -> bool:
+        """Whether a push waits for room in the buffer."""
+        return bool(self._unanswered)
+
+    def end_stream(self) -> None:
+        """Nothing more will be pushed."""
+        self._perform(self.core.end_stream(self.now))
+
+    # -- ranks ------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """The ranks connect, and have room for a step."""
+        for rank in range(self.core.config.dp_size):
+            generation = self.core.ledger.generation if rank else None
+            hello = RankHello(f"rank{rank}", rank, self.core.config.dp_size, generation)
+            self._perform(self.core.join(hello, self.now))
+
+    def demand(self, taken: int, *, hungry: bool) -> None:
+        """The ranks have begun step `taken`, and wait for the next or not."""
+        for rank in range(self.core.config.dp_size):
+            self._perform(self.core.demand(rank, taken, self.now, hungry=hungry))
+
+    def commit(self, step: int) -> None:
+        """The ranks have applied a step."""
+        for rank in range(self.core.config.dp_size):
+            self._perform(self.core.commit(rank, step, self.now))
+
+    def tick(self) -> None:
+        """Do what has become due."""
+        self._perform(self.core.tick(self.now))
+
+    # -- the shell's part -------------------------------------------------------------------
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        queue = deque(effects)
+        while queue:
+            effect = queue.popleft()
+            if isinstance(effect, PlanWanted):
+                began = time.perf_counter()
+                found = plan(effect.window, self._setting.plan, effect.take)
+                self._planning = effect, time.perf_counter() - began
+                queue.extend(self.core.planned(effect, found, self.now))
+            elif isinstance(effect, StepPlanned):
+                self._announce(effect)
+            elif isinstance(effect, PushAnswered):
+                self._answered(effect)
+            elif isinstance(effect, Deliver):
+                digest = self.core.ledger.steps[effect.step].digest
+                queue.extend(self.core.prepared(effect.dp_rank, effect.step, digest, self.now))
+            elif isinstance(effect, Release):
+                self.released.append(effect.step)
+
+    def _answered(self, answer: PushAnswered) -> None:
+        samples = self._unanswered.pop(answer.first_seq)
+        if answer.errors:
+            raise ConfigError(next(iter(answer.errors.values())))
+        accepted = [
+            sample
+            for sample, outcome in zip(samples, answer.outcomes, strict=True)
+            if outcome is Outcome.ACCEPTED
+        ]
+        self._num_accepted += len(accepted)
+        for sample in accepted:
+            self._enter(sample)
+
+    def _enter(self, sample: Sample) -> None:
+        """A group enters the window when it is complete."""
+        if sample.group_id is None or not self._setting.core.groups_matter:
+            self._arrived.append(sample)
+            return
+        members = self._incomplete.setdefault(sample.group_id, [])
+        members.append(sample)
+        if len(members) == sample.group_size:
+            self._arrived += self._incomplete.pop(sample.group_id)
+
+    def _announce(self, report: StepPlanned) -> None:
+        assert self._planning is not None
+        wanted, seconds = self._planning
+        step = Step(
+            number=report.step,
+            at=self.now,
+            plan=report.plan,
+            entries=wanted.entries,
+            arrived=tuple(self._arrived),
+            skips=report.skips,
+            trigger=report.trigger,
+            seconds=seconds,
+            dropped=self._dropped,
+        )
+        self._arrived.clear()
+        self._dropped = {}
+        self.num_planned += 1
+        self._on_step(step)

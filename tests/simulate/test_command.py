@@ -1,0 +1,223 @@
+"""`dispatcher simulate` as it is typed: lists, sources, files written, and mistakes in one line."""
+
+import gzip
+import io
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatcher.cli.fields import flag_of
+from dispatcher.cli.main import main
+from dispatcher.cli.simulate_options import SimulateOptions, own_environment, split_arguments
+from dispatcher.plan import Strategy
+from dispatcher.service.config import ServeConfig
+from dispatcher.simulate.result import Result
+from tests.simulate.bench import HEADER
+from tests.simulate.checker import check_books
+
+SMALL = shlex.split("--dp-size 2 --dispatch-batch-size 8 --micro-batch-size 2 --steps 3")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPATCHER_CONFIG", "DISPATCHER_DP_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    tokens = rng.lognormal(7, 1.2, 1200).astype(int) + 1
+    rows = [f"{at / 4},{at // 4},{at % 2},10,{tokens[at]},0" for at in range(1200)]
+    Path("trace.csv.gz").write_bytes(gzip.compress("\n".join([HEADER, *rows]).encode()))
+
+
+def output_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(shlex.split(command)) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out
+
+
+def simulated(argv: str, capsys: pytest.CaptureFixture[str]) -> Result:
+    return Result.from_json(output_of(f"simulate {argv} {shlex.join(SMALL)} --json", capsys))
+
+
+def test_by_default_all_strategies_and_several_windows_are_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = simulated("trace.csv.gz", capsys)
+    rows = [(run.strategy, run.window) for run in result.runs]
+    plain = [("round-robin", 1), ("greedy", 1), ("kk", 1)]
+    assert rows == [*plain, *(("window", window) for window in (1, 1.25, 1.5, 2))]
+    assert result.options["groups"] == "ignore"
+    assert result.options["oversize"] == "alone"
+    assert result.options["target_excess"] == 0
+
+
+def test_lists_are_written_after_one_flag_and_the_trace_first_or_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trace, flags = split_arguments(
+        shlex.split("t.csv --window-multiple 1 2 --recommend --strategy kk window --json --seed 1")
+    )
+    assert trace == "t.csv"
+    assert flags == shlex.split(
+        "--window-multiple 1 --window-multiple 2 --recommend --strategy kk --strategy window "
+        "--format json --seed 1"
+    )
+    assert split_arguments(["--seed", "1", "t.csv"]) == ("t.csv", ["--seed", "1"])
+    result = simulated("trace.csv.gz --window-multiple 1 1.5 --strategy window kk", capsys)
+    assert [run.window for run in result.runs] == [1, 1, 1.5]
+
+
+def test_a_row_is_run_with_what_serve_would_be_run_with() -> None:
+    options = SimulateOptions(
+        dp_size=2, dispatch_batch_size=100, micro_batch_tokens=4096, max_skips=9
+    )
+    ours = options.serve_config(Strategy.WINDOW, 1.15)
+    theirs = ServeConfig(
+        dp_size=2,
+        dispatch_batch_size=100,
+        micro_batch_tokens=4096,
+        max_skips=9,
+        window_multiple=1.15,
+        groups="ignore",
+        oversize="alone",
+    )
+    assert (ours.window_samples, ours.skips_bound) == (115, 9)
+    assert ours.plan_config() == theirs.plan_config()
+
+
+def test_options_come_from_the_environment_and_a_file_but_not_serves_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPATCHER_WINDOW_MULTIPLE", "1, 3")
+    monkeypatch.setenv("DISPATCHER_LISTEN", "0.0.0.0:7077")
+    monkeypatch.setenv("DISPATCHER_CONFIG", "serve.toml")
+    Path("sim.toml").write_text('strategy = ["window"]\nseed = 4')
+    result = simulated("trace.csv.gz --config sim.toml", capsys)
+    assert [run.window for run in result.runs] == [1, 3]
+    assert result.options["seed"] == 4
+    assert own_environment({"DISPATCHER_LISTN": "x"}) == {"DISPATCHER_LISTN": "x"}
+
+
+def test_json_says_what_was_asked_and_the_plans_can_be_checked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = simulated("lineage --seed 3 --plans plans.jsonl --max-skips 5", capsys)
+    assert result.options["trace"] == "lineage"
+    assert result.options["max_skips"] == 5
+    lines = Path("plans.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    assert list(first) == ["step", "window", "strategy", "arrived", "ranks", "skips", "dropped"]
+    accounts = check_books(Path("plans.jsonl"), dict.fromkeys(range(32_768), 1), max_skips=5)
+    assert len(accounts) == len(result.runs)
+    for run, account in zip(result.runs, accounts.values(), strict=True):
+        assert [account.delays[k] for k in range(len(run.delays))] == run.delays
+
+
+def test_the_recommended_window_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = output_of(f"simulate trace.csv.gz {shlex.join(SMALL)} --recommend", capsys)
+    assert "\nRun --window-multiple " in shown
+    result = simulated("trace.csv.gz --recommend", capsys)
+    assert result.recommendation is not None
+    assert " ".join(result.recommendation.why.split()) in " ".join(shown.split())
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_progress_is_one_line_that_goes_away(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["simulate", "trace.csv.gz", *SMALL]) == 0
+    shown = terminal.getvalue()
+    assert "round-robin, window 1: step 1/3" in shown
+    assert "\n" not in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("argv", "fact"),
+    [
+        ("nowhere.csv", "no trace file nowhere.csv"),
+        ("trace.csv.gz trace.csv.gz", "one trace at a time"),
+        ("trace.csv.gz --windw-multiple 2", "--window-multiple"),
+        ("trace.csv.gz --window-multiple 0.5", "--window-multiple"),
+        ("trace.csv.gz --window-multiple 1 two", "--window-multiple"),
+        ("trace.csv.gz --window-multiple", "--window-multiple"),
+        ("trace.csv.gz --strategy magic", "--strategy"),
+        ("trace.csv.gz --max-skips 0 --window-multiple 2", "max_skips"),
+        ("trace.csv.gz --micro-batch-tokens 100", "micro_batch_tokens"),
+        ("trace.csv.gz --cost magic", "magic"),
+        ("trace.csv.gz --steps 0", "--steps"),
+        ("trace.csv.gz --run 7", "no such run"),
+        ("lineage --arrivals trace", "--arrivals steady"),
+        ("trace.csv.gz --strategy kk --recommend", "--strategy window"),
+        ("trace.csv.gz --html /nowhere/r.html", "/nowhere/r.html cannot be written"),
+        ("trace.csv.gz --plans .", "cannot be written"),
+        ("trace.csv.gz --groups step --dispatch-batch-size 2 --micro-batch-size 1", "--dispatch-b"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: str, fact: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, *rest = shlex.split(argv)
+    assert main(["simulate", source, *SMALL, *rest]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert fact in lines[0]
+
+
+def test_without_a_trace_it_says_what_could_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *SMALL]) == 2
+    assert "dispatcher simulate lineage" in capsys.readouterr().err
+
+
+def test_the_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    shown = capsys.readouterr().out
+    assert all(flag_of(name) in shown for name in SimulateOptions.model_fields)
+    assert "usage: dispatcher simulate TRACE --dp-size N" in shown
+
+
+def examples(root: Path) -> list[tuple[str, str]]:
+    """Commands in the manual, each with the output that is shown under it."""
+    blocks = re.findall(
+        r"```console\n(.*?)```", (root / "docs" / "simulate.md").read_text(), re.DOTALL
+    )
+    parts = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    found = []
+    for part in parts:
+        command, _, shown = part.replace("\\\n", " ").partition("\n")
+        found.append((command, shown))
+    return found
+
+
+def test_every_command_in_the_manual_works(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = examples(root)
+    assert len(commands) >= 5
+    for command, shown in commands:
+        program, *argv = shlex.split(command.partition(" > ")[0])
+        assert program == "dispatcher"
+        assert main(argv) == 0, command
+        out = capsys.readouterr().out
+        if target := command.partition(" > ")[2]:
+            Path(target).write_text(out)
+        elif shown:
+            # Figures move with the planner, and with the machine; what they are of does not.
+            assert _skeleton(out) == _skeleton(shown), command
+
+
+def _skeleton(text: str) -> list[list[str]]:
+    """Words without figures, and without the advice, which depends on them."""
+    words = [re.sub(r"[-\d.,]+", "#", line).split() for line in text.splitlines()]
+    return [line for line in words if line and not line[0].startswith(("Run", "A", "This"))]

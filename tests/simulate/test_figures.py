@@ -1,0 +1,159 @@
+"""Figures: sums before ratios, and the distances that are promised."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dispatcher.errors import ConfigError
+from dispatcher.plan import IntArray, Strategy, Sync
+from dispatcher.simulate.bias import selection_bias
+from dispatcher.simulate.figures import spread, summary
+from dispatcher.simulate.recommend import DELAY_PRICE, percent, recommend
+from dispatcher.simulate.result import Result, Run
+from dispatcher.simulate.run import Scenario, simulate
+from dispatcher.simulate.trace import Trace
+from tests.simulate.bench import make_setting, make_trace
+
+HEAVY = [int(tokens) for tokens in np.geomspace(20, 20_000, 150)]
+TRACE = make_trace(HEAVY)
+
+
+def runs_of(trace: Trace = TRACE, steps: int = 20) -> list[Run]:
+    settings = [make_setting(1, strategy) for strategy in Strategy]
+    return simulate(trace, [*settings, make_setting(1.5), make_setting(2)], Scenario(steps=steps))
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return runs_of()
+
+
+def ints(*values: int) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_a_choice_waits_less_than_a_plain_split_and_never_less_than_the_bound(
+    runs: list[Run],
+) -> None:
+    plain, *_, larger, largest = runs
+    assert largest.excess < plain.excess
+    assert all(run.lower_bound <= run.excess + 1e-9 for run in runs)
+    assert plain.excess == pytest.approx(plain.fifo_excess)
+    assert larger.delay.mean == pytest.approx(0.5, abs=0.25)
+
+
+def test_per_step_sync_reports_the_most_loaded_rank() -> None:
+    (run,) = simulate(TRACE, [make_setting(1, Strategy.KK, sync=Sync.STEP)], Scenario(steps=5))
+    assert run.excess == pytest.approx(run.imbalance)
+
+
+def test_a_step_that_costs_more_weighs_more() -> None:
+    cheap, dear = [10, 20] * 4, [5000, 5000] * 4
+    setting = make_setting(1, Strategy.ROUND_ROBIN)
+    trace = make_trace([*cheap, *dear], arrival=[float(at) for at in range(16)])
+    (run,) = simulate(trace, [setting], Scenario(load=0.5))
+    assert run.steps == 2
+    assert run.step_excess.max > 0.3
+    assert run.excess < 0.01
+
+
+def test_the_example_step_is_shown_in_fair_shares(runs: list[Run]) -> None:
+    for run in runs:
+        assert np.mean(run.example.planned.ranks) == pytest.approx(1)
+        assert np.mean(run.example.plain.ranks) == pytest.approx(1)
+        assert run.example.planned.time >= max(run.example.planned.ranks) - 1e-9
+    assert runs[0].example.planned.ranks == pytest.approx(runs[0].example.plain.ranks)
+
+
+def test_outliers_are_told_apart() -> None:
+    trace = make_trace([100] * 149 + [60_000])
+    (run,) = simulate(trace, [make_setting(2)], Scenario(steps=60))
+    assert 0 < sum(run.outlier_delays) < 10
+    assert sum(run.delays) == run.samples
+    (even,) = simulate(make_trace([100] * 50), [make_setting(2)], Scenario(steps=5))
+    assert even.outlier_delays == []
+
+
+def test_the_distance_is_that_of_20_dispatches_and_chance_is_measured_alike() -> None:
+    whole = ints(1, 2, 3, 4)
+    steps = [ints(1, 2), ints(3, 4)]
+    assert selection_bias(whole, steps, ints(9, 9, 1, 1, 1, 1), before=2) == (0.0, 0.75)
+    assert selection_bias(whole, steps[:1], ints(1, 2, 3, 4), before=0) == (0.5, 0.5)
+    often = [ints(1, 4)] * 30
+    assert selection_bias(whole, often, ints(*[1, 2, 3, 4] * 15), before=0) == (0.25, 0.0)
+
+
+def test_no_values_spread_over_nothing() -> None:
+    assert spread([]).max == 0.0
+    assert spread([1.0, 2.0, 6.0]).mean == 3.0
+
+
+def test_the_trace_is_summed_up_without_losing_a_sample() -> None:
+    found = summary(TRACE)
+    assert sum(found.lengths) == pytest.approx(1)
+    assert (found.samples, found.tokens.max) == (150, HEAVY[-1])
+    assert sum(summary(make_trace([7, 7])).lengths) == pytest.approx(1)
+
+
+def test_a_result_survives_being_saved(runs: list[Run]) -> None:
+    timed = make_trace(HEAVY, arrival=[float(at) for at in range(150)])
+    both = [*runs, *simulate(timed, [make_setting(1)], Scenario(load=0.9))]
+    result = Result(summary(TRACE), {"seed": 0}, both, recommend(runs))
+    assert Result.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "trace": {}}'])
+def test_what_is_no_result_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Result.from_json(text)
+
+
+def test_simulating_twice_finds_the_same() -> None:
+    def found() -> list[str]:
+        rows = [replace(run, plan_ms=0.0) for run in runs_of(steps=5)]
+        return json.loads(Result(summary(TRACE), {}, rows).to_json())["runs"]  # type: ignore[no-any-return]
+
+    assert found() == found()
+
+
+def with_excess(run: Run, *rows: tuple[float, float]) -> list[Run]:
+    return [replace(run, strategy="window", window=w, excess=e, timing=None) for w, e in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "window"),
+    [
+        ([(1, 0.58), (1.25, 0.01), (2, 0.005)], 1.25),
+        ([(2, 0.14), (1, 0.71), (1.25, 0.31)], 2),
+        ([(1, 0.0038), (1.25, 0.0027), (2, 0.0019)], 1),
+        ([(1, 0.10), (1.25, 0.10 - 1.2 * DELAY_PRICE / 4), (1.5, 0.0939)], 1.25),
+        ([(1, 0.0), (2, 0.0)], 1),
+    ],
+)
+def test_a_window_is_worth_it_if_it_saves_two_per_cent_a_dispatch(
+    runs: list[Run], rows: list[tuple[float, float]], window: float
+) -> None:
+    assert recommend(with_excess(runs[-1], *rows)).window == window
+
+
+def test_the_reason_is_two_sentences_with_figures(runs: list[Run]) -> None:
+    rows = with_excess(runs[-1], (1, 0.58), (1.25, 0.01), (2, 0.005))
+    why = recommend([runs[0], *rows]).why
+    assert why.count(". ") == 1
+    assert "--window-multiple 1.25" in why
+    assert "58.0 %" in why
+    assert "round-robin" in why
+    assert "window of 2 would save 0.50 %" in why
+    assert "larger one may save more" in recommend(rows[:2]).why
+    with pytest.raises(ConfigError, match="--strategy window"):
+        recommend(runs[:2])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(0.0024, "0.24 %"), (0.024, "2.40 %"), (0.24, "24.0 %"), (2.4, "240 %"), (-1e-9, "0.00 %")],
+)
+def test_shares_are_shown_with_about_three_digits(ratio: float, text: str) -> None:
+    assert percent(ratio) == text
