@@ -31,8 +31,15 @@ lint: $(STAMP)
 test: lint
 	PYTHONASYNCIODEBUG=1 $(BIN)/pytest
 
-bench: $(STAMP)
-	$(BIN)/python -m tests.bench.planner
+# The peer is only read from, so it comes without what it depends on.
+build/bench/peers/verl: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--upgrade --target build/bench/peers verl==0.9.1
+	touch $@
+
+bench: build/bench/peers/verl
+	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
+	$(BIN)/python -m tests.bench.approaches
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

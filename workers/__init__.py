@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from workers.producer_async import AsyncRolloutProducer
     from workers.producer_core import Outcome
     from workers.rank_client import RankClient
+    from workers.sampler import LengthBucketSampler
     from workers.stream import MicroBatchStream, Step
 
 _HOMES = {
     "AsyncRolloutProducer": "workers.producer_async",
+    "LengthBucketSampler": "workers.sampler",
     "MicroBatch": "workers.collate",
     "MicroBatchStream": "workers.stream",
     "Outcome": "workers.producer_core",
@@ -29,6 +31,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncRolloutProducer",
+    "LengthBucketSampler",
     "MicroBatch",
     "MicroBatchStream",
     "Outcome",

@@ -1,12 +1,13 @@
 """`LengthBucketSampler`: balance for offline data, by putting samples of like length together.
 
 Samples are sorted by length and cut into buckets; each epoch shuffles inside every bucket, cuts
-global batches from it, and shuffles the batches. All DP ranks of a step then draw from one bucket,
-so their work is alike although nothing is measured at run time. Where samples are produced while
+global batches from it, and shuffles the batches. All DP ranks of a step then draw from one bucket.
+Inside a global batch the samples are dealt out by length, to and fro, so that ranks get as much
+work each and work on samples of like length at the same time. Where samples are produced while
 training goes on there is nothing to sort beforehand: that is what the dispatcher's window is for.
 
-Example: lengths 5 1 4 2 3 9, two ranks, one sample a batch, buckets of one global batch. Sorted
-they are 1 2 | 3 4 | 5 9; an epoch may yield 4 1 5 on rank 0 and 3 2 9 on rank 1.
+Example: a global batch of lengths 9 7 6 5 3 1 for two ranks: 9 | 7, then 5 | 6, then 3 | 1, so rank
+0 takes 9 5 3 and rank 1 takes 7 6 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,13 +109,21 @@ class LengthBucketSampler(Sampler[int]):
         whole = order.size // self._global_batch * self._global_batch
         rows = order[:whole].reshape(-1, self._global_batch)
         rows = rows[rng.permutation(len(rows))]
-        mine = rows.reshape(-1, self._dp_size, self._batch_size)[:, self._dp_rank].ravel()
+        mine = self._deal(rows).ravel()
         if self._drop_last:
             return mine
         rest = order[whole:]
         missing = -rest.size % self._dp_size
         rest = np.concatenate([rest, np.resize(rows if rows.size else rest, missing)])
         return np.concatenate([mine, rest[self._dp_rank :: self._dp_size]])
+
+    def _deal(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """This rank's part of global batches [n, R * b] -> [n, b], longest first."""
+        longest_first = np.argsort(-self._lengths[rows], axis=1, kind="stable")
+        table = np.take_along_axis(rows, longest_first, axis=1)
+        table = table.reshape(-1, self._batch_size, self._dp_size)
+        table[:, 1::2] = table[:, 1::2, ::-1].copy()
+        return table[:, :, self._dp_rank]
 
     def _shuffled(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """All indices by length, shuffled inside buckets; the shortest come last.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.server import ServeProcess
@@ -91,3 +92,23 @@ def test_the_request_that_is_shown_is_accepted(tmp_path: Path) -> None:
 
 def test_a_trainer_s_integration_is_short() -> None:
     assert len(block("MicroBatchStream").strip().splitlines()) <= 13
+
+
+def test_the_balancing_alone_runs_as_written() -> None:
+    names: dict[str, Any] = {
+        "rows": np.arange(8).reshape(8, 1),
+        "rewards": np.arange(8.0),
+    }
+    exec(block("get_seqlen_balanced_partitions"), names)
+    assert [len(part) for part in names["ranks"]] == [4, 4]
+    restored = np.concatenate([chunk["reward"] for chunk in names["chunks"]])[names["inverse"]]
+    assert restored.tolist() == names["rewards"].tolist()
+
+
+def test_the_sampler_runs_as_written() -> None:
+    lengths = [9000, 120, 300, 8000, 450, 130, 7000, 200]
+    names: dict[str, Any] = {"lengths": lengths, "dataset": lengths}
+    exec(block("LengthBucketSampler"), names)
+    batches = [batch.tolist() for batch in names["loader"]]
+    assert sorted(length for batch in batches for length in batch) == sorted(lengths)
+    assert all(len(batch) == 2 for batch in batches)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from dispatcher.errors import ConfigError
-from workers.sampler import LengthBucketSampler
+from workers import LengthBucketSampler
 
 LENGTHS = np.random.default_rng(7).lognormal(6, 1.2, 1000).astype(int) + 1
 
