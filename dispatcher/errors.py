@@ -10,6 +10,7 @@
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     +-- BufferFull           a cap is reached; retry after the next step
     +-- ConnectionLimit      too many connections; retry later
+    +-- Stopping             the dispatcher stops and will go on from its journal; reconnect
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
     +-- JournalError         the journal cannot be opened or has failed
@@ -120,6 +121,13 @@ class ConnectionLimit(DispatcherError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the dispatcher serves {limit} connections; raise --max-connections")
+
+
+class Stopping(DispatcherError):
+    """The dispatcher stops, and goes on from its journal when it is started again."""
+
+    code = "stopping"
+    retriable = True
 
 
 class RankRefused(DispatcherError):

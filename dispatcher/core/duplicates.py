@@ -50,7 +50,7 @@ class DuplicateMemory:
         """
         if given_id is not None and given_id in self._ids:
             return True
-        known = self._producers.get(producer)
+        known = self._producers.get(producer) if producer else None
         return known is not None and (seq < known.floor or seq in known.accepted)
 
     def accept(self, producer: str, seq: int, given_id: str | None) -> None:

@@ -5,6 +5,8 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 +------- new generation ---------+----------------------------------+
 |
 COMMITTED <------------------- every rank committed -------------------+
+
+After a restart every open step is PLANNED again, and may be committed at once: ranks tell.
 """
 
 from collections.abc import Iterator
@@ -38,7 +40,12 @@ class StepEvent(StrEnum):
 NEXT: dict[tuple[StepState, StepEvent], StepState] = {
     (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
     (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
-    (StepState.RELEASED, StepEvent.ALL_COMMITTED): StepState.COMMITTED,
+    **{
+        # Only a released step is trained, but a dispatcher that was restarted has forgotten that
+        # it released it; ranks that say they have committed it are right.
+        (state, StepEvent.ALL_COMMITTED): StepState.COMMITTED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
+    },
     **{
         (state, StepEvent.NEW_GENERATION): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,7 @@ from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import validate_config
 from dispatcher.core.freshness import StalenessPolicy
 from dispatcher.errors import ConfigError
+from dispatcher.journal.policy import parse_sync
 from dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
 from dispatcher.service.units import Duration, Size
 from dispatcher.wire.endpoint import Endpoint
@@ -65,6 +67,14 @@ def _endpoint(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
+def _sync(value: str) -> str:
+    try:
+        parse_sync(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
 Address = Annotated[Endpoint, BeforeValidator(_endpoint), PlainSerializer(str, when_used="json")]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
@@ -84,6 +94,7 @@ class ServeConfig(BaseModel):
         "target_excess": "when to dispatch",
         "max_staleness": "freshness, groups and the end of the stream",
         "listen": "addresses",
+        "journal_dir": "journal",
         "max_sample_tokens": "limits and deadlines",
         "per_rank_metrics": "observability",
     }
@@ -152,6 +163,13 @@ class ServeConfig(BaseModel):
     """HTTP plane (metrics, health, POST /v1/samples): host:port or unix:/path"""
     ready_file: Path | None = None
     """write the addresses in use to this file, as JSON, once serving"""
+
+    journal_dir: Path | None = None
+    """keep accepted samples and open steps in this directory, so that a restart goes on with them;
+    unset: a restart begins with nothing"""
+    journal_sync: Annotated[str, AfterValidator(_sync)] = "batch"
+    """when a push is acknowledged: batch (once synced to the disk), interval:100ms (once written,
+    synced so often), off (once written)"""
 
     max_sample_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 2**20
     """refuse longer samples"""

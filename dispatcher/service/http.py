@@ -61,11 +61,12 @@ class HttpPlane:
 
     async def readyz(self, _: web.Request) -> web.Response:
         """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
-        phase = self._hub.core.statistics().phase
-        lines = [f"{'ok' if phase == 'running' else 'not ready'}: {phase}"]
+        phase, failure = self._hub.core.statistics().phase, self._hub.gate.failure
+        ready = phase == "running" and failure is None
+        lines = [f"{'ok' if ready else 'not ready'}: {failure or phase}"]
         if absent := self._hub.absent_ranks():
             lines.append(f"absent DP ranks: {', '.join(map(str, absent))}")
-        return web.Response(text="\n".join(lines) + "\n", status=200 if phase == "running" else 503)
+        return web.Response(text="\n".join(lines) + "\n", status=200 if ready else 503)
 
     async def statusz(self, _: web.Request) -> web.Response:
         """A snapshot for a person."""
@@ -98,10 +99,13 @@ class HttpPlane:
             return _problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"])
         except (DispatcherError, ValueError) as error:
             return _problem(400, "invalid", str(error))
-        return self._push(samples, named)
+        return await self._push(samples, named)
 
-    def _push(self, samples: tuple[Sample, ...], named: bool) -> web.Response:
+    async def _push(self, samples: tuple[Sample, ...], named: bool) -> web.Response:
+        if (failure := self._hub.gate.failure) is not None:
+            return _problem(503, failure.code, str(failure))
         answer = self._hub.push_now(samples, named=named)
+        await self._hub.gate.settled()
         worst = max((_STATUS.get(outcome, 200) for outcome in answer.outcomes), default=200)
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
         body = {

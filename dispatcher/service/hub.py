@@ -6,14 +6,16 @@ It runs on one event loop, so the core sees one event at a time, and decides not
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from dispatcher.core.admission import Push
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import Effect, PushAnswered
 from dispatcher.core.standing import RankHello
-from dispatcher.errors import ConnectionLimit, DispatcherError
+from dispatcher.errors import ConnectionLimit, DispatcherError, Stopping
 from dispatcher.sample import Sample
 from dispatcher.service.config import ServeConfig
+from dispatcher.service.gate import Gate, Log
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.performer import Performer
@@ -28,14 +30,22 @@ class Hub:
     """Everything that is connected, and the one core in the middle."""
 
     def __init__(
-        self, config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
+        self,
+        config: ServeConfig,
+        core: Dispatch,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        journal: Log | None = None,
     ) -> None:
         self.config = config
         self.core = core
         self.metrics = metrics
         self.clock = clock
         self._roster = Roster()
-        self._performer = Performer(core, config.plan_config(), self._roster, metrics, clock)
+        self.gate = Gate(journal, self._broken)
+        self._performer = Performer(
+            core, config.plan_config(), self._roster, self.gate, metrics=metrics, clock=clock
+        )
         self._hungry_since: dict[int, float] = {}
         self._done = asyncio.Event()
         self._last_call: asyncio.TimerHandle | None = None
@@ -55,6 +65,11 @@ class Hub:
         """A peer sent a legal message."""
         now = self.clock()
         match message:
+            case m.Ping() if peer.role == "producer":
+                # It confirms what the producer said before; a rank repeats itself in its hello.
+                self.gate.after(partial(peer.send, m.Pong()))
+            case m.Ping():
+                peer.send(m.Pong())
             case m.HelloProducer():
                 self._welcome_producer(peer)
             case m.HelloRank():
@@ -93,6 +108,10 @@ class Hub:
                 self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
             )
         self._check_done()
+
+    def _broken(self, error: DispatcherError) -> None:
+        if not self._performer.failure.done():
+            self._performer.failure.set_exception(error)
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Have the core's decisions carried out."""
@@ -147,7 +166,8 @@ class Hub:
             layout=self.config.layout,
             heartbeat_interval_s=self.config.heartbeat_interval,
         )
-        peer.send(welcome)
+        self.perform([])  # a new generation's number is durable before anybody hears it
+        self.gate.after(partial(peer.send, welcome))
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         self.perform(effects)
         if message.policy_version is not None:
@@ -216,6 +236,11 @@ class Hub:
     def absent_ranks(self) -> list[int]:
         """DP ranks of the current generation that left without a goodbye."""
         return self.core.ledger.absent
+
+    def stop(self, why: str) -> None:
+        """Send everybody away who may come back to the next process."""
+        for peer in list(self._roster.peers):
+            peer.fail(Stopping(why))
 
     def close(self) -> None:
         """Let go of everything."""

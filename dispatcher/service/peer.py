@@ -175,8 +175,6 @@ class Peer(asyncio.BufferedProtocol):
     def _hear(self, message: m.Message, payload: memoryview) -> None:
         self._clear_deadline("handshake")
         match message:
-            case m.Ping():
-                self.send(m.Pong())
             case m.Bye():
                 self._end("bye")
             case m.HelloProducer() | m.HelloRank():

@@ -1,9 +1,9 @@
 """Performs what the core decided: frames to peers, plans in a worker thread, the next deadline.
 
-Effects are carried out in the core's order. A micro-batch's frame is built only when its peer has
-room for it. Planning happens in one worker thread, so that a large window does not keep
-connections waiting; a planner that fails is our own bug, and stops the service rather than stall
-it unseen.
+Effects are carried out in the core's order, behind the gate if anybody outside hears of them. A
+micro-batch's frame is built only when its peer has room for it. Planning happens in one worker
+thread, so that a large window does not keep connections waiting; a planner that fails is our own
+bug, and stops the service rather than stall it unseen.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from dispatcher.core import events as e
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.step import OpenStep
 from dispatcher.plan import PlanConfig
+from dispatcher.service.gate import Gate
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.roster import Roster
 from dispatcher.wire import messages as m
@@ -33,9 +34,12 @@ class Performer:
         core: Dispatch,
         plan_config: PlanConfig,
         roster: Roster,
+        gate: Gate,
+        *,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
+        self._gate = gate
         self._core = core
         self._plan_config = plan_config
         self._roster = roster
@@ -50,8 +54,12 @@ class Performer:
 
     def perform(self, effects: Iterable[e.Effect]) -> None:
         """Carry out what the core decided; then set the clock for what is due next."""
+        self._gate.note(self._core.take_facts(), self._core.totals.as_json)
         for effect in effects:
-            self._do(effect)
+            if isinstance(effect, e.PlanWanted | e.StepPlanned):
+                self._do(effect)  # nobody outside hears of these
+            else:
+                self._gate.after(partial(self._do, effect))
         self._set_timer()
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 The first SIGTERM or SIGINT drains: nothing more is accepted, what is buffered is dispatched, ranks
 are told that the stream has ended, and the service stops when the last step is committed and the
-ranks have left, or after `drain_timeout`. The second signal quits at once.
+ranks have left, or after `drain_timeout`. The second signal quits at once. With a journal the first
+signal stops at once too, since the next process goes on with what is here.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from dispatcher.service import logs
 from dispatcher.service.config import LastBatch, ServeConfig
 from dispatcher.service.http import HttpPlane
 from dispatcher.service.hub import Hub
+from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer, PeerLimits
 from dispatcher.wire.endpoint import Endpoint
@@ -78,6 +80,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         max_open_steps=config.max_open_steps,
         producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
+        durable=config.journal_dir is not None,
     )
 
 
@@ -85,7 +88,9 @@ async def _serve(config: ServeConfig) -> int:
     loop = asyncio.get_running_loop()
     core = Dispatch(core_config(config))
     metrics = Metrics(config, core, loop.time)
-    hub = Hub(config, core, metrics, loop.time)
+    journal = open_journal(config, core, metrics, loop.time)
+    hub = Hub(config, core, metrics, loop.time, journal)
+    hub.perform(core.tick(loop.time()))  # what an earlier process left may be due
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
@@ -99,6 +104,8 @@ async def _serve(config: ServeConfig) -> int:
             return code
     finally:
         hub.close()
+        if journal is not None:
+            journal.close()
         for number in SIGNALS:
             loop.remove_signal_handler(number)
 
@@ -108,6 +115,8 @@ async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[sign
     try:
         asked = asyncio.ensure_future(signals.get())
         await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not finished.done() and config.journal_dir is not None:
+            return await _pause(config, hub, asked.result())
         if not finished.done():
             log.info("%s: draining; a second signal quits at once", asked.result().name)
             hub.perform(hub.core.drain(hub.clock()))
@@ -128,6 +137,23 @@ async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[sign
         return 0
     finally:
         finished.cancel()
+
+
+async def _pause(config: ServeConfig, hub: Hub, number: signal.Signals) -> int:
+    """With a journal there is nothing to drain: the next process goes on with what is here."""
+    at = hub.core.statistics()
+    log.info(
+        "%s: %d samples buffered and %d in open steps stay in the journal for the next start",
+        number.name, at.buffered, at.in_flight,
+    )  # fmt: skip
+    hub.stop("the dispatcher is stopping; it goes on from its journal when it is started again")
+    try:
+        async with asyncio.timeout(config.drain_timeout):
+            await hub.gate.settled()
+    except TimeoutError:
+        log.error("the journal could not be written: %s", hub.gate.failure)
+        return 1
+    return 0
 
 
 async def _watch(hub: Hub) -> None:

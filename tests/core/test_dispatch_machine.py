@@ -22,6 +22,7 @@ from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, PlanConfig
 from dispatcher.sample import Sample
+from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3
@@ -41,8 +42,10 @@ class DispatchMachine(RuleBasedStateMachine):
                 group_timeout=20.0,
                 producer_credits=2,
                 max_staleness=4,
+                durable=True,
             )
         )
+        self.memory = Memory()
         self.plan_config = PlanConfig(
             dp_size=DP_SIZE,
             dispatch_batch_size=BATCH,
@@ -65,6 +68,7 @@ class DispatchMachine(RuleBasedStateMachine):
     # -- what the core asks for ---------------------------------------------------------
 
     def perform(self, effects: list[Effect]) -> None:
+        self.memory.note(self.core.take_facts(), self.core.totals.as_json())
         for effect in effects:
             match effect:
                 case PushAnswered():
@@ -88,6 +92,36 @@ class DispatchMachine(RuleBasedStateMachine):
                         self.released.setdefault(rank, set()).add(effect.step)
                 case _:
                     pass
+
+    # -- the dispatcher itself --------------------------------------------------------------
+
+    @rule(dice=st.integers(0, 4), unheard=st.booleans())
+    def crash(self, dice: int, unheard: bool) -> None:
+        """The process dies, another goes on from what was noted, and live ranks reconnect."""
+        if dice:
+            return
+        before = self.core
+        self.core = Dispatch(before.config)
+        self.core.restore(self.memory.remembered())
+        self.wanted = None
+        assert_same_state(before, self.core)
+        for rank, client in self.clients.items():
+            known = before.ledger.ranks.get(rank)
+            if known is None or known.client_id != client:
+                continue
+            hello = RankHello(
+                client, rank, DP_SIZE, self.core.ledger.generation,
+                taken=known.taken, committed=known.taken if unheard else known.committed,
+                received=dict.fromkeys(self.holds.get(rank, set()), 1),
+            )  # fmt: skip
+            open_steps = dict(self.core.ledger.steps)
+            self.perform(self.core.join(hello, self.now))
+            self.count_trained(open_steps)
+
+    def count_trained(self, before: dict[int, OpenStep]) -> None:
+        """Count the samples of the steps that were open before and are committed now."""
+        for number in before.keys() - self.core.ledger.steps.keys():
+            self.trained.update(sample.sample_id for sample in before[number].samples())
 
     # -- producers ------------------------------------------------------------------------
 
@@ -179,8 +213,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.perform(self.core.demand(rank, following, self.now, hungry=False))
             before = dict(self.core.ledger.steps)
             self.perform(self.core.commit(rank, following, self.now))
-            for number in before.keys() - self.core.ledger.steps.keys():
-                self.trained.update(sample.sample_id for sample in before[number].samples())
+            self.count_trained(before)
 
     @precondition(lambda self: self.clients)
     @rule(steps=st.integers(1, 3))
@@ -253,6 +286,26 @@ class DispatchMachine(RuleBasedStateMachine):
         ready = self.core.buffer.ready(limits := self.core.config.trigger.window)
         assert len(ready) <= limits
         assert all(entry.skips <= MAX_SKIPS for entry in ready)
+
+
+def assert_same_state(before: Dispatch, after: Dispatch) -> None:
+    """A core that was restored stands where the one before it stood."""
+    window = before.config.trigger.window
+    for core in (before, after):
+        assert core.statistics().balanced
+    assert [(e.ticket, e.skips, e.group) for e in after.buffer.ready(window)] == [
+        (e.ticket, e.skips, e.group) for e in before.buffer.ready(window)
+    ]
+    assert [group for group, _, _ in after.buffer.open_groups()] == [
+        group for group, _, _ in before.buffer.open_groups()
+    ]
+    assert {n: step.digest for n, step in after.ledger.steps.items()} == {
+        n: step.digest for n, step in before.ledger.steps.items()
+    }
+    assert after.ledger.generation == before.ledger.generation
+    accepted, committed = before.statistics().accepted, before.statistics().samples_committed
+    assert after.statistics().accepted == accepted
+    assert after.statistics().samples_committed == committed
 
 
 TestDispatchMachine = DispatchMachine.TestCase

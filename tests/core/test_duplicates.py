@@ -38,6 +38,17 @@ def test_a_horizon_of_zero_remembers_no_ids() -> None:
     assert not memory.seen("q", 0, "a")
 
 
+def test_a_push_without_a_producer_is_never_a_repeat_of_another_not_even_after_a_restart() -> None:
+    memory = DuplicateMemory(horizon=10)
+    memory.accept("", 0, None)
+    memory.restore({"": (0, frozenset({0})), "p": (3, frozenset({4}))}, ["a"])
+    assert not memory.seen("", 0, None)
+    assert memory.seen("p", 2, None)
+    assert memory.seen("p", 4, None)
+    assert not memory.seen("p", 3, None)
+    assert memory.seen("", 0, "a")
+
+
 def test_the_least_recently_active_producer_is_forgotten_first(monkeypatch: object) -> None:
     memory = DuplicateMemory(horizon=0)
     for number in range(duplicates.MAX_PRODUCERS + 1):

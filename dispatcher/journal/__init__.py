@@ -1,0 +1,22 @@
+"""The durable journal: facts in, and after a crash everything that they add up to.
+
+Every batch of facts goes, with the payloads of the samples in it, as one *block* into an
+append-only log of preallocated segment files. LMDB is an index that trails the log: a *checkpoint*
+brings it up to date whenever a segment is full, always after the log was synced up to there, and
+always with a full sync of its own. So:
+
+- one fdatasync makes a group of batches durable, however many pushes it serves;
+- no sync policy can damage a file: LMDB never runs without its syncs (`MDB_NOSYNC` may leave an
+  unreadable database after a power cut), it is only committed seldom; and a log whose last blocks
+  are missing or torn is still a readable, shorter log;
+- recovery reads the index, then replays the blocks after its checkpoint, as a rule less than one
+  segment of them;
+- payloads never pass through LMDB. They stay where the log has them until their samples are
+  committed or dropped; a segment without such samples, and before the checkpoint, is used again.
+
+    facts -> rows (records) -> block (blocks) -> segment file (segments) -> fdatasync -> told
+                 |                                                  checkpoint
+                 +-> state (state) ----------------------------------> LMDB (index)
+
+`journal.Journal` is the door: it owns the one thread that does all of this.
+"""

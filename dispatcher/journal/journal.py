@@ -1,0 +1,268 @@
+"""The journal as its user sees it: append from one thread, hear from another what is durable.
+
+    append --> queue --> writer thread: block, write, sync as the policy says --> on_durable(lsn)
+
+Everything that is queued when the writer comes by becomes one block, up to a quarter of a segment.
+
+    RUNNING --no room--> FAILING --room again--> RUNNING
+       |                    |
+       +---- anything else -+--> BROKEN
+
+Invariants: `on_durable` is told ascending numbers, each after all batches up to it are durable
+under the policy; a batch is never dropped while the journal is failing, it waits and is tried
+every second; a broken journal writes nothing more, so nothing later can look durable.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Self
+
+from dispatcher.core.facts import Fact, Remembered
+from dispatcher.errors import JournalError, JournalFull
+from dispatcher.journal.policy import SyncMode, SyncPolicy
+from dispatcher.journal.records import Batch, Encoder, Row
+from dispatcher.journal.state import State
+from dispatcher.journal.store import Store
+
+#: Segments that are emptied after each new one; more than one, so that a backlog shrinks.
+MOVES = 4
+#: How often something that had no room is tried again.
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """A snapshot. LSNs are as `append` returned them; bytes are on disk, preallocated ones too."""
+
+    durable_lsn: int
+    appended_lsn: int
+    queued_batches: int
+    batches: int
+    records: int
+    blocks: int
+    syncs: int
+    nbytes: int
+    live_bytes: int
+    live_samples: int
+    segments: int
+    torn_tail: bool
+
+
+class Journal:
+    """One journal directory, and the thread that writes to it. Made by `Journal.open`.
+
+    on_durable, on_broken and on_sync are called from the writer thread: hand over and return.
+    """
+
+    def __init__(self, store: Store, policy: SyncPolicy, encoder: Encoder, max_block: int) -> None:
+        self.on_durable: Callable[[int], None] = _ignore
+        self.on_broken: Callable[[JournalError], None] = _ignore
+        self.on_sync: Callable[[float], None] = _ignore
+        #: Why new samples are to be refused: no room for now, or broken for good.
+        self.failure: JournalError | None = None
+        self._store, self._policy, self._encoder = store, policy, encoder
+        self._max_block = max_block
+        self._wake = threading.Condition()
+        self._queue: deque[Batch] = deque()
+        self._closing = self._broken = False
+        self._appended = self._durable = store.lsn
+        self._batches = 0
+        self._sync_due: float | None = None
+        self._snapshot = self._observe()
+        store.on_sync = self._synced
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        sync: SyncPolicy,
+        *,
+        to_wall: Callable[[float], float],
+        from_wall: Callable[[float], float],
+        map_bytes: int = 512 << 20,
+        segment_bytes: int = 64 << 20,
+        id_horizon: int = 1_000_000,
+        max_producers: int = 65_536,
+    ) -> tuple[Self, Remembered]:
+        """Open or create a journal; returns it and what it remembers.
+
+        to_wall, from_wall: between the core's clock and wall time. map_bytes: the index's limit,
+        taken from the disk at once. id_horizon: ids given by users that are remembered.
+        Raises JournalError; nothing in the directory was changed then, but for its creation.
+        """
+        state = State(id_horizon, max_producers)
+        store = Store(
+            directory,
+            state,
+            map_bytes=map_bytes,
+            segment_bytes=segment_bytes,
+            hurry=sync.mode is SyncMode.BATCH,
+            from_wall=from_wall,
+        )
+        remembered = store.take_remembered()
+        return cls(store, sync, Encoder(state.schemas, to_wall), segment_bytes // 4), remembered
+
+    @property
+    def broken(self) -> bool:
+        """Whether it failed for good."""
+        return self._broken
+
+    def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
+        """Queue facts, and the totals after them, as one batch that is whole or not there at all.
+
+        Returns the batch's number; `on_durable` follows. Payloads must not change until then.
+        Raises JournalError if the journal is broken or closed, TypeError for totals that are not
+        JSON.
+        """
+        with self._wake:
+            if self._broken or self._closing:
+                raise self.failure or JournalError("the journal is closed")
+            self._queue.append(self._encoder.batch(self._appended + 1, facts, totals))
+            self._appended += 1
+            self._wake.notify()
+            return self._appended
+
+    def statistics(self) -> JournalStatistics:
+        """What there is now."""
+        return replace(self._snapshot, appended_lsn=self._appended, queued_batches=len(self._queue))
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Write and sync what is queued, then let go of the directory; within `timeout` seconds.
+
+        Returns whether every batch is durable now.
+        """
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(timeout)
+        return self._durable == self._appended
+
+    # -- the writer thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._store.close()
+        except Exception as error:
+            self._break(error)
+
+    def _turn(self) -> bool:
+        """Do what is to be done next; False when it was the last thing."""
+        batches = self._take()
+        if batches and not self._persist(batches):
+            return False
+        if self._sync_due is not None and monotonic() >= self._sync_due:
+            self._sync_due = None
+            if self._store.dirty:
+                self._store.sync()
+        if self._store.trouble is not None and not batches:
+            self._store.tend()
+        self._publish()
+        return not self._closing or bool(self._queue)
+
+    def _take(self) -> list[Batch]:
+        """Wait for batches, or until a sync or a retry is due."""
+        with self._wake:
+            if not self._queue and not self._closing:
+                self._wake.wait(self._patience())
+            batches: list[Batch] = []
+            room = self._max_block
+            while self._queue and (not batches or self._queue[0].nbytes <= room):
+                batches.append(self._queue.popleft())
+                room -= batches[-1].nbytes
+            return batches
+
+    def _patience(self) -> float | None:
+        if self._sync_due is not None:
+            return max(0.0, self._sync_due - monotonic())
+        return RETRY_SECONDS if self._store.trouble is not None else None
+
+    def _persist(self, batches: list[Batch]) -> bool:
+        rows = [row for batch in batches for row in batch.rows]
+        payloads = [payload for batch in batches for payload in batch.payloads]
+        last, active = batches[-1], self._store.active
+        if not self._write(rows, payloads, last.totals, last.lsn):
+            return False
+        if self._policy.mode is SyncMode.BATCH:
+            self._store.sync()
+        elif self._policy.mode is SyncMode.INTERVAL and self._sync_due is None:
+            self._sync_due = monotonic() + self._policy.interval
+        self._batches += len(batches)
+        self._durable = last.lsn
+        self._publish()
+        self.on_durable(last.lsn)
+        return self._store.active == active or self._reclaim()
+
+    def _reclaim(self) -> bool:
+        """Once a segment: write again what keeps nearly empty segments from being free."""
+        for _ in range(MOVES):
+            moves = self._store.moves()
+            if moves is None:
+                break
+            if not self._write(*moves, self._store.state.ledger.totals, self._store.lsn):
+                return False
+        return True
+
+    def _write(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> bool:
+        return self._insist(
+            lambda: self._store.place(rows, payloads, totals, lsn)
+        ) and self._insist(self._store.flush)
+
+    def _insist(self, action: Callable[[], None]) -> bool:
+        """Do it, and while there is no room try again every second; False if closing meanwhile."""
+        while True:
+            try:
+                action()
+            except JournalFull as error:
+                self.failure = error
+            else:
+                return True
+            with self._wake:
+                if self._closing or self._wake.wait_for(lambda: self._closing, RETRY_SECONDS):
+                    return False
+
+    def _synced(self, seconds: float) -> None:
+        self.on_sync(seconds)
+
+    def _publish(self) -> None:
+        self.failure = self._store.trouble
+        self._snapshot = self._observe()
+
+    def _observe(self) -> JournalStatistics:
+        store, live = self._store, self._store.state.live.values()
+        return JournalStatistics(
+            durable_lsn=self._durable,
+            appended_lsn=self._appended,
+            queued_batches=len(self._queue),
+            batches=self._batches,
+            records=store.num_records,
+            blocks=store.num_blocks,
+            syncs=store.num_syncs,
+            nbytes=store.nbytes,
+            live_bytes=sum(part.nbytes for part in live),
+            live_samples=sum(part.samples for part in live),
+            segments=store.num_segments,
+            torn_tail=store.torn_tail,
+        )
+
+    def _break(self, error: Exception) -> None:
+        if isinstance(error, JournalError):
+            failure = error
+        else:
+            failure = JournalError(f"the journal failed: {type(error).__name__}: {error}")
+        with self._wake:
+            self.failure, self._broken = failure, True
+            self._queue.clear()
+        self._store.abandon()
+        self.on_broken(failure)
+
+
+def _ignore(told: object) -> None:
+    """What the callbacks are until somebody wants to know."""

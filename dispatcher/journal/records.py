@@ -1,0 +1,173 @@
+"""Facts as rows of plain JSON values, and what the journal keeps of a sample.
+
+A row is a list: its kind, then its values in a fixed order. Rows are made when facts are appended,
+on the caller's thread, and never change after but for the checksum that the writer fills in:
+entries are the core's, and it counts skips in them while a batch still waits to be written.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dispatcher.core.buffer import Entry
+from dispatcher.core.facts import (
+    Accepted,
+    Committed,
+    Dropped,
+    Fact,
+    FloorRaised,
+    GenerationBegan,
+    PhaseEnded,
+    Planned,
+    StreamEnded,
+    VersionReported,
+)
+from dispatcher.sample import DType, Field, Sample, Schema, aligned
+
+#: A row is what `json` reads back; its shape is known by its kind.
+Row = list[Any]
+
+SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
+PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
+GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
+
+#: Where an accepted or moved row has its payload's size and, once written, its checksum.
+NBYTES, CHECKSUM = 2, 3
+#: Where an accepted row goes on with what belongs to the producer and not to the sample.
+PRODUCER = 14
+
+
+@dataclass(slots=True)
+class Kept:
+    """A sample that is neither committed nor dropped; the order of the fields is the row's.
+
+    arrived: wall time. step: the open step that holds it, -1 for none.
+    """
+
+    ticket: int
+    nbytes: int
+    checksum: int
+    tokens: int
+    loss_tokens: int
+    sample_id: str
+    group_id: str | None
+    group_size: int
+    policy_version: int | None
+    arrived: float
+    schema: int
+    group: int
+    skips: int
+    segment: int
+    offset: int
+    step: int = -1
+
+    def row(self) -> Row:
+        """As the index stores it."""
+        return [
+            self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
+            self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
+            self.group, self.skips, self.segment, self.offset,
+        ]  # fmt: skip
+
+    def entry(self, schema: Schema, payload: memoryview, arrived: float) -> Entry:
+        """As the core has it."""
+        sample = Sample(
+            self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
+            self.group_size, self.policy_version,
+        )  # fmt: skip
+        return Entry(sample, self.ticket, arrived, self.group, self.skips)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one `append` brought, ready to be written.
+
+    payloads: of the accepted rows, in their order. nbytes: of the payloads, each aligned.
+    """
+
+    lsn: int
+    rows: list[Row]
+    payloads: list[memoryview]
+    totals: str
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(aligned(payload.nbytes) for payload in self.payloads)
+
+
+class Encoder:
+    """Turns facts into rows; each schema is written once and then named by its number."""
+
+    def __init__(self, schemas: Mapping[int, Schema], to_wall: Callable[[float], float]) -> None:
+        self._numbers = {schema: number for number, schema in schemas.items()}
+        self._to_wall = to_wall
+        self._last: tuple[Schema | None, int] = (None, -1)
+
+    def batch(self, lsn: int, facts: Sequence[Fact], totals: Mapping[str, object]) -> Batch:
+        """Raises TypeError or ValueError for totals that are not JSON."""
+        text = json.dumps(totals)
+        rows: list[Row] = []
+        payloads: list[memoryview] = []
+        for fact in facts:
+            if isinstance(fact, Accepted):
+                rows.append(self._accepted(fact, rows))
+                payloads.append(fact.entry.sample.payload)
+            else:
+                rows.append(self._row(fact))
+        return Batch(lsn, rows, payloads, text)
+
+    def _accepted(self, fact: Accepted, before: list[Row]) -> Row:
+        entry, sample = fact.entry, fact.entry.sample
+        return [
+            ACCEPTED, entry.ticket, sample.payload.nbytes, 0, sample.tokens, sample.loss_tokens,
+            sample.sample_id, sample.group_id, sample.group_size, sample.policy_version,
+            self._to_wall(entry.arrived), self._number(sample.schema, before), entry.group,
+            entry.skips, fact.producer, fact.seq, fact.given_id,
+        ]  # fmt: skip
+
+    def _row(self, fact: Fact) -> Row:
+        match fact:
+            case Planned(step, digest, planned_at, parts, passed_over):
+                return [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
+            case Committed(step):
+                return [COMMITTED, step]
+            case Dropped(tickets, reason):
+                return [DROPPED, tickets, reason]
+            case FloorRaised(producer, floor):
+                return [FLOOR, producer, floor]
+            case GenerationBegan(generation):
+                return [GENERATION, generation]
+            case VersionReported(version):
+                return [VERSION, version]
+            case PhaseEnded(version):
+                return [PHASE, version]
+            case StreamEnded():
+                return [ENDED]
+        raise TypeError(f"the journal does not know the fact {type(fact).__name__}")
+
+    def _number(self, schema: Schema, before: list[Row]) -> int:
+        last, number = self._last
+        if schema is last:  # as a rule every sample of a run shares one object
+            return number
+        known = self._numbers.get(schema)
+        if known is None:
+            known = self._numbers[schema] = len(self._numbers)
+            before.append([SCHEMA, known, schema_row(schema)])
+        self._last = (schema, known)
+        return known
+
+
+def schema_row(schema: Schema) -> Row:
+    """A schema as plain values."""
+    return [[item.name, item.dtype, item.per_token, item.shape] for item in schema.fields]
+
+
+def schema_of(row: Iterable[Row]) -> Schema:
+    """The schema of such a row."""
+    return Schema(
+        tuple(
+            Field(name, DType(dtype), per_token, tuple(shape))
+            for name, dtype, per_token, shape in row
+        )
+    )

@@ -1,0 +1,253 @@
+"""The store: log and index as one thing, without a thread of its own.
+
+`write` appends one block and applies it to the state; `sync` makes the log durable; when a segment
+is full the next one begins and a checkpoint follows. Invariants: the index is never ahead of what
+is durable in the log; a segment is freed only after a checkpoint that needs neither its payloads
+nor its blocks; `trouble` says what stands in the way of new samples while the log still goes on.
+
+Space: segments that hold a few long-lived samples each would add up, so while there is more than
+twice the live bytes (and a few segments) the emptiest segment's samples are written again at the
+end of the log. The disk used is therefore bounded by what is live, not by how long it lives.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from dispatcher.core.facts import Remembered
+from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
+from dispatcher.journal.blocks import draft, places
+from dispatcher.journal.directory import Directory
+from dispatcher.journal.index import Index, Position
+from dispatcher.journal.records import MOVED, Row
+from dispatcher.journal.replay import has_blocks, read_payload, remembered, replay
+from dispatcher.journal.segments import Segment, SegmentFiles
+from dispatcher.journal.state import State
+
+#: Segments beyond twice the live bytes that are left alone.
+_SLACK_SEGMENTS = 4
+
+
+class Store:
+    """An open journal directory. Raises JournalError if it cannot be opened; nothing is lost then.
+
+    hurry: whether a sync follows each block, so that the disk may begin before it.
+    on_sync: told how many seconds each sync of the log took.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        state: State,
+        *,
+        map_bytes: int,
+        segment_bytes: int,
+        hurry: bool,
+        from_wall: Callable[[float], float],
+    ) -> None:
+        self.on_sync: Callable[[float], None] = _ignore
+        self.state = state
+        self.num_syncs = self.num_records = self.num_blocks = 0
+        self._hurry = hurry
+        self._unwritten: _Unwritten | None = None
+        self._index_trouble: JournalFull | None = None
+        self._spare_trouble: JournalFull | None = None
+        with ExitStack() as undo:
+            lock = undo.enter_context(closing(Directory(directory)))
+            self._index = undo.enter_context(closing(Index(lock.path / "index", map_bytes)))
+            self._files = SegmentFiles(directory, segment_bytes)
+            end = self._recover(directory)
+            self._taken: Remembered | None = self._remembered(from_wall)
+            self._active = self._activate_after(end)
+            undo.callback(self._close_active)
+            self.tend()
+            if self._fresh and self._index_trouble is not None:
+                raise self._index_trouble
+            self._release = undo.pop_all()
+
+    def _close_active(self) -> None:
+        self._active.close()
+
+    def take_remembered(self) -> Remembered:
+        """What was there on opening; once, so that its payloads are not held on to."""
+        remembered, self._taken = self._taken, None
+        assert remembered is not None
+        return remembered
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def _recover(self, directory: Path) -> Position:
+        position = self._index.load(self.state)
+        self.torn_tail = False
+        self._fresh = position is None
+        if position is None:
+            if any(has_blocks(self._files, number) for number in self._files.sizes):
+                raise JournalCorrupt(
+                    directory / "index", 0, "it has no checkpoint, but the segments have blocks"
+                )
+            return Position(0, 0, 0, 0)
+        replayed = replay(self.state, self._files, position)
+        self.torn_tail = replayed.torn
+        return replayed.end
+
+    def _remembered(self, from_wall: Callable[[float], float]) -> Remembered:
+        state = self.state
+        given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
+        totals: dict[str, object] = json.loads(state.ledger.totals)
+        return remembered(state, self._files, given_ids, totals, from_wall)
+
+    def _activate_after(self, end: Position) -> Segment:
+        """Always a new segment, so that nothing torn can ever be taken for its successor."""
+        self.sequence = self.synced = end.sequence
+        self.lsn = end.lsn
+        newest = max([*self._files.sizes, end.segment])
+        return self._files.activate(newest + 1, 0)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> JournalFull | None:
+        """What will stop the journal before long, though the log still goes on."""
+        return self._index_trouble or self._spare_trouble
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something is written and not synced."""
+        return self._active.dirty
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the disk."""
+        return self._files.nbytes + self._index.nbytes
+
+    @property
+    def active(self) -> int:
+        """Number of the segment that is written to."""
+        return self._active.number
+
+    @property
+    def num_segments(self) -> int:
+        """Segments, the active one included."""
+        return len(self._files.sizes)
+
+    def place(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> None:
+        """Give a block its place in the log and apply it; `flush` must follow.
+
+        Raises JournalFull when there is no room for it; nothing has changed then. Raises
+        JournalError for rows that contradict what is kept.
+        """
+        assert self._unwritten is None
+        block = draft(rows, payloads, totals)
+        size = block.head_bytes + block.payload_bytes
+        if self._active.end + size > self._active.size:
+            self._roll(size)
+        active, sequence = self._active, self.sequence + 1
+        start = active.end + block.head_bytes
+        active.write_ahead(start, block.padded())
+        if self._hurry:
+            active.hurry(start, block.payload_bytes)
+        block.sum_up()
+        try:
+            self.state.apply(rows, active.number, places(rows, start))
+        except (ValueError, TypeError, KeyError) as error:
+            raise JournalError(f"facts contradict the journal: {error}; this is a bug") from error
+        self.state.ledger.totals = totals
+        head = block.head(active.number, sequence, self.synced, lsn)
+        self._unwritten = _Unwritten(head, size, sequence, lsn, len(rows))
+
+    def flush(self) -> None:
+        """Write the block that was placed. Raises JournalFull; call again then."""
+        block = self._unwritten
+        assert block is not None
+        self._active.append(block.head, block.size)
+        self._unwritten = None
+        self.sequence, self.lsn = block.sequence, block.lsn
+        self.num_records += block.num_records
+        self.num_blocks += 1
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        begun = perf_counter()
+        self._active.sync()
+        self.synced = self.sequence
+        self.num_syncs += 1
+        self.on_sync(perf_counter() - begun)
+
+    def close(self) -> None:
+        """Sync, leave a checkpoint if there is room for one, and let go."""
+        with self._release:
+            if self._unwritten is None:
+                self._checkpoint()
+
+    def abandon(self) -> None:
+        """Let go without writing anything more."""
+        self._release.close()
+
+    # -- space ------------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Checkpoint, free what nobody needs, have a spare; what cannot be done is `trouble`."""
+        self._checkpoint()
+        self._ensure_spare()
+
+    def moves(self) -> tuple[list[Row], list[memoryview]] | None:
+        """The samples of the emptiest segment, to be placed again, if space is wasted on them."""
+        live, sizes = self.state.live, self._files.sizes
+        held = [number for number in live if number != self._active.number]
+        slack = _SLACK_SEGMENTS * self._files.segment_bytes
+        if sum(sizes[number] for number in held) <= 2 * self.state.live_bytes + slack:
+            return None
+        emptiest = min(held, key=lambda number: live[number].nbytes)
+        members = [kept for kept in self.state.kept.values() if kept.segment == emptiest]
+        with self._files.reader(emptiest) as reader:
+            payloads = [memoryview(read_payload(reader, kept)) for kept in members]
+        return [[MOVED, kept.ticket, kept.nbytes, 0] for kept in members], payloads
+
+    def _roll(self, room: int) -> None:
+        """Begin the next segment. Raises JournalFull; nothing has changed then."""
+        self._checkpoint()
+        following = self._files.activate(self._active.number + 1, room)
+        self._active.close()
+        self._active = following
+        self._ensure_spare()
+
+    def _checkpoint(self) -> None:
+        if self._active.dirty:
+            self.sync()
+        active = self._active
+        position = Position(active.number, active.end, self.sequence, self.lsn)
+        try:
+            self._index.checkpoint(self.state, position)
+        except JournalFull as error:
+            self._index_trouble = error
+            return
+        self._index_trouble = None
+        for number in [number for number in self._files.sizes if number < active.number]:
+            if number not in self.state.live:
+                self._files.free(number)
+
+    def _ensure_spare(self) -> None:
+        try:
+            self._files.ensure_spare()
+        except JournalFull as error:
+            self._spare_trouble = error
+        else:
+            self._spare_trouble = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """A block that the state has and the log has not."""
+
+    head: memoryview
+    size: int
+    sequence: int
+    lsn: int
+    num_records: int
+
+
+def _ignore(seconds: float) -> None:
+    """What `on_sync` is until somebody wants to know."""

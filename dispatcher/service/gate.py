@@ -1,0 +1,74 @@
+"""The gate: what the core decided leaves the process once what it rests on is durable.
+
+An answer to a producer, a step on its way to a rank, the number of a new generation: whoever hears
+of one may act on it, so it must not be forgotten by a crash. Each waits here for the facts that
+were noted before it. Order is kept. Without a journal the gate stands open.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from dispatcher.core.facts import Fact
+from dispatcher.errors import DispatcherError, JournalError
+
+_T = TypeVar("_T")
+
+
+class Log(Protocol):
+    """What the gate needs of a journal; the callbacks come from another thread."""
+
+    on_durable: Callable[[int], None]
+    on_broken: Callable[[JournalError], None]
+    failure: JournalError | None
+
+    def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
+        """Queue facts; `on_durable` follows with this number or a later one."""
+
+
+class Gate:
+    """Runs thunks in order, each when all facts noted before it are durable."""
+
+    def __init__(self, journal: Log | None, on_broken: Callable[[JournalError], None]) -> None:
+        self._journal = journal
+        self._noted = self._durable = 0
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        if journal is not None:
+            loop = asyncio.get_running_loop()
+            journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
+            journal.on_broken = lambda error: _tell(loop, on_broken, error)
+
+    @property
+    def failure(self) -> DispatcherError | None:
+        """Why nothing becomes durable at present, if so."""
+        return None if self._journal is None else self._journal.failure
+
+    def note(self, facts: Sequence[Fact], totals: Callable[[], Mapping[str, object]]) -> None:
+        """Have facts made durable, and the totals with them."""
+        if facts and self._journal is not None:
+            self._noted = self._journal.append(facts, totals())
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Run `then` once everything noted so far is durable; at once if it is."""
+        if self._waiting or self._durable < self._noted:
+            self._waiting.append((self._noted, then))
+        else:
+            then()
+
+    async def settled(self) -> None:
+        """Return once everything noted so far is durable."""
+        durable = asyncio.Event()
+        self.after(durable.set)
+        await durable.wait()
+
+    def _open(self, lsn: int) -> None:
+        self._durable = lsn
+        while self._waiting and self._waiting[0][0] <= lsn:
+            self._waiting.popleft()[1]()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[_T], None], value: _T) -> None:
+    """Call from the journal's thread; a loop that is closed has nobody left to tell."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(what, value)

@@ -1,0 +1,52 @@
+"""Opens the journal for the service: the core starts from it, metrics watch it.
+
+Only here is the journal's own module imported, since LMDB is an optional dependency.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.errors import ConfigError
+from dispatcher.journal.policy import parse_sync
+from dispatcher.service.config import ServeConfig
+from dispatcher.service.metrics import Metrics
+
+if TYPE_CHECKING:
+    from dispatcher.journal.journal import Journal
+
+log = logging.getLogger(__name__)
+
+
+def open_journal(
+    config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
+) -> "Journal | None":
+    """The journal of `--journal-dir`, if there is one, with the core restored from it.
+
+    Raises ConfigError when LMDB is missing, JournalError when the directory cannot be used.
+    """
+    if config.journal_dir is None:
+        return None
+    try:
+        from dispatcher.journal.journal import Journal  # noqa: PLC0415 - optional dependency
+    except ImportError as error:
+        raise ConfigError(
+            f"--journal-dir needs lmdb ({error}): pip install 'rollout-dispatcher[journal]'"
+        ) from error
+    offset = time.time() - clock()  # the core's clock starts anew with every boot
+    journal, memory = Journal.open(
+        config.journal_dir,
+        parse_sync(config.journal_sync),
+        to_wall=lambda at: at + offset,
+        from_wall=lambda at: at - offset,
+        id_horizon=config.sample_id_horizon,
+    )
+    core.restore(memory)
+    metrics.watch_journal(journal)
+    log.info(
+        "journal %s: %d samples buffered, %d open steps, next step %d",
+        config.journal_dir, len(memory.entries), len(memory.steps), memory.next_step,
+    )  # fmt: skip
+    return journal

@@ -1,0 +1,373 @@
+"""What the journal's tests share: samples, an open journal that is listened to, and a model.
+
+`Model` adds facts up the plain way; `plain` makes what was remembered comparable with it.
+"""
+
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from dispatcher.core.buffer import Entry
+from dispatcher.core.events import DropReason
+from dispatcher.core.facts import (
+    Accepted,
+    Committed,
+    Dropped,
+    Fact,
+    FloorRaised,
+    GenerationBegan,
+    PhaseEnded,
+    Planned,
+    Remembered,
+    StreamEnded,
+    VersionReported,
+)
+from dispatcher.errors import JournalError
+from dispatcher.journal.journal import Journal
+from dispatcher.journal.policy import SyncPolicy, parse_sync
+from dispatcher.sample import DType, Field, Sample, Schema
+
+BATCH, OFF = parse_sync("batch"), parse_sync("off")
+SCHEMAS = (
+    Schema((Field("input_ids", DType.INT64),)),
+    Schema((Field("input_ids", DType.INT32), Field("image", DType.UINT8, False, (2, 3)))),
+)
+#: Wall time minus the core's clock; a power of two keeps the arithmetic exact.
+WALL = 2.0**30
+PATIENCE = 20.0
+
+
+def payload_of(ticket: int, nbytes: int) -> memoryview:
+    """Bytes that no other ticket has."""
+    return memoryview(Random(ticket).randbytes(nbytes))
+
+
+def accepted(
+    ticket: int,
+    *,
+    tokens: int = 4,
+    schema: Schema = SCHEMAS[0],
+    producer: str = "p",
+    given_id: str | None = None,
+    group: int = -1,
+    version: int | None = None,
+) -> Accepted:
+    """A sample of its own bytes enters the buffer."""
+    sample = Sample(
+        given_id or f"s-{ticket}", tokens, tokens // 2, schema,
+        payload_of(ticket, schema.nbytes(tokens)),
+        None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version,
+    )  # fmt: skip
+    return Accepted(Entry(sample, ticket, ticket / 8, group), producer, ticket, given_id)
+
+
+class Listener:
+    """Waits for what a journal reports."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.heard = threading.Condition()
+        self.durable = 0
+        self.syncs = 0
+        self.broken: JournalError | None = None
+        self.order: list[str] = []
+        journal.on_durable = self._on_durable
+        journal.on_sync = self._on_sync
+        journal.on_broken = self._on_broken
+
+    def wait(self, lsn: int) -> None:
+        """Until everything up to `lsn` is durable."""
+        with self.heard:
+            assert self.heard.wait_for(lambda: self.durable >= lsn, PATIENCE), "not durable"
+
+    def wait_broken(self) -> JournalError:
+        with self.heard:
+            assert self.heard.wait_for(lambda: self.broken is not None, PATIENCE), "not broken"
+        assert self.broken is not None
+        return self.broken
+
+    def wait_failing(self) -> JournalError:
+        eventually(lambda: self.journal.failure is not None)
+        assert self.journal.failure is not None
+        return self.journal.failure
+
+    def _on_durable(self, lsn: int) -> None:
+        with self.heard:
+            assert lsn > self.durable
+            self.durable = lsn
+            self.order.append("durable")
+            self.heard.notify_all()
+
+    def _on_sync(self, seconds: float) -> None:
+        with self.heard:
+            assert seconds >= 0
+            self.syncs += 1
+            self.order.append("sync")
+            self.heard.notify_all()
+
+    def _on_broken(self, error: JournalError) -> None:
+        with self.heard:
+            self.broken = error
+            self.heard.notify_all()
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Wait for what nobody reports."""
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def open_journal(
+    directory: Path, sync: SyncPolicy = OFF, **options: Any
+) -> tuple[Journal, Remembered]:
+    """With small files and a clock of its own."""
+    settings = {"map_bytes": 1 << 20, "segment_bytes": 16 << 10, "id_horizon": 100} | options
+    return Journal.open(
+        directory,
+        sync,
+        to_wall=lambda time: time + WALL,
+        from_wall=lambda time: time - WALL,
+        **settings,
+    )
+
+
+@contextmanager
+def opened(
+    directory: Path, sync: SyncPolicy = OFF, **options: Any
+) -> Iterator[tuple[Journal, Listener, Remembered]]:
+    """An open journal that is closed in the end."""
+    journal, remembered = open_journal(directory, sync, **options)
+    try:
+        yield journal, Listener(journal), remembered
+    finally:
+        journal.close()
+
+
+def as_if_killed(directory: Path, to: Path) -> Path:
+    """What a process that is killed now would leave: a copy, taken while it runs."""
+    shutil.copytree(directory, to)
+    return to
+
+
+def recovered(directory: Path, **options: Any) -> Remembered:
+    """What a new process is told."""
+    journal, remembered = open_journal(directory, **options)
+    assert journal.close()
+    return remembered
+
+
+def plain_entry(entry: Entry) -> tuple[object, ...]:
+    """Everything of an entry, comparable."""
+    sample = entry.sample
+    return (
+        entry.ticket, entry.arrived, entry.group, entry.skips, sample.sample_id, sample.tokens,
+        sample.loss_tokens, sample.schema, bytes(sample.payload), sample.group_id,
+        sample.group_size, sample.policy_version,
+    )  # fmt: skip
+
+
+def plain(remembered: Remembered) -> dict[str, object]:
+    """Everything that is remembered, comparable."""
+    return {
+        "entries": [plain_entry(entry) for entry in remembered.entries],
+        "steps": [
+            (
+                step.number,
+                step.digest,
+                step.planned_at,
+                [[[plain_entry(e) for e in part] for part in rank] for rank in step.micro_batches],
+            )
+            for step in remembered.steps
+        ],
+        "single": (
+            remembered.next_ticket, remembered.next_step, remembered.generation,
+            remembered.policy_version, remembered.ended,
+        ),
+        "phases": remembered.phases,
+        "producers": dict(remembered.producers),
+        "given_ids": remembered.given_ids,
+        "totals": dict(remembered.totals),
+    }  # fmt: skip
+
+
+class Model:
+    """Facts added up in dictionaries."""
+
+    def __init__(self, id_horizon: int = 100) -> None:
+        self.id_horizon = id_horizon
+        self.entries: dict[int, Entry] = {}
+        self.steps: dict[int, Planned] = {}
+        self.next_ticket = self.next_step = self.generation = 0
+        self.version: int | None = None
+        self.ended = False
+        self.phases: set[int] = set()
+        self.floors: dict[str, int] = {}
+        self.seqs: dict[str, set[int]] = {}
+        self.given_ids: OrderedDict[str, None] = OrderedDict()
+        self.totals: dict[str, object] = {}
+
+    def apply(self, facts: Sequence[Fact], totals: dict[str, object]) -> None:
+        for fact in facts:
+            self._apply(fact)
+        self.totals = totals
+
+    def buffered(self) -> list[int]:
+        """Tickets in no step."""
+        held = {ticket for number in self.steps for ticket in self.members(number)}
+        return [ticket for ticket in self.entries if ticket not in held]
+
+    def members(self, number: int) -> list[int]:
+        """Tickets of a step."""
+        return [t for rank in self.steps[number].micro_batches for part in rank for t in part]
+
+    def plain(self) -> dict[str, object]:
+        """As `plain` shows what was remembered."""
+        entries = {ticket: plain_entry(entry) for ticket, entry in self.entries.items()}
+        return {
+            "entries": [entries[ticket] for ticket in sorted(self.buffered())],
+            "steps": [
+                (
+                    number,
+                    step.digest,
+                    step.planned_at,
+                    [[[entries[t] for t in part] for part in rank] for rank in step.micro_batches],
+                )
+                for number, step in sorted(self.steps.items())
+            ],
+            "single": (
+                self.next_ticket, self.next_step, self.generation, self.version, self.ended,
+            ),
+            "phases": self._phases(),
+            "producers": {
+                name: (floor, frozenset(seq for seq in self.seqs[name] if seq >= floor))
+                for name, floor in self.floors.items()
+            },
+            "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
+            "totals": self.totals,
+        }  # fmt: skip
+
+    def _phases(self) -> tuple[int, ...]:
+        """The newest, and those before it that some buffered sample still belongs to."""
+        versions = [self.entries[t].sample.policy_version or 0 for t in self.buffered()]
+        newest = max(self.phases, default=None)
+        return tuple(sorted(p for p in self.phases if p == newest or any(v < p for v in versions)))
+
+    def _apply(self, fact: Fact) -> None:
+        match fact:
+            case Accepted(entry, producer, seq, given_id):
+                # The core goes on counting skips in its entry; the model keeps one of its own.
+                own = Entry(entry.sample, entry.ticket, entry.arrived, entry.group, entry.skips)
+                self.entries[entry.ticket] = own
+                self.next_ticket = max(self.next_ticket, entry.ticket + 1)
+                self.floors.setdefault(producer, 0)
+                self.seqs.setdefault(producer, set()).add(seq)
+                if given_id is not None:
+                    self.given_ids[given_id] = None
+            case FloorRaised(producer, floor):
+                self.floors[producer] = max(floor, self.floors.get(producer, 0))
+                self.seqs.setdefault(producer, set())
+            case Planned(step, passed_over=passed_over):
+                self.steps[step] = fact
+                self.next_step = max(self.next_step, step + 1)
+                for ticket in passed_over:
+                    self.entries[ticket].skips += 1
+            case Committed(step):
+                for ticket in self.members(step):
+                    del self.entries[ticket]
+                del self.steps[step]
+            case Dropped(tickets):
+                for ticket in tickets:
+                    del self.entries[ticket]
+            case _:
+                self._apply_single(fact)
+
+    def _apply_single(self, fact: Fact) -> None:
+        match fact:
+            case GenerationBegan(generation):
+                self.generation = generation
+            case VersionReported(version):
+                self.version = version
+            case PhaseEnded(version):
+                self.phases.add(version)
+            case StreamEnded():
+                self.ended = True
+
+
+class Player:
+    """Plays a core: valid facts from random numbers, the same for the same seed."""
+
+    def __init__(self, random: Random, id_horizon: int = 100) -> None:
+        self.random = random
+        self.model = Model(id_horizon)
+
+    def batch(self) -> tuple[list[Fact], dict[str, object]]:
+        """The next facts and totals; the model has them already."""
+        facts: list[Fact] = []
+        for _ in range(self.random.randrange(4)):
+            more = self._facts()
+            self.model.apply(more, self.model.totals)
+            facts += more
+        totals: dict[str, object] = {"accepted": self.model.next_ticket, "dropped": {"stale": 1}}
+        self.model.totals = totals
+        return facts, totals
+
+    def _facts(self) -> list[Fact]:
+        kind, random = self.random.random(), self.random
+        if kind < 0.55:
+            return [self._accepted(at) for at in range(random.randrange(1, 5))]
+        if kind < 0.70:
+            return self._planned()
+        if kind < 0.83 and self.model.steps:
+            return [Committed(min(self.model.steps))]
+        if kind < 0.88 and self.model.buffered():
+            buffered = self.model.buffered()
+            doomed = random.sample(buffered, min(3, len(buffered)))
+            return [Dropped(tuple(doomed), random.choice(list(DropReason)))]
+        producer = f"p-{random.randrange(3)}"
+        others: list[Fact] = [
+            FloorRaised(producer, random.randrange(self.model.next_ticket + 1)),
+            GenerationBegan(self.model.generation + 1),
+            VersionReported((self.model.version or 0) + random.randrange(2)),
+            PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
+            StreamEnded(),
+        ]
+        return [random.choice(others)]
+
+    def _accepted(self, at: int) -> Accepted:
+        random, ticket = self.random, self.model.next_ticket + at
+        named = random.random() < 0.4
+        return accepted(
+            ticket,
+            tokens=random.choice([1, 3, 20, 150]),
+            schema=random.choice(SCHEMAS),
+            producer=f"p-{random.randrange(3)}",
+            given_id=f"näme-{ticket}" if named else None,
+            group=ticket if random.random() < 0.3 else -1,
+            version=self._version(),
+        )
+
+    def _version(self) -> int | None:
+        """Never of a phase that has ended: admission refuses those."""
+        newest = max(self.model.phases, default=None)
+        if newest is None:
+            return self.random.choice([None, 0, 1, 2])
+        return newest + self.random.randrange(3)
+
+    def _planned(self) -> list[Fact]:
+        buffered = self.model.buffered()
+        if len(buffered) < 2:
+            return []
+        chosen = self.random.sample(buffered, self.random.randrange(2, len(buffered) + 1))
+        cut = len(chosen) // 2
+        ranks = ((tuple(chosen[:cut]),), (tuple(chosen[cut:-1]), (chosen[-1],)))
+        over = tuple(ticket for ticket in buffered if ticket not in chosen)
+        number = self.model.next_step
+        return [Planned(number, f"digest-{number}", number / 4, ranks, over)]

@@ -1,0 +1,54 @@
+"""A journal directory has one user, one format and nothing else in it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dispatcher.errors import JournalError
+from tests.journal.support import opened, recovered
+
+
+def test_it_is_created_for_its_owner_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "j"
+    recovered(directory)
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_dispatcher_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path / "j"),
+        pytest.raises(JournalError, match=rf"in use by another dispatcher \(pid {os.getpid()}\)"),
+    ):
+        recovered(tmp_path / "j")
+    recovered(tmp_path / "j")
+
+
+def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+    recovered(tmp_path / "j")
+    (tmp_path / "j" / "format").write_text("rollout-dispatcher journal, format 2\n")
+    before = sorted(path.name for path in (tmp_path / "j").iterdir())
+    with pytest.raises(JournalError, match="has format 2, this release reads up to 1; install"):
+        recovered(tmp_path / "j")
+    assert sorted(path.name for path in (tmp_path / "j").iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "format"])
+def test_a_directory_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(JournalError, match="give --journal-dir a directory of its own"):
+        recovered(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot use the journal directory"):
+        recovered(tmp_path / "file" / "j")
+
+
+def test_a_failed_opening_holds_no_lock(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(JournalError, match="full at"):
+            recovered(tmp_path / "j", map_bytes=8 << 10)
+    recovered(tmp_path / "j")

@@ -1,0 +1,33 @@
+"""Whatever the core notes, a new process is told exactly what it adds up to."""
+
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.journal.support import OFF, Player, as_if_killed, opened, plain
+
+#: How often a run is closed in order, or killed, after each of its stretches.
+STRETCHES = st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=120)
+@given(seed=st.integers(0, 2**32), stretches=STRETCHES, horizon=st.integers(0, 8))
+def test_what_is_remembered_is_what_the_facts_add_up_to(
+    seed: int, stretches: list[tuple[int, bool]], horizon: int
+) -> None:
+    player = Player(Random(seed), horizon)
+    with TemporaryDirectory() as scratch:
+        directory = Path(scratch) / "0"
+        for number, (batches, killed) in enumerate([*stretches, (0, False)]):
+            with opened(directory, OFF, id_horizon=horizon) as (journal, listener, remembered):
+                if number:
+                    assert plain(remembered) == player.model.plain()
+                for _ in range(batches):
+                    listener.wait(journal.append(*player.batch()))
+                if killed:
+                    following = Path(scratch) / f"{number + 1}"
+                    as_if_killed(directory, following)
+            directory = following if killed else directory

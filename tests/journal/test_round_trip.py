@@ -1,0 +1,213 @@
+"""Every fact comes back, whether the journal was closed or its process killed."""
+
+from pathlib import Path
+
+import pytest
+
+from dispatcher.core.events import DropReason
+from dispatcher.core.facts import (
+    Committed,
+    Dropped,
+    Fact,
+    FloorRaised,
+    GenerationBegan,
+    PhaseEnded,
+    Planned,
+    Remembered,
+    StreamEnded,
+    VersionReported,
+)
+from dispatcher.errors import JournalError
+from dispatcher.journal.journal import Journal
+from dispatcher.sample import Schema
+from tests.journal.support import (
+    BATCH,
+    SCHEMAS,
+    accepted,
+    as_if_killed,
+    opened,
+    payload_of,
+    plain,
+    recovered,
+)
+
+
+def after(directory: Path, *batches: list[Fact], **options: int) -> Remembered:
+    """What is remembered after these batches and a kill."""
+    with opened(directory, BATCH, **options) as (journal, listener, _):
+        for facts in batches:
+            lsn = journal.append(facts, {"n": 1})
+        listener.wait(lsn)
+        return recovered(as_if_killed(directory, directory.with_suffix(".killed")), **options)
+
+
+def test_a_new_journal_remembers_nothing(tmp_path: Path) -> None:
+    assert recovered(tmp_path / "journal") == Remembered()
+
+
+def test_a_sample_comes_back_whole(tmp_path: Path) -> None:
+    fact = accepted(7, schema=SCHEMAS[1], given_id="x", group=7, version=3)
+    found = after(tmp_path / "j", [fact])
+    (entry,) = found.entries
+    assert entry.sample == fact.entry.sample
+    assert (entry.ticket, entry.arrived, entry.group, entry.skips) == (7, 7 / 8, 7, 0)
+    assert found.next_ticket == 8
+    assert found.given_ids == ("x",)
+
+
+def test_samples_come_back_in_the_order_of_their_tickets(tmp_path: Path) -> None:
+    found = after(tmp_path / "j", [accepted(2)], [accepted(0)], [accepted(1)])
+    assert [entry.ticket for entry in found.entries] == [0, 1, 2]
+
+
+def test_an_open_step_has_the_same_micro_batches_and_digest(tmp_path: Path) -> None:
+    ranks = (((2, 0), (3,)), ((1,), (4,)))
+    found = after(
+        tmp_path / "j",
+        [*(accepted(ticket) for ticket in range(6)), Planned(3, "abc", 2.5, ranks, (5,))],
+    )
+    (step,) = found.steps
+    tickets = tuple(tuple(tuple(e.ticket for e in part) for part in r) for r in step.micro_batches)
+    assert tickets == ranks
+    assert (step.number, step.digest, step.planned_at) == (3, "abc", 2.5)
+    assert bytes(step.micro_batches[0][0][0].sample.payload) == payload_of(2, 32)
+    assert [(entry.ticket, entry.skips) for entry in found.entries] == [(5, 1)]
+    assert found.next_step == 4
+
+
+def test_a_step_that_is_planned_again_gives_back_what_it_leaves_out(tmp_path: Path) -> None:
+    found = after(
+        tmp_path / "j",
+        [accepted(0), accepted(1), Planned(0, "a", 0.0, (((0, 1),),), ())],
+        [Planned(0, "b", 1.0, (((1,),),), ())],
+    )
+    assert [step.digest for step in found.steps] == ["b"]
+    assert [entry.ticket for entry in found.entries] == [0]
+
+
+def test_what_is_dropped_inside_a_step_leaves_it(tmp_path: Path) -> None:
+    found = after(
+        tmp_path / "j",
+        [accepted(0), accepted(1), Planned(0, "a", 0.0, (((0, 1),),), ())],
+        [Dropped((0,), DropReason.STALE)],
+    )
+    assert [e.ticket for e in found.steps[0].micro_batches[0][0]] == [1]
+
+
+def test_committed_and_dropped_samples_are_gone(tmp_path: Path) -> None:
+    found = after(
+        tmp_path / "j",
+        [accepted(0), accepted(1), accepted(2), Planned(0, "d", 0.0, (((0,),),), (1, 2))],
+        [Committed(0), Dropped((2,), DropReason.STALE)],
+    )
+    assert [entry.ticket for entry in found.entries] == [1]
+    assert (found.steps, found.next_ticket, found.next_step) == ((), 3, 1)
+
+
+def test_skips_counted_by_the_core_meanwhile_are_not_counted_twice(tmp_path: Path) -> None:
+    fact = accepted(0)
+    with opened(tmp_path / "j") as (journal, listener, _):
+        journal.append([fact], {})
+        fact.entry.skips += 1
+        listener.wait(journal.append([Planned(0, "d", 0.0, ((),), (0,))], {}))
+    assert [entry.skips for entry in recovered(tmp_path / "j").entries] == [1]
+
+
+def test_producers_keep_their_floor_and_what_is_above(tmp_path: Path) -> None:
+    found = after(tmp_path / "j", [accepted(1), accepted(2), accepted(9), FloorRaised("p", 2)])
+    assert found.producers == {"p": (2, frozenset({2, 9}))}
+
+
+def test_names_may_be_long_and_strange(tmp_path: Path) -> None:
+    name = "\N{BUG}" * 128
+    found = after(tmp_path / "j", [accepted(0, producer=name, given_id=name), FloorRaised(name, 0)])
+    assert found.given_ids == (name,)
+    assert list(found.producers) == [name]
+
+
+def test_the_longest_silent_producer_is_forgotten(tmp_path: Path) -> None:
+    facts: list[Fact] = [FloorRaised(name, 1) for name in ("a", "b", "a", "c")]
+    assert set(after(tmp_path / "j", facts, max_producers=2).producers) == {"a", "c"}
+
+
+def test_given_ids_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
+    for first in (0, 5):
+        with opened(tmp_path / "j", id_horizon=3) as (journal, _, _):
+            journal.append([accepted(first + at, given_id=f"{first + at}") for at in range(5)], {})
+    assert recovered(tmp_path / "j", id_horizon=3).given_ids == ("7", "8", "9")
+    assert recovered(tmp_path / "j", id_horizon=2).given_ids == ("8", "9")
+
+
+def test_the_single_values_come_back(tmp_path: Path) -> None:
+    found = after(
+        tmp_path / "j",
+        [GenerationBegan(4), VersionReported(7), PhaseEnded(8), StreamEnded()],
+    )
+    assert (found.generation, found.policy_version, found.ended) == (4, 7, True)
+    assert (found.phases, found.totals) == ((8,), {"n": 1})
+
+
+def test_a_phase_that_nobody_waits_for_is_forgotten_but_for_the_newest(tmp_path: Path) -> None:
+    found = after(
+        tmp_path / "j", [PhaseEnded(1), PhaseEnded(3), PhaseEnded(5)], [accepted(0, version=2)]
+    )
+    assert found.phases == (3, 5)
+
+
+def test_closing_and_a_kill_leave_the_same(tmp_path: Path) -> None:
+    facts: list[Fact] = [
+        accepted(0, given_id="a"),
+        accepted(1),
+        Planned(0, "d", 1.0, (((0,),),), (1,)),
+    ]
+    killed = after(tmp_path / "j", facts)
+    assert plain(killed) == plain(recovered(tmp_path / "j"))
+
+
+def test_numbers_of_batches_go_on_after_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, _, _):
+        assert [journal.append([], {}) for _ in range(3)] == [1, 2, 3]
+    with opened(tmp_path / "j") as (journal, listener, _):
+        assert journal.statistics().durable_lsn == 3
+        assert journal.append([], {}) == 4
+        listener.wait(4)
+
+
+def test_a_sample_may_be_larger_than_a_segment(tmp_path: Path) -> None:
+    found = after(tmp_path / "j", [accepted(0), accepted(1, tokens=10_000), accepted(2)])
+    assert [bytes(e.sample.payload) for e in found.entries][1] == payload_of(1, 80_000)
+
+
+def test_a_schema_is_written_once(tmp_path: Path) -> None:
+    copy = Schema(tuple(SCHEMAS[0].fields))
+    with opened(tmp_path / "j") as (journal, listener, _):
+        for ticket in range(3):
+            lsn = journal.append([accepted(ticket, schema=copy)], {})
+        listener.wait(lsn)
+        assert len(journal._store.state.schemas) == 1
+    found = recovered(tmp_path / "j").entries
+    assert found[0].sample.schema is found[2].sample.schema
+
+
+def test_facts_that_contradict_the_journal_break_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, listener, _):
+        journal.append([Committed(5)], {})
+        assert "step 5 is not open" in str(listener.wait_broken())
+        with pytest.raises(JournalError, match="step 5"):
+            journal.append([], {})
+
+
+def test_totals_must_be_json(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, listener, _):
+        with pytest.raises(TypeError):
+            journal.append([accepted(0)], {"a": object()})
+        listener.wait(journal.append([accepted(0)], {}))
+
+
+def test_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, _, _):
+        journal.append([accepted(0)], {})
+        assert journal.close()
+        with pytest.raises(JournalError, match="closed"):
+            journal.append([], {})
+        assert isinstance(journal, Journal)

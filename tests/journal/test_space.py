@@ -1,0 +1,217 @@
+"""Space is reclaimed, and where there is none nothing is lost."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dispatcher.core.events import DropReason
+from dispatcher.core.facts import Committed, Dropped, FloorRaised, Planned
+from dispatcher.errors import JournalError, JournalFull
+from dispatcher.journal.journal import Journal
+from tests.journal.support import (
+    BATCH,
+    OFF,
+    accepted,
+    as_if_killed,
+    eventually,
+    opened,
+    payload_of,
+    recovered,
+)
+
+SEGMENT_BYTES, MAP_BYTES = 16 << 10, 1 << 20
+
+
+def step(journal: Journal, number: int, samples: int = 8) -> int:
+    """A batch of samples comes, is planned, and the step before is committed."""
+    tickets = tuple(range(number * samples, (number + 1) * samples))
+    planned = Planned(number, "d", 0.0, ((tickets,),), ())
+    done = [Committed(number - 1)] if number else []
+    return journal.append([*(accepted(ticket) for ticket in tickets), planned, *done], {})
+
+
+def test_steady_load_takes_bounded_space(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, listener, _):
+        most = 0
+        for number in range(400):  # some 30 segments
+            listener.wait(step(journal, number))
+            most = max(most, journal.statistics().nbytes - MAP_BYTES)
+        assert journal._store.active > 25
+        assert most <= 5 * SEGMENT_BYTES
+    assert sum(path.stat().st_size for path in (tmp_path / "j").iterdir()) <= MAP_BYTES + 6 * (
+        SEGMENT_BYTES
+    )
+
+
+def test_samples_that_stay_do_not_hold_whole_segments(tmp_path: Path) -> None:
+    """One sample in 40 stays for good; the others would leave their segments nearly empty."""
+    with opened(tmp_path / "j") as (journal, listener, _):
+        for number in range(60):
+            tickets = range(number * 40, (number + 1) * 40)
+            journal.append([accepted(ticket) for ticket in tickets], {})
+            listener.wait(journal.append([Dropped(tuple(tickets[1:]), DropReason.STALE)], {}))
+        now = journal.statistics()
+        assert now.live_samples == 60
+        assert now.nbytes - MAP_BYTES <= 2 * now.live_bytes + 10 * SEGMENT_BYTES
+        assert journal._store.active > 15
+    found = recovered(tmp_path / "j").entries
+    assert [entry.ticket for entry in found] == list(range(0, 2400, 40))
+    assert all(entry.sample.payload == payload_of(entry.ticket, 32) for entry in found)
+
+
+def test_a_killed_journal_reclaims_what_its_predecessor_left(tmp_path: Path) -> None:
+    directory = tmp_path / "0"
+    for life in range(6):
+        with opened(directory) as (journal, listener, _):
+            listener.wait(step(journal, life))
+            assert journal.statistics().segments <= 4
+            directory = as_if_killed(directory, tmp_path / f"{life + 1}")
+
+
+def test_a_write_without_room_is_kept_and_tried_again(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        handle = journal._store._active.handle
+        kept, full = os.dup(handle), os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, handle)
+        lsn = journal.append([accepted(0)], {})
+        failure = listener.wait_failing()
+        assert isinstance(failure, JournalFull)
+        assert failure.retriable
+        assert "no room to write to" in str(failure)
+        more = journal.append([accepted(1)], {})
+        assert listener.durable < lsn
+        os.dup2(kept, handle)
+        listener.wait(more)
+        assert journal.close()
+        assert journal.failure is None
+        os.close(kept)
+        os.close(full)
+    assert len(recovered(tmp_path / "j").entries) == 2
+
+
+def test_closing_without_room_is_bounded_and_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        handle, full = journal._store._active.handle, os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, handle)
+        journal.append([accepted(0)], {})
+        listener.wait_failing()
+        assert not journal.close(timeout=5)
+        os.close(full)
+    assert recovered(tmp_path / "j").entries == ()
+
+
+@pytest.mark.parametrize(("device", "what"), [("/dev/null", "cannot sync"), ("/", "cannot write")])
+def test_any_other_fault_breaks_it_for_good(tmp_path: Path, device: str, what: str) -> None:
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        listener.wait(journal.append([accepted(0)], {}))
+        other = os.open(device, os.O_WRONLY if device == "/dev/null" else os.O_RDONLY)
+        os.dup2(other, journal._store._active.handle)
+        os.close(other)
+        journal.append([accepted(1)], {})
+        error = listener.wait_broken()
+        assert what in str(error)
+        assert journal.broken
+        assert journal.failure is error
+        assert listener.durable == 1
+        with pytest.raises(JournalError, match=what):
+            journal.append([accepted(2)], {})
+    assert [entry.ticket for entry in recovered(tmp_path / "j").entries] == [0]
+
+
+def test_a_full_index_is_told_and_costs_no_batch(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH, map_bytes=80 << 10) as (journal, listener, _):
+        for ticket in range(600):
+            listener.wait(journal.append([accepted(ticket)], {"accepted": ticket + 1}))
+        failure = listener.wait_failing()
+        assert isinstance(failure, JournalFull)
+        assert "restart with a larger map" in str(failure)
+        killed = as_if_killed(tmp_path / "j", tmp_path / "killed")
+    for directory in (killed, tmp_path / "j"):
+        found = recovered(directory)
+        assert [entry.ticket for entry in found.entries] == list(range(600))
+        assert found.totals == {"accepted": 600}
+
+
+def test_a_full_index_recovers_when_samples_go(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH, map_bytes=256 << 10) as (journal, listener, _):
+        count = 0
+        while journal.failure is None:
+            listener.wait(journal.append([accepted(count + at) for at in range(100)], {}))
+            count += 100
+        listener.wait(journal.append([FloorRaised("p", count)], {}))
+        listener.wait(journal.append([Dropped(tuple(range(count)), DropReason.STALE)], {}))
+        eventually(lambda: journal.failure is None)
+        eventually(lambda: journal.statistics().segments <= 2)
+
+
+def test_a_map_that_cannot_hold_anything_is_refused_on_opening(tmp_path: Path) -> None:
+    with pytest.raises(JournalFull, match="full at 8192 bytes"):
+        recovered(tmp_path / "j", map_bytes=8 << 10)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "journal-test", str(disk)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("A SMALL FILE SYSTEM CANNOT BE MOUNTED HERE: a really full disk is not tested")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_delays_and_loses_nothing(small_disk: Path) -> None:
+    with opened(small_disk / "j", BATCH, segment_bytes=256 << 10) as (journal, listener, _):
+        count = 0
+        while journal.failure is None:  # known of while there is still room to write
+            listener.wait(journal.append([accepted(count, tokens=4000)], {}))
+            count += 1
+        assert "no room to allocate" in str(journal.failure)
+        more = [journal.append([accepted(count + at, tokens=4000)], {}) for at in range(20)]
+        with listener.heard:
+            assert not listener.heard.wait_for(lambda: listener.durable >= more[-1], 1.5)
+        assert listener.durable >= more[0], "the rest of the segment is used"
+        waiting = journal.statistics().queued_batches
+        assert waiting > 0
+        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+        listener.wait(more[-1])
+    found = recovered(small_disk / "j", segment_bytes=256 << 10).entries
+    assert [entry.ticket for entry in found] == list(range(count + 20))
+    assert all(bytes(e.sample.payload) == payload_of(e.ticket, 32_000) for e in found)
+
+
+def test_a_full_disk_is_freed_by_commits_alone(small_disk: Path) -> None:
+    with opened(small_disk / "j", BATCH, segment_bytes=256 << 10) as (journal, listener, _):
+        count = 0
+        while journal.failure is None:
+            listener.wait(journal.append([accepted(count, tokens=4000)], {}))
+            count += 1
+        listener.wait(journal.append([Dropped(tuple(range(count)), DropReason.STALE)], {}))
+        eventually(lambda: journal.failure is None)
+
+
+def test_no_room_for_the_index_is_told_on_opening(small_disk: Path) -> None:
+    with pytest.raises(JournalFull, match="no room to reserve 16777216 bytes"):
+        recovered(small_disk / "j", map_bytes=16 << 20)
+
+
+def test_a_read_only_directory_is_told_on_opening(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(JournalError, match=r"cannot use the journal directory .*[Rr]ead-only"):
+        recovered(small_disk / "j")
+
+
+def test_steady_load_under_no_sync_at_all_is_reclaimed_too(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", OFF) as (journal, listener, _):
+        for number in range(100):
+            lsn = step(journal, number)
+        listener.wait(lsn)
+        assert journal.statistics().live_samples == 8

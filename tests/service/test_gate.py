@@ -1,0 +1,101 @@
+"""The gate: nothing leaves before what it rests on is durable, and order is kept."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from dispatcher.core.facts import Fact, StreamEnded
+from dispatcher.errors import JournalError
+from dispatcher.service.gate import Gate
+
+
+class SlowLog:
+    """A journal whose disk is the test: batches are durable when it says so."""
+
+    def __init__(self) -> None:
+        self.on_durable: Callable[[int], None] = lambda _: None
+        self.on_broken: Callable[[JournalError], None] = lambda _: None
+        self.failure: JournalError | None = None
+        self.batches: list[tuple[Sequence[Fact], Mapping[str, object]]] = []
+
+    def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
+        self.batches.append((facts, totals))
+        return len(self.batches)
+
+    async def durable(self, lsn: int) -> None:
+        """Report from another thread, as a journal does, and let the loop hear of it."""
+        thread = threading.Thread(target=self.on_durable, args=(lsn,))
+        thread.start()
+        thread.join()
+        await asyncio.sleep(0)
+
+
+def ignore(_: JournalError) -> None:
+    """No test here breaks its journal by accident."""
+
+
+async def test_without_a_journal_the_gate_stands_open() -> None:
+    gate, said = Gate(None, ignore), list[str]()
+    gate.note([StreamEnded()], dict)
+    gate.after(partial(said.append, "answer"))
+    await gate.settled()
+    assert said == ["answer"]
+    assert gate.failure is None
+
+
+async def test_an_answer_waits_for_the_facts_noted_before_it_and_order_is_kept() -> None:
+    log, said = SlowLog(), list[str]()
+    gate = Gate(log, ignore)
+    gate.after(partial(said.append, "before any fact"))
+    gate.note([StreamEnded()], lambda: {"a": 1})
+    gate.after(partial(said.append, "first"))
+    gate.note([StreamEnded()], dict)
+    gate.after(partial(said.append, "second"))
+    gate.note([], dict)
+    gate.after(partial(said.append, "third"))
+    assert said == ["before any fact"]
+    await log.durable(1)
+    assert said == ["before any fact", "first"]
+    await log.durable(2)
+    assert said == ["before any fact", "first", "second", "third"]
+    assert [totals for _, totals in log.batches] == [{"a": 1}, {}]
+
+
+async def test_what_a_thunk_adds_waits_for_its_own_facts() -> None:
+    log, said = SlowLog(), list[str]()
+    gate = Gate(log, ignore)
+
+    def answer_and_note_more() -> None:
+        said.append("answer")
+        gate.note([StreamEnded()], dict)
+        gate.after(partial(said.append, "consequence"))
+
+    gate.note([StreamEnded()], dict)
+    gate.after(answer_and_note_more)
+    await log.durable(1)
+    assert said == ["answer"]
+    await log.durable(2)
+    assert said == ["answer", "consequence"]
+
+
+async def test_settled_returns_when_everything_noted_is_durable() -> None:
+    log = SlowLog()
+    gate = Gate(log, ignore)
+    gate.note([StreamEnded()], dict)
+    waiting = asyncio.ensure_future(gate.settled())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await log.durable(1)
+    await waiting
+
+
+async def test_a_broken_journal_is_reported_to_the_loop() -> None:
+    log, broken = SlowLog(), list[JournalError]()
+    Gate(log, broken.append)
+    error = JournalError("the disk is gone")
+    thread = threading.Thread(target=log.on_broken, args=(error,))
+    thread.start()
+    thread.join()
+    await asyncio.sleep(0)
+    assert broken == [error]
