@@ -63,7 +63,8 @@ class PlanConfig:
     """What every plan of a run has in common.
 
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set;
-    `PADDED` needs the former. `outlier_max_skips=None` means `max_skips`.
+    `PADDED` needs the former. `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the
+    heaviest samples of a window wait for each other and leave together.
     """
 
     dp_size: int
@@ -79,6 +80,7 @@ class PlanConfig:
     micro_batch_multiple: int = 1
     max_skips: int = 6
     outlier_max_skips: int | None = None
+    outlier_lane: bool = True
 
 
 @dataclass(frozen=True, slots=True)

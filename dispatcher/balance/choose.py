@@ -26,6 +26,11 @@ from dispatcher.plan import (
     Window,
 )
 
+#: How much of the window the column DP may skip ahead or behind its share at any length: where
+#: samples are padded to the longest, where micro-steps are columns, and elsewhere. A wider band
+#: waits less and biases the lengths that leave.
+BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
+
 
 def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> IntArray:
     """Ascending positions of the samples that this step takes."""
@@ -37,15 +42,19 @@ def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> I
     forced = due(left, window.must_go, take)
     if config.strategy is not Strategy.WINDOW:
         return np.flatnonzero(keep_oldest(forced, take))
+    by_cost = by_falling_tokens(window.tokens)
     pool = Pool(
         cost=cost,
+        order=by_cost,
         age=_age(window.skips, left),
         forced=forced,
         neighbours=_neighbours(config),
         columns=_waits_in_columns(config),
+        band=_band(config),
         share=float(cost.mean()) * take / config.dp_size,
+        lane=config.outlier_lane,
     )
-    return np.flatnonzero(select(pool, take, _judge(window, cost, config)))
+    return np.flatnonzero(select(pool, take, _judge(window, cost, by_cost, config)))
 
 
 def _choose_groups(
@@ -73,15 +82,19 @@ def _choose_groups(
     plain = realise(np.ones(len(size), dtype=bool))
     if config.strategy is not Strategy.WINDOW:
         return plain[index]
+    dearest = group_max(cost, index)
     pool = Pool(
-        cost=group_max(cost, index),
+        cost=dearest,
+        order=np.argsort(-dearest, kind="stable"),
         age=_age(group_max(window.skips, index), group_left),
         forced=forced,
         neighbours=max(_neighbours(config) // int(np.median(size)), 1),
         columns=_waits_in_columns(config),
+        band=_band(config),
         share=float(cost.mean()) * take / config.dp_size,
+        lane=config.outlier_lane,
     )
-    judge = _judge(window, cost, config)
+    judge = _judge(window, cost, by_falling_tokens(window.tokens), config)
     best = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)[index]))
     return realise(best)[index]
 
@@ -93,15 +106,17 @@ def _surely_taken(size: IntArray, take: int) -> int:
     return max(take - take % int(size[0]), 1)
 
 
-def _judge(window: Window, cost: FloatArray, config: PlanConfig) -> Callable[[BoolArray], float]:
+def _judge(
+    window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConfig
+) -> Callable[[BoolArray], float]:
     """Straggler excess that a good split of what a mask keeps will have."""
-    by_cost = by_falling_tokens(window.tokens)
+    costs, tokens = cost[by_cost], window.tokens[by_cost]
 
     def judge(keep: BoolArray) -> float:
-        order = by_cost[keep[by_cost]]
-        x = cost[order]
+        kept = np.flatnonzero(keep[by_cost])
+        x = costs[kept]
         total = float(x.sum())
-        time = estimate(x, window.tokens[order], config)
+        time = estimate(x, tokens[kept], config)
         return time * config.dp_size / total - 1 if total > 0 else 0.0
 
     return judge
@@ -110,6 +125,12 @@ def _judge(window: Window, cost: FloatArray, config: PlanConfig) -> Callable[[Bo
 def _waits_in_columns(config: PlanConfig) -> bool:
     """Micro-steps of a fixed size: what waits is the difference between neighbours in length."""
     return config.micro_batch_size is not None and config.sync is Sync.MICRO_STEP
+
+
+def _band(config: PlanConfig) -> float:
+    if config.layout is Layout.PADDED:
+        return BAND_OF_PADDED
+    return BAND_OF_COLUMNS if _waits_in_columns(config) else BAND
 
 
 def _neighbours(config: PlanConfig) -> int:

@@ -4,9 +4,15 @@ Invariant: a candidate keeps exactly `take` items and everything that is forced.
 
 A sample that costs more than a rank's share of the step makes every other rank wait, whatever the
 partition. Alone it wastes most of a step; together with the heaviest others the step is so much
-longer that nobody waits for it. So while the window has such a sample, the heaviest are held back,
-up to a quarter of a dispatch batch; as soon as they can leave together without waiting, or one of
-them is due, they go. (WLB-LLM delays outlier documents in the same spirit.)
+longer that nobody waits for it. So while the window has such a sample, the heaviest are held back;
+as soon as they can leave together without waiting, or one of them is due, they go. (WLB-LLM delays
+outlier documents in the same spirit.)
+
+How many are held decides how much lengths are biased: over k steps what leaves differs from what
+arrived by what is held at the start and at the end, so what is held should look alike at all
+times. Outliers that have others like them in the window leave soon, so as few are held as help.
+Those that stand alone need company, which takes time to gather: an eighth of a dispatch batch is
+held as long as there is one of them.
 
 What is held back is not free: when it is due it may have to go without company. `debt` charges a
 candidate for that, but only in steps in which the lane has to open anyway.
@@ -22,11 +28,17 @@ import numpy as np
 
 from dispatcher.plan import BoolArray, FloatArray, IntArray
 
-#: At most this share of a dispatch batch is held: more gains little and biases what is left.
-_HELD_SHARE = 4
+#: At most one of so many of a dispatch batch is held: columns, or outliers with company; outliers
+#: that stand alone; without an outlier, where it is the shape of a packing that waits, which
+#: takes few to mend. More gains little and biases what is left.
+_HELD, _HELD_ALONE, _HELD_FOR_SHAPE = 4, 8, 16
+#: An outlier has company if a sample for every fourth rank costs at least this part of it.
+_COMPANY_RANKS, _COMPANY_COST = 4, 0.6
+#: From one count to be held to the next.
+_GROWTH = 2.5
 #: How many columns' worth of the heaviest leave together, as tried in turn; more of them where
 #: micro-steps are columns, as elsewhere it would only leave the lightest behind.
-_COMPANY_OF_COLUMNS, _COMPANY = (1, 4, 16), (1, 2, 4)
+_COMPANY_OF_COLUMNS, _COMPANY = (1, 4, 16), (1, 4)
 #: Columns from the heavy end that are watched for running into their deadline.
 _WATCHED_COLUMNS = 2
 #: Weight of a debt against waiting now.
@@ -37,18 +49,23 @@ _DEBT_WEIGHT = 2.0
 class Pool:
     """What a selection chooses from, in arrival order: samples, or groups as one item each.
 
-    cost: float64[n]. age: float64[n], skips suffered as a share of the bound. forced: bool[n],
-    has to go now. neighbours: how many items of a micro-step should be alike. columns: whether
-    waiting comes from differences inside micro-steps rather than from single outliers.
-    share: cost above which an item rules a rank on its own.
+    cost: float64[n]. order: int64[n], items by falling cost. age: float64[n], skips suffered as
+    a share of the bound. forced: bool[n], has to go now. neighbours: how many items of a
+    micro-step should be alike. columns: whether waiting comes from differences inside
+    micro-steps rather than from single outliers.
+    band: share of the window by which lengths may lead or lag. share: cost above which an item
+    rules a rank on its own. lane: whether the heaviest may wait for each other.
     """
 
     cost: FloatArray
+    order: IntArray
     age: FloatArray
     forced: BoolArray
     neighbours: int
     columns: bool
+    band: float
     share: float
+    lane: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,8 @@ class Lane:
     order: IntArray
     forced: BoolArray
     neighbours: int
-    has_outlier: bool
+    outliers: int
+    has_company: bool
     in_columns: bool
     watched: IntArray
     charge: FloatArray
@@ -66,11 +84,13 @@ class Lane:
     @classmethod
     def of(cls, pool: Pool) -> "Lane":
         """Find the heavy end; `charge` is what holding each watched item longer may cost."""
-        order = np.argsort(-pool.cost, kind="stable")
-        cost = pool.cost[order]
-        has_outlier = bool(cost[0] > pool.share)
+        order = pool.order
+        cost = pool.cost[order[: _WATCHED_COLUMNS * pool.neighbours + 1]]
+        outliers = int(np.count_nonzero(pool.cost > pool.share))
+        companion = cost[min(pool.neighbours // _COMPANY_RANKS, len(cost) - 1)]
         count = _WATCHED_COLUMNS * pool.neighbours
-        opens = (has_outlier or pool.columns) and bool(pool.forced[order[:count]].any())
+        opens = pool.lane and (outliers > 0 or pool.columns)
+        opens = opens and bool(pool.forced[order[:count]].any())
         if not opens or count >= len(order):
             count = 0
         charge = _DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - cost[count])
@@ -78,7 +98,8 @@ class Lane:
             order=order,
             forced=pool.forced,
             neighbours=pool.neighbours,
-            has_outlier=has_outlier,
+            outliers=outliers,
+            has_company=bool(companion >= _COMPANY_COST * cost[0]),
             in_columns=pool.columns,
             watched=order[:count],
             charge=charge / max(pool.share, 1e-300),
@@ -102,14 +123,27 @@ class Lane:
                     yield keep_oldest(self.forced, take, first=self.order[h : h + k], last=held)
 
     def _held_counts(self, take: int) -> list[int]:
-        """How many to hold: all that may be if there is an outlier, else as few as help.
+        """How many to hold, as tried in turn."""
+        spare = len(self.order) - take
+        if self.in_columns:
+            counts = _quarters(min(take // _HELD, spare))
+            return counts if self.outliers else counts[::-1]
+        if not self.outliers:
+            return _quarters(min(take // _HELD_FOR_SHAPE, spare))[::-1]
+        if not self.has_company:
+            return _quarters(min(take // _HELD_ALONE, spare))
+        most = max(min(take // _HELD, spare), 1)
+        counts, held = [], self.outliers
+        while held < most:
+            counts.append(held)
+            held = int(held * _GROWTH) + 1
+        return [*counts, most]
 
-        Without an outlier it is the shape of a packing that waits, which takes few to mend.
-        """
-        share = _HELD_SHARE if self.has_outlier or self.in_columns else 4 * _HELD_SHARE
-        most = min(len(self.order) - take, max(take // share, 1))
-        counts = [most >> i for i in range(0, most.bit_length(), 2)]
-        return counts if self.has_outlier else counts[::-1]
+
+def _quarters(most: int) -> list[int]:
+    """`most`, a quarter of it, and so on, down to 1."""
+    most = max(most, 1)
+    return [most >> i for i in range(0, most.bit_length(), 2)]
 
 
 def keep_oldest(

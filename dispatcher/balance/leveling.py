@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatcher.plan import FloatArray, IntArray
+from dispatcher.plan import BoolArray, FloatArray, IntArray
 
 #: Above this many items LPT goes by chunks: same idea, vectorised, and no longer item by item.
 CHUNKED_FROM = 3000
@@ -24,6 +24,7 @@ _DEALT_BY_LOAD = 64
 #: When no pair can gain, bins are paired otherwise, this often (not under a token budget, where
 #: it is the budget that stands in the way).
 _OTHER_PAIRINGS = 3
+_OTHER_SLOTS = 1
 #: Loads within this of their mean count as level.
 TOLERANCE = 2e-4
 
@@ -90,59 +91,87 @@ def spread_columns(cost: FloatArray) -> IntArray:
 
 
 def swap_level(
-    ids: IntArray, x: FloatArray, s: IntArray | None = None, budget: int = 0, rounds: int = 16
+    ids: IntArray,
+    x: FloatArray,
+    s: IntArray | None = None,
+    budget: int = 0,
+    *,
+    enough: float = TOLERANCE,
+    rounds: int = 16,
 ) -> None:
     """Level the loads of bins within each row by pairwise swaps, in place.
 
     ids: int64[rows, bins, slots] into `x` (and `s`, the tokens, where `budget` caps a bin), whose
     last entry is the empty slot: it costs nothing, so that swapping with it is a move.
     Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
-    pair, the one swap that comes closest to levelling it. Rows that are level are left alone.
+    pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
+    loaded bin nobody can help, are left alone; all ends when the largest loads are within
+    `enough` of the mean.
     """
-    slots = ids.shape[2]
-    cost = x[ids]
-    stalled = 0
+    rows, bins, slots = ids.shape
+    flat = ids.reshape(rows * bins, slots)
+    cost, tokens = x[flat], None if s is None else s[flat]
+    moved = [flat, cost] if tokens is None else [flat, cost, tokens]
+    stalled = np.zeros(rows, dtype=np.int64)
+    patience = _OTHER_PAIRINGS if tokens is None else _OTHER_SLOTS
     for turn in range(rounds):
-        r, high, low, gap = _uneven_pairs(cost.sum(axis=2), stalled)
-        if not len(r):
-            return
+        loads = cost.sum(axis=1).reshape(rows, bins)
+        high, low, gap, top = _uneven_pairs(loads, stalled, patience, enough)
+        if not len(high):
+            break
         u, v = _slots(slots, turn), _slots(slots, turn + 1)
-        error = _differences(cost[r, high][:, u], cost[r, low][:, v])
-        error = np.abs(error - gap[:, None, None])
-        if s is not None:
-            more = _differences(s[ids[r, high]][:, u], s[ids[r, low]][:, v])
-            room = budget - s[ids[r, low]].sum(axis=1), budget - s[ids[r, high]].sum(axis=1)
+        error = _differences(_at(cost, high, u), _at(cost, low, v))
+        np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
+        if tokens is not None:
+            more = _differences(_at(tokens, high, u), _at(tokens, low, v))
+            room = budget - tokens[low].sum(axis=1), budget - tokens[high].sum(axis=1)
             error[(more > room[0][:, None, None]) | (-more > room[1][:, None, None])] = np.inf
-        error = error.reshape(len(r), -1)
+        error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
-        gain = error[np.arange(len(r)), best] < gap * (1 - 1e-9)
-        stalled = 0 if gain.any() else stalled + 1
-        if stalled > (_OTHER_PAIRINGS if s is None else 0):
-            return
+        gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
+        row = high[top] // bins
+        stalled[row] = np.where(gain[top], 0, stalled[row] + 1)
         i, j = np.divmod(best[gain], len(v))
-        one, other = (r[gain], high[gain], u[i]), (r[gain], low[gain], v[j])
-        for array in (ids, cost):
+        one, other = (high[gain], u[i]), (low[gain], v[j])
+        for array in moved:
             array[one], array[other] = array[other], array[one]
+    ids[...] = flat.reshape(ids.shape)
 
 
-def _uneven_pairs(loads: FloatArray, shift: int) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
-    """Row, more loaded bin, less loaded bin and half their difference, where that is worth it.
+def _uneven_pairs(
+    loads: FloatArray, stalled: IntArray, patience: int, enough: float
+) -> tuple[IntArray, IntArray, FloatArray, BoolArray]:
+    """More loaded bin, less loaded bin, half their difference, and which pairs are a row's top.
 
-    shift: how far the less loaded are moved on against the more loaded.
+    loads: float64[rows, bins]; bins are numbered through all rows. stalled: how often a row's top
+    pair gained nothing; so far the less loaded are moved on against the more loaded, until
+    patience ends.
     """
-    half = loads.shape[1] // 2
-    order = np.argsort(loads, axis=1, kind="stable")
-    order[:, :half] = np.roll(order[:, :half], -shift, axis=1)
-    loads = np.take_along_axis(loads, order, axis=1)
-    gap = (loads[:, : -half - 1 : -1] - loads[:, :half]) / 2
-    mean = loads.mean(axis=1, keepdims=True)
-    uneven = (loads.max(axis=1, keepdims=True) > mean * (1 + TOLERANCE)) & (
-        gap > mean * TOLERANCE / 4
-    )
-    if shift:  # what is left to gain is at the top
-        uneven[:, max(half // 4, 1) :] = False
-    r, pair = np.nonzero(uneven)
-    return r, order[r, -pair - 1], order[r, pair], gap[r, pair]
+    bins = loads.shape[1]
+    half = bins // 2
+    mean, most = loads.mean(axis=1), loads.max(axis=1)
+    uneven = (most > mean * (1 + TOLERANCE)) & (stalled <= patience)
+    if not half or float((most - mean)[uneven].sum()) <= enough * float(mean.sum()):
+        uneven[:] = False
+    rows = np.flatnonzero(uneven)
+    order = np.argsort(loads[rows], axis=1, kind="stable") + rows[:, None] * bins
+    high, low = order[:, : -half - 1 : -1], order[:, :half]
+    if stalled[rows].any():
+        shifted = (np.arange(half) - stalled[rows, None]) % half
+        low = low[np.arange(len(rows))[:, None], shifted]
+    flat = loads.ravel()
+    gap, mean = (flat[high] - flat[low]) / 2, mean[rows, None]
+    worth = (flat[high] > mean) & (gap > mean * (TOLERANCE / 4))
+    top = np.zeros(worth.shape, dtype=bool)
+    top[:, :1] = True
+    return high[worth], low[worth], gap[worth], top[worth]
+
+
+def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:
+    """These slots of some bins."""
+    whole = len(slots) == array.shape[1]
+    out: NDArray[Any] = array[bins] if whole else array[bins[:, None], slots]
+    return out
 
 
 def _differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

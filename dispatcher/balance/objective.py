@@ -7,8 +7,15 @@ selections as the real split would, at a small part of its price.
 import numpy as np
 
 from dispatcher.balance.bounds import column_bound, crowded_rank, rank_bound
-from dispatcher.balance.packing import WELL_FILLED, fewest_micro_batches, round_up
+from dispatcher.balance.column_fill import well_filled
+from dispatcher.balance.packing import fewest_micro_batches, round_up
 from dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync
+
+#: So many micro-steps exchange dear samples for cheap ones until all hold their share.
+_MANY_COLUMNS = 3
+#: That goes well up to this share of the budget; beyond, one of them or two wait, the more the
+#: more samples differ in cost a token (fitted to packings of real and lognormal lengths).
+_EASY, _TIGHT = 0.94, 3.0
 
 
 def micro_batches_for(n: int, config: PlanConfig) -> int:
@@ -59,42 +66,47 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
     """
     cost = np.concatenate(([0.0], np.cumsum(x)))
     held = np.concatenate(([0], np.cumsum(s)))
+    fill = well_filled(float(held[-1]), R * M * budget)
+    cheapest = float(x[-1]) / max(int(s[-1]), 1)
     time, first, n = 0.0, 0, len(x)
-    light = 0.0  # tokens that earlier micro-steps took from the light end
-    price = 0.0  # of such a token
+    light = 0.0  # tokens that earlier micro-steps took from the light end, at the cheapest price
     for column in range(M):
         tokens = float(held[n] - held[first]) - light
-        left = float(cost[n] - cost[first]) - light * price
+        left = float(cost[n] - cost[first]) - light * cheapest
         if left <= 0 or tokens <= 0:
             break
-        seeds = slice(first, min(first + R, n))
+        share, level = left / (R * (M - column)), float(x[first])
+        shared = level <= share or column == M - 1
+        if shared and M - column >= _MANY_COLUMNS:
+            spread = 1 - cheapest * tokens / left  # of the cost a token
+            tight = max(tokens / (R * (M - column) * budget) - _EASY, 0.0)
+            return time + share * (M - column + _TIGHT * tight * spread**2)
+        seeds = slice(first, min(first + R * (M - column if shared else 1), n))
         rest = max(tokens - float(s[seeds].sum()), 1.0)
         price = max((left - float(x[seeds].sum())) / rest, 0.0) or left / tokens
-        share, level = left / (R * (M - column)), float(x[first])
-        if level <= share or column == M - 1:
-            need = tokens / (M - column)
-            level = _level_with_room(
-                x[seeds], s[seeds], max(share, level), price=price, tokens=need, budget=budget
-            )
+        if shared:
+            level = max(share, level)
+            level = _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)
             return time + level * (M - column)
         room = np.minimum(budget, s[seeds] + (level - x[seeds]) / price)
         by_tokens = np.searchsorted(held, held[first] + room.sum(), "right")
         by_cost = np.searchsorted(cost, cost[first] + R * level, "right")
         first = max(int(min(by_tokens, by_cost)) - 1, first + 1)
-        later = WELL_FILLED * R * (M - column - 1) * budget
-        lack = max(float(held[n] - held[first]) - light - later, 0.0)
-        light += lack
-        time += level + lack * price / max(int(np.count_nonzero(room < budget)), 1)
+        lack = float(held[n] - held[first]) - light - fill * R * (M - column - 1) * budget
+        light += max(lack, 0.0)
+        open_bins = max(int(np.count_nonzero(room < budget)), 1)
+        time += level + max(lack, 0.0) * cheapest / open_bins
     return time
 
 
 def _level_with_room(
-    x: FloatArray, s: IntArray, level: float, *, price: float, tokens: float, budget: int
+    x: FloatArray, s: IntArray, level: float, needed: tuple[float, float], budget: int
 ) -> float:
-    """Raise a level until bins that start with one of these items each have room for `tokens`.
+    """Raise a level until bins that start with one of these items each have room for all tokens.
 
-    Below its level a bin takes tokens at `price` each, up to the budget.
+    needed: the tokens, and the price of each: below its level a bin takes them, up to the budget.
     """
+    tokens, price = needed
     for _ in range(4):
         room = np.minimum(budget, s + (level - x) / price)
         lack, open_bins = tokens - float(room.sum()), int(np.count_nonzero(room < budget))

@@ -20,6 +20,12 @@ from dispatcher.balance.karmarkar_karp import karmarkar_karp
 from dispatcher.balance.leveling import TOLERANCE, lpt, spread_columns, swap_level
 from dispatcher.plan import FloatArray, IntArray
 
+#: Rows of neighbours that wait no more than this are not worth another construction.
+_FAIR = 1.01
+#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
+#: error of any cost model is larger.
+_LEVEL, _ROUNDS = 3e-3, 5
+
 
 def step_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     """Minimise the largest rank's sum; x float64[R*M*m] descending -> slots[R, M, m]."""
@@ -81,18 +87,23 @@ def _onto_ranks(columns: IntArray, cost: FloatArray) -> IntArray:
 
 
 def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
-    """Columns of R bins of m: rows of neighbours, or bins filled to falling levels if better."""
-    rows = _row_columns(x, R, M, m)
-    swap_level(rows, x)
-    time = _time(rows, x)
-    if time <= x.sum() / R * (1 + TOLERANCE):
-        return rows
-    level = levels(x, R, M, company=(m - 1) * float(x[-1]))
-    start = np.repeat(level[0] - level, R)
-    filled = _by_label(lpt(x, R * M, m, start), R * M, m)
-    filled = filled[np.argsort(-x[filled].sum(axis=1), kind="stable")].reshape(M, R, m)
-    swap_level(filled, x)
-    return filled if _time(filled, x) < time else rows
+    """Columns of R bins of m: rows of neighbours, or bins filled to falling levels if better.
+
+    Swaps level the better of the two, unless it is good enough as it is.
+    """
+    columns = _row_columns(x, R, M, m)
+    time, share = _time(columns, x), float(x.sum()) / R
+    if time > share * _FAIR:
+        level = levels(x, R, M, company=(m - 1) * float(x[-1]))
+        start = np.repeat(level[0] - level, R)
+        filled = _by_label(lpt(x, R * M, m, start), R * M, m)
+        filled = filled[np.argsort(-x[filled].sum(axis=1), kind="stable")].reshape(M, R, m)
+        filled_time = _time(filled, x)
+        if filled_time < time:
+            columns, time = filled, filled_time
+    if time > share * (1 + _LEVEL):
+        swap_level(columns, x, enough=_LEVEL, rounds=_ROUNDS)
+    return columns
 
 
 def _row_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:

@@ -6,7 +6,9 @@ nobody is skipped beyond its bound, now or in any later step that takes as many.
 Candidates are tried from the least to the most selective, and the first that waits no more than
 `GOOD_ENOUGH` ends the search, so that ages and lengths are disturbed only as far as it pays:
 the oldest; the outlier lane (lane.py), which holds the heaviest back or lets them leave together;
-the column DP (column_dp.py), which looks for micro-steps of alike samples.
+the column DP (column_dp.py), which looks for micro-steps of alike samples. Where micro-steps have
+a fixed size the DP comes before the lane, which is then asked only if something is due: nothing
+else beats the DP there.
 
 Example: 3 of 5 to take, two ranks, costs in arrival order 9 1 1 1 1: the oldest three, 9 1 1,
 make one rank wait (9 | 2); holding the 9 back gives 1 1 1 with less waiting. Once the 9 is due,
@@ -25,9 +27,6 @@ from dispatcher.plan import BoolArray, IntArray
 Judge = Callable[[BoolArray], float]
 #: Straggler excess below which a better selection is not worth disturbing the order of arrival.
 GOOD_ENOUGH = 1e-3
-#: How much of the window the column DP may skip ahead or behind its share at any length: where
-#: micro-steps are columns of alike samples, and where they are not.
-BAND_OF_COLUMNS, BAND = 0.2, 0.06
 
 
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
@@ -69,11 +68,20 @@ def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
 
 
 def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
-    yield from lane.candidates(take)
-    order = lane.order
+    """Where waiting comes from columns the DP, and the lane if any are due; else the lane first."""
+    if pool.columns or not pool.lane:
+        yield _by_columns(pool, take)
+        if pool.lane and pool.forced.any():
+            yield from lane.candidates(take)
+    else:
+        yield from lane.candidates(take)
+        yield _by_columns(pool, take)
+
+
+def _by_columns(pool: Pool, take: int) -> BoolArray:
+    order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
     penalty = x.mean() * (np.minimum(pool.age[order], 1.0) ** 2 + 1000.0 * forced)
-    band = BAND_OF_COLUMNS if pool.columns else BAND
     keep = np.zeros(len(order), dtype=bool)
-    keep[order] = column_dp(x, penalty, forced, take=take, G=pool.neighbours, band=band)
-    yield keep
+    keep[order] = column_dp(x, penalty, forced, take=take, G=pool.neighbours, band=pool.band)
+    return keep

@@ -11,11 +11,12 @@ import numpy as np
 
 from dispatcher.balance.karmarkar_karp import karmarkar_karp
 from dispatcher.balance.leveling import lpt, spread_columns
-from dispatcher.balance.objective import micro_batches_for
+from dispatcher.balance.objective import estimate, micro_batches_for
 from dispatcher.balance.order import by_falling_tokens
-from dispatcher.balance.packing import first_fit, next_fit, pack, round_up
+from dispatcher.balance.packing import pack, round_up
 from dispatcher.balance.partition import column_partition, padded_partition, step_partition
 from dispatcher.balance.rank_groups import cut, deal, ranks_of_groups
+from dispatcher.balance.runs import first_fit, next_fit
 from dispatcher.plan import (
     FloatArray,
     IntArray,
@@ -25,9 +26,11 @@ from dispatcher.plan import (
     Sync,
 )
 
-#: Steps up to this many samples are always compared with the greedy split; larger ones only if
-#: their packing is further than this from perfect.
-_ALWAYS_COMPARED, _CLOSE = 512, 1.05
+#: Steps up to this many samples are always compared with the greedy split. Larger ones are if they
+#: wait longer than this: with a fixed count, where greedy is cheap; with a token budget, where it
+#: goes sample by sample, only up to a size, and if they wait longer than was thought as well.
+_ALWAYS_COMPARED = 200
+_CLOSE_BY_COUNT, _CLOSE_BY_TOKENS, _MOST_BY_TOKENS = 1.05, 1.01, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +155,14 @@ def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Par
 
 def _good(batch: Batch, time: float, config: PlanConfig) -> bool:
     """Whether comparing with the greedy split is not worth its time."""
-    close_enough = 1 + 1e-9 if len(batch) <= _ALWAYS_COMPARED else _CLOSE
-    return time <= float(batch.cost.sum()) / config.dp_size * close_enough
+    share = float(batch.cost.sum()) / config.dp_size
+    if len(batch) <= _ALWAYS_COMPARED:
+        return time <= share * (1 + 1e-9)
+    if config.micro_batch_size is not None:
+        return time <= share * _CLOSE_BY_COUNT
+    if time <= share * _CLOSE_BY_TOKENS or len(batch) > _MOST_BY_TOKENS:
+        return True
+    return time <= _CLOSE_BY_TOKENS * estimate(batch.x, batch.tokens[batch.order], config)
 
 
 def _ranks(x: FloatArray, R: int, strategy: Strategy) -> IntArray:
@@ -175,10 +184,14 @@ def _as_integers(x: FloatArray) -> list[int]:
 
 def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
     R, budget = config.dp_size, config.micro_batch_tokens or 1
+    if strategy is Strategy.ROUND_ROBIN:
+        sequence = np.concatenate([np.arange(r, len(batch), R) for r in range(R)])
+        sizes = (len(batch) - np.arange(R) + R - 1) // R
+        return Parts(sequence, _rounded(next_fit(batch.tokens[sequence], sizes, budget), config))
     if strategy is not Strategy.WINDOW:
         ranks = _token_ranks(batch, R, strategy)
-        fit = next_fit if strategy is Strategy.ROUND_ROBIN else first_fit
-        return Parts.of_lists(fit(ranks, batch.tokens, budget), config.micro_batch_multiple)
+        fitted = first_fit(ranks, batch.tokens, budget)
+        return Parts.of_lists(fitted, config.micro_batch_multiple)
     ours = _packed(batch, config)
     time = _time(batch, ours, config)
     if ours.counts.shape[1] == 1 or _good(batch, time, config):
@@ -187,6 +200,12 @@ def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Pa
     # Fewer micro-batches come first: greedy may need more.
     fits = greedy.counts.shape[1] <= ours.counts.shape[1]
     return greedy if fits and _time(batch, greedy, config) < time else ours
+
+
+def _rounded(counts: IntArray, config: PlanConfig) -> IntArray:
+    """counts[R, M] with empty micro-batches until M is a multiple of what is asked for."""
+    M = counts.shape[1]
+    return np.pad(counts, ((0, 0), (0, round_up(M, config.micro_batch_multiple) - M)))
 
 
 def _packed(batch: Batch, config: PlanConfig) -> Parts:
@@ -208,8 +227,6 @@ def _packed(batch: Batch, config: PlanConfig) -> Parts:
 
 def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:
     n = len(batch)
-    if strategy is Strategy.ROUND_ROBIN:
-        return [np.arange(r, n, R) for r in range(R)]
     x = np.append(batch.x, np.zeros(-n % R if strategy is Strategy.KK else 0))
     if strategy is Strategy.KK:
         return [batch.order[rank[rank < n]] for rank in _ranks(x, R, strategy)]

@@ -84,6 +84,8 @@ class SimulateOptions(BaseModel):
     """dispatches that may pass a sample over; unset: 4 windows' worth, at least 6"""
     outlier_max_skips: NotNegative | None = None
     """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
+    outlier_lane: bool = True
+    """let the heaviest samples wait for each other and leave together, within these bounds"""
 
     arrivals: Arrivals = Arrivals.STEADY
     """steady (the window is full before each step) or trace (samples come at their arrival_s, and

@@ -140,6 +140,8 @@ class ServeConfig(BaseModel):
     """dispatches that may pass a sample over; unset: 4 windows' worth, at least 6"""
     outlier_max_skips: NotNegative | None = None
     """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
+    outlier_lane: bool = True
+    """let the heaviest samples wait for each other and leave together, within these bounds"""
 
     target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     """dispatch before the window is full once the plan wastes no more trainer time than this"""
@@ -234,6 +236,7 @@ class ServeConfig(BaseModel):
             micro_batch_multiple=self.micro_batch_multiple,
             max_skips=self.skips_bound,
             outlier_max_skips=self.outlier_max_skips,
+            outlier_lane=self.outlier_lane,
         )
 
     @model_validator(mode="after")

@@ -167,11 +167,16 @@ class Hub:
             heartbeat_interval_s=self.config.heartbeat_interval,
         )
         self.perform([])  # a new generation's number is durable before anybody hears it
-        self.gate.after(partial(peer.send, welcome))
+        self.gate.after(partial(self._welcome, peer, welcome))
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         self.perform(effects)
         if message.policy_version is not None:
             self.perform(self.core.set_policy_version(message.policy_version, now))
+
+    def _welcome(self, peer: Peer, welcome: m.WelcomeRank) -> None:
+        # What was decided before its hello and waits at the gate too is not for this connection.
+        peer.welcomed = True
+        peer.send(welcome)
 
     def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
         self.core.seen(dp_rank, now)

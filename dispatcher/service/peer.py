@@ -68,6 +68,8 @@ class Peer(asyncio.BufferedProtocol):
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
         self.role = "unknown"
+        #: Whether its hello was answered; a DP rank is told nothing before that.
+        self.welcomed = False
         self.last_heard = clock()
 
     # -- the transport speaks ---------------------------------------------------------------

@@ -19,6 +19,7 @@ from dispatcher.core.step import OpenStep
 from dispatcher.plan import PlanConfig
 from dispatcher.service.gate import Gate
 from dispatcher.service.metrics import Metrics
+from dispatcher.service.peer import Peer
 from dispatcher.service.roster import Roster
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import Buffer, filler, micro_batch, step_header
@@ -58,6 +59,9 @@ class Performer:
         for effect in effects:
             if isinstance(effect, e.PlanWanted | e.StepPlanned):
                 self._do(effect)  # nobody outside hears of these
+            elif isinstance(effect, e.PushAnswered | e.PushHeld):
+                asked = self._roster.producers.get(effect.producer)
+                self._gate.after(partial(self._answer, effect, asked))
             else:
                 self._gate.after(partial(self._do, effect))
         self._set_timer()
@@ -142,6 +146,11 @@ class Performer:
         log.info("%s: every step is committed", effect.reason)
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _answer(self, effect: e.PushAnswered | e.PushHeld, asked: Peer | None) -> None:
+        """Answer on the connection that asked; on a newer one the push is sent and asked again."""
+        if self._roster.producers.get(effect.producer) is asked:
+            self._do(effect)
 
     def _client_of(self, dp_rank: int) -> str:
         standing = self._core.ledger.ranks.get(dp_rank)

@@ -39,9 +39,9 @@ class Roster:
         return None if seat is None else seat.peer
 
     def rank(self, client_id: str) -> Peer | None:
-        """The connection of a DP rank's client."""
+        """The connection of a DP rank's client, once it is welcomed."""
         seat = self.seats.get(client_id)
-        return None if seat is None else seat.peer
+        return seat.peer if seat is not None and seat.peer.welcomed else None
 
     def to_rank(self, client_id: str, message: m.Message) -> None:
         """Tell a DP rank, if it is connected."""

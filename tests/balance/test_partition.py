@@ -1,6 +1,6 @@
 """Claims about partitions, packings and bounds on their own: permutations, caps, lower bounds."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.balance.bounds import column_bound, levels, rank_bound
+from dispatcher.balance.budget_fit import best_fit, lpt_budget
 from dispatcher.balance.leveling import lpt, spread_columns, swap_level
-from dispatcher.balance.packing import best_fit, fewest_micro_batches, lpt_budget, pack
+from dispatcher.balance.objective import packed_time
+from dispatcher.balance.packing import fewest_micro_batches, pack
 from dispatcher.balance.partition import column_partition, padded_partition, step_partition
+from dispatcher.balance.runs import first_fit, next_fit
 from dispatcher.plan import FloatArray
 
 COSTS = st.one_of(
@@ -165,3 +168,46 @@ def test_best_fit_finds_a_perfect_packing() -> None:
     labels = best_fit(np.array([7, 6, 4, 3]), 2, 10)
     assert labels is not None
     assert labels.tolist() == [0, 1, 1, 0]
+
+
+@given(packings())
+def test_next_fit_opens_a_micro_batch_only_when_the_next_sample_does_not_fit(
+    packing: tuple[FloatArray, list[int], int, int],
+) -> None:
+    _, lengths, R, budget = packing
+    s = np.array(lengths)
+    sizes = np.bincount(np.arange(len(s)) * R // len(s), minlength=R)
+    counts = next_fit(s, sizes, budget)
+    assert (counts.sum(axis=1) == sizes).all()
+    for rank, samples in zip(counts, np.split(s, np.cumsum(sizes)[:-1]), strict=True):
+        ends = np.cumsum(rank[rank > 0])
+        runs = np.split(samples, ends[:-1]) if len(ends) else []
+        assert all(run.sum() <= budget or len(run) == 1 for run in runs)
+        assert all(run.sum() + after[0] > budget for run, after in pairwise(runs))
+
+
+def test_first_fit_goes_back_to_micro_batches_that_have_room() -> None:
+    s = np.array([6, 5, 4, 3])
+    assert next_fit(s, np.array([4]), 10).tolist() == [[1, 2, 1]]
+    assert [part.tolist() for part in first_fit([np.arange(4)], s, 10)[0]] == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("n", [1024, 4096, 8192])
+def test_the_estimate_of_a_packing_is_close_to_what_packing_reaches(n: int, ranks: int) -> None:
+    generator = np.random.default_rng(n + ranks)
+    s = np.sort(np.clip(generator.lognormal(9, 0.8, n), 16, 65536).astype(np.int64))[::-1].copy()
+    x = s.astype(np.float64) ** 2 + 24576 * s
+    labels, M = pack(x, s, ranks, 131072)
+    reached = (
+        np.bincount(labels, weights=x, minlength=ranks * M).reshape(M, ranks).max(axis=1).sum()
+    )
+    assert packed_time(x, s, ranks, M, 131072) == pytest.approx(reached, rel=0.015)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_samples_are_packed_tightly_within_the_budget(seed: int) -> None:
+    s = np.sort(np.random.default_rng(seed).integers(16, 8000, 8192))[::-1].copy()
+    labels, M = pack(s.astype(np.float64) ** 2, s, 16, 16384)
+    assert np.bincount(labels, weights=s).max() <= 16384
+    assert fewest_micro_batches(s, 16, 16384) == M

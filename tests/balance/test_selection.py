@@ -1,5 +1,7 @@
 """Claims about selection: counts, deadlines, the lane and the column DP."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,9 +10,9 @@ from hypothesis import strategies as st
 from dispatcher.balance import Quadratic, plan
 from dispatcher.balance.column_dp import column_dp
 from dispatcher.balance.groups import fill_exactly, group_index, group_max
-from dispatcher.balance.lane import keep_oldest
+from dispatcher.balance.lane import Lane, Pool, keep_oldest
 from dispatcher.balance.selection import due
-from dispatcher.plan import Grouping, IntArray, PlanConfig, Sync, Window
+from dispatcher.plan import BoolArray, FloatArray, Grouping, IntArray, PlanConfig, Sync, Window
 
 
 def test_due_counts_the_steps_that_remain() -> None:
@@ -142,6 +144,47 @@ def test_the_lane_makes_outliers_leave_together() -> None:
     alone, _ = steady(heavy_tail(1000), config, 64, steps=60)
     together, _ = steady(heavy_tail(1000), config, 96, steps=60)
     assert sum(together) < sum(alone) / 4
+    without, left = steady(heavy_tail(1000), replace(config, outlier_lane=False), 96, steps=60)
+    assert sum(together) < sum(without)
+    assert max(int(skips.max()) for skips in left) <= config.max_skips
+
+
+def pool_of(cost: FloatArray, forced: BoolArray | None = None) -> Pool:
+    n = len(cost)
+    return Pool(
+        cost=cost,
+        order=np.argsort(-cost, kind="stable"),
+        age=np.zeros(n),
+        forced=np.zeros(n, dtype=bool) if forced is None else forced,
+        neighbours=8,
+        columns=False,
+        band=0.06,
+        share=10.0,
+    )
+
+
+def first_held(cost: FloatArray, take: int) -> list[int]:
+    """How many of the heaviest each candidate leaves behind, where it takes the oldest else."""
+    pool = pool_of(cost)
+    light = len(cost) - take
+    masks = list(Lane.of(pool).candidates(take))[2:]  # the first two let them leave together
+    return [int((~keep[pool.order[:light]]).sum()) for keep in masks]
+
+
+def test_outliers_with_company_are_held_as_few_as_help_and_lone_ones_with_many() -> None:
+    crowd = np.concatenate((np.ones(70), np.full(3, 12.0), np.ones(27)))
+    lone = np.concatenate((np.ones(70), [12.0], np.ones(29)))
+    held_of_crowd, held_of_lone = first_held(crowd, 64), first_held(lone, 64)
+    assert held_of_crowd == sorted(held_of_crowd)
+    assert held_of_lone == sorted(held_of_lone, reverse=True)
+
+
+def test_every_candidate_of_the_lane_takes_what_is_forced_and_the_right_number() -> None:
+    cost = np.random.default_rng(2).lognormal(1, 1, 100)
+    forced = np.arange(100) % 9 == 0
+    for keep in Lane.of(pool_of(cost, forced)).candidates(64):
+        assert keep.sum() == 64
+        assert keep[forced].all()
 
 
 def test_groups_are_numbered_by_first_arrival() -> None:
