@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test bench lint clean
+.PHONY: help demo test bench chaos lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
 	@echo "make bench  how long planning takes and how good the plans are"
+	@echo "make chaos  200 faults on real processes, and whether anything was lost (8 minutes)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv, build and caches"
 
@@ -40,6 +41,9 @@ build/bench/peers/verl: $(STAMP)
 bench: build/bench/peers/verl
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 	$(BIN)/python -m tests.bench.approaches
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --out build/chaos.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
