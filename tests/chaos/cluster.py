@@ -1,0 +1,290 @@
+"""The processes of a chaos run: one dispatcher, its producers and its ranks, and what is theirs.
+
+Every process ends with the cluster, whatever happens. Clients reach the dispatcher through a proxy
+each. Progress is read from what the ranks write down.
+"""
+
+import http.client
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any, Self
+
+from tests.chaos.history import History, read_producer, read_rank
+from tests.chaos.processes import Group, Process, Stalled, free_address, mount
+from tests.chaos.proxy import Proxy
+
+POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls."""
+
+    dp_size: int = 3
+    producers: int = 3
+    batch: int = 12
+    window_multiple: int = 2
+    buffer_samples: int = 64
+    max_open_steps: int = 3
+    max_skips: int = 8
+    rank_timeout_s: float = 1.5
+    patience_s: float = 60.0
+    bug: str | None = None
+    small_disk: bool = False
+
+    @property
+    def longest_wait(self) -> int:
+        """Steps between a sample's acknowledgement and its own: queued, skipped, open."""
+        queued = -(-self.buffer_samples // self.batch)
+        return queued + self.max_skips + self.max_open_steps + 1
+
+
+class Cluster:
+    """Everything that runs, and the hands to disturb it with."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder, self.settings = folder, settings
+        #: Where the journal is; a small file system of its own if `settings.small_disk`.
+        self.disk = folder / "disk"
+        self.listen, self.http = free_address(), free_address()
+        self.proxies: dict[str, Proxy] = {}
+        self.producers: list[Process] = []
+        self.groups: list[Group] = []
+        self.returned: set[tuple[int, int]] = set()
+        self.final: dict[str, Any] | None = None
+        #: The newest step that may have been under way at the last disturbance.
+        self.disturbed_at = -1
+        self._strays: list[Process] = []
+        (folder / "groups").mkdir(parents=True)
+        self.disk.mkdir()
+
+    def __enter__(self) -> Self:
+        try:
+            if self.settings.small_disk:
+                mount(self.disk)
+            self.dispatcher = self.start_dispatcher()
+            names = [f"rank-{at}" for at in range(self.settings.dp_size)]
+            names += [f"producer-{at}" for at in range(self.settings.producers)]
+            self.proxies = {name: Proxy(self.listen) for name in names}
+            self.await_ready()
+            self.producers = [self._producer(at) for at in range(self.settings.producers)]
+            self.restart_group()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    @property
+    def group(self) -> Group:
+        """The newest process group."""
+        return self.groups[-1]
+
+    # -- hands ------------------------------------------------------------------------------
+
+    def disturb(self) -> None:
+        """Note that what is under way now says nothing about recovery."""
+        self.disturbed_at = max(self.disturbed_at, *(one.newest for one in self.groups[-2:]))
+
+    def restart_dispatcher(self) -> None:
+        """Kill -9, and start again on the same journal; returns when it is ready."""
+        self.disturb()
+        self.dispatcher.kill()
+        self.dispatcher = self.start_dispatcher()
+        self.await_ready()
+
+    def restart_producer(self, number: int) -> None:
+        """Kill -9, and start again where its history ends."""
+        self.disturb()
+        self.producers[number].kill()
+        self.producers[number] = self._producer(number)
+
+    def restart_group(self, spared: int | None = None) -> None:
+        """Kill -9 every rank but one, and start a new process group, as torchrun does."""
+        if self.groups:
+            self.disturb()
+            for rank, process in enumerate(self.group.ranks):
+                if rank == spared:
+                    self._strays.append(process)
+                else:
+                    process.kill()
+        endpoints = [self.proxies[f"rank-{at}"].endpoint for at in range(self.settings.dp_size)]
+        launch = len(self.groups)
+        self.groups.append(Group(launch, self.folder / "groups" / str(launch), endpoints))
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def wait_for(self, true: Callable[[], object], what: str, patience: float = 0) -> None:
+        """Return once `true()` is. Raises Stalled when it is not in time."""
+        deadline = monotonic() + (patience or self.settings.patience_s)
+        while not true():
+            self._check_alive()
+            if monotonic() > deadline:
+                raise Stalled(f"{what}: not in time")
+            sleep(POLL_S)
+
+    def await_ready(self) -> None:
+        """Wait until the dispatcher answers on both planes."""
+        self.wait_for(lambda: self.ask("GET", "/readyz") is not None, "the dispatcher is ready")
+
+    def await_recovery(self) -> float:
+        """Wait until all ranks commit a step that was planned after the disturbance; when."""
+        # A rank holds at most the step that it trains and one ahead of it.
+        beyond = self.disturbed_at + 1
+        self.wait_for(
+            lambda: self.group.committed_beyond(beyond) is not None,
+            f"all ranks of group {self.group.launch} commit a step beyond {beyond}",
+        )
+        at = self.group.committed_beyond(beyond)
+        assert at is not None
+        return at
+
+    def await_steps(self, more: int) -> None:
+        """Wait until all ranks have committed so many steps more."""
+        goal = self.group.newest + more
+        self.wait_for(
+            lambda: self.group.committed_beyond(goal - 1) is not None, f"{more} steps go by"
+        )
+
+    def settle(self, process: Process, patience: float) -> None:
+        """Give a process time to end; the checker judges what it wrote before."""
+        with suppress(Stalled):
+            self.wait_for(lambda: process.code is not None, "it ends", patience)
+        process.kill()
+
+    def ask(self, method: str, path: str) -> bytes | None:
+        """The answer of the HTTP plane; None if there is none, or an unhappy one."""
+        host, port = self.http
+        connection = http.client.HTTPConnection(host, port, timeout=5)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            body = answer.read()
+            return body if answer.status == 200 else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """End the stream, wait until all is committed, note the last status, let all leave."""
+        patience = self.settings.patience_s
+        for producer in self.producers:
+            producer.signal(signal.SIGTERM)
+        for producer in self.producers:
+            # A process that was only just started dies of it, and has pushed nothing.
+            if producer.wait(patience) not in (0, -signal.SIGTERM):
+                raise Stalled("a producer ended with an error")
+        self.wait_for(lambda: self.ask("POST", "/v1/stream/end") is not None, "the stream is ended")
+        self.wait_for(self._drained, "everything is committed")
+        for rank in self.group.ranks:
+            rank.release()
+        for process in [*self.group.ranks, self.dispatcher]:
+            if process.wait(patience) != 0:
+                raise Stalled("a process ended with an error")
+
+    def _drained(self) -> bool:
+        self.group.look()
+        body = self.ask("GET", "/statusz")
+        if body is None or not all(one.ended for one in self.group.seen):
+            return False
+        status = json.loads(body)
+        if status["phase"] == "drained":
+            self.final = status
+        return self.final is not None
+
+    def history(self) -> History:
+        """What was written down, to be asked for when nothing runs any more."""
+        size = self.settings.dp_size
+        return History(
+            dp_size=size,
+            max_open_steps=self.settings.max_open_steps,
+            longest_wait=self.settings.longest_wait,
+            ranks=[
+                read_rank(group.folder / f"rank-{rank}.jsonl", group.launch, rank)
+                for group in self.groups
+                for rank in range(size)
+            ],
+            producers=[
+                read_producer(self.folder / f"producer-{at}.jsonl")
+                for at in range(self.settings.producers)
+            ],
+            returned=self.returned,
+            final=self.final,
+        )
+
+    def complaints(self) -> list[str]:
+        """Logs that hold a traceback."""
+        logs = [self.folder / "dispatcher.log", *self.folder.glob("producer-*.log")]
+        return [path.name for path in logs if "Traceback" in path.read_text(errors="replace")]
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def start_dispatcher(self) -> Process:
+        """A new dispatcher process on the same addresses and journal."""
+        own = self.settings
+        options = {
+            "listen": ":".join(map(str, self.listen)),
+            "http": ":".join(map(str, self.http)),
+            "dp-size": own.dp_size,
+            "dispatch-batch-size": own.batch,
+            "micro-batch-tokens": 128,
+            "window-multiple": own.window_multiple,
+            "buffer-capacity": own.buffer_samples,
+            "max-open-steps": own.max_open_steps,
+            "max-skips": own.max_skips,
+            "max-wait": "200ms",
+            "heartbeat-interval": "300ms",
+            "rank-timeout": f"{own.rank_timeout_s}s",
+            "idle-timeout": "1500ms",
+            "journal-dir": self.disk / "journal",
+        }
+        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command = ["tests.chaos.planted", own.bug or "none", "serve", *flags]
+        return Process(command, self.folder / "dispatcher.log")
+
+    def _producer(self, at: int) -> Process:
+        endpoint = self.proxies[f"producer-{at}"].endpoint
+        path = self.folder / f"producer-{at}.jsonl"
+        return Process(
+            ["tests.chaos.producer", endpoint, str(at), str(path)],
+            self.folder / f"producer-{at}.log",
+        )
+
+    def _check_alive(self) -> None:
+        if self.dispatcher.code not in (None, 0):
+            raise Stalled(f"the dispatcher ended by itself with {self.dispatcher.code}")
+        for rank, process in enumerate(self.group.ranks if self.groups else ()):
+            if process.code not in (None, 0):
+                raise Stalled(f"rank {rank} ended by itself with {process.code}")
+        for at, producer in enumerate(self.producers):
+            if producer.code not in (None, 0, -signal.SIGTERM):
+                raise Stalled(f"producer {at} ended by itself with {producer.code}")
+
+    def _end(self) -> None:
+        processes = [*self._strays, *self.producers]
+        processes += [rank for group in self.groups for rank in group.ranks]
+        if hasattr(self, "dispatcher"):
+            processes.append(self.dispatcher)
+        for process in processes:
+            process.kill()
+        for proxy in self.proxies.values():
+            proxy.close()
+        if self.disk.is_mount():
+            subprocess.run(["umount", self.disk], check=True)

@@ -1,0 +1,116 @@
+"""Starts a dispatcher with a small journal and, if asked, a planted bug that the checker must find.
+
+    python -m tests.chaos.planted BUG|none serve ...
+
+What is changed is changed here before `serve` begins: production code has no switch. The journal's
+segments are small so that a run of minutes fills, empties and reuses many of them.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from time import sleep
+
+from dispatcher.cli.main import main
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.duplicates import DuplicateMemory
+from dispatcher.core.events import Effect, FailRanks
+from dispatcher.core.ledger import StepLedger
+from dispatcher.core.standing import RankHello
+from dispatcher.journal.journal import Journal
+from dispatcher.journal.store import Store
+from dispatcher.service.gate import Gate
+
+SEGMENT_BYTES = 1 << 20
+INDEX_BYTES = 32 << 20
+#: A slow disk: what is acknowledged early is in danger for so long.
+SYNC_S = 0.05
+
+
+def acknowledge_before_durable() -> None:
+    """Answers leave at once, while their facts are on the way to a slow disk."""
+    sync = Store.sync
+
+    def slow_sync(store: Store) -> None:
+        sleep(SYNC_S)
+        sync(store)
+
+    def at_once(_: Gate, then: Callable[[], None]) -> None:
+        then()
+
+    _plant(Store, "sync", slow_sync)
+    _plant(Gate, "after", at_once)
+
+
+def drop_a_redelivery() -> None:
+    """A new generation is not given the oldest open step again."""
+    begin = StepLedger._begin_generation
+
+    def forgetful(ledger: StepLedger, asked_by: str) -> list[Effect]:
+        effects = begin(ledger, asked_by)
+        if ledger.steps:
+            del ledger.steps[min(ledger.steps)]
+        return effects
+
+    _plant(StepLedger, "_begin_generation", forgetful)
+
+
+def skip_fencing() -> None:
+    """An older generation is neither told that it is over nor refused when it comes again."""
+    check, begin = StepLedger._check_hello, StepLedger._begin_generation
+
+    def lenient(ledger: StepLedger, hello: RankHello) -> None:
+        current = None if hello.generation is None else ledger.generation
+        check(ledger, replace(hello, generation=current))
+
+    def quiet(ledger: StepLedger, asked_by: str) -> list[Effect]:
+        return [effect for effect in begin(ledger, asked_by) if not isinstance(effect, FailRanks)]
+
+    _plant(StepLedger, "_check_hello", lenient)
+    _plant(StepLedger, "_begin_generation", quiet)
+
+
+def forget_duplicates() -> None:
+    """A push that is sent again is stored again."""
+
+    def never(_: DuplicateMemory, producer: str, seq: int, given_id: str | None) -> bool:
+        return False
+
+    _plant(DuplicateMemory, "seen", never)
+
+
+def forget_commits() -> None:
+    """Commits are not made durable, so a restart brings committed steps back."""
+    take = Dispatch.take_facts
+
+    def selective(core: Dispatch) -> list[object]:
+        return [fact for fact in take(core) if type(fact).__name__ != "Committed"]
+
+    _plant(Dispatch, "take_facts", selective)
+
+
+def _plant(owner: type, name: str, method: Callable[..., object]) -> None:
+    assert hasattr(owner, name), f"{owner.__name__} has no {name} any more: plant elsewhere"
+    setattr(owner, name, method)
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    "acknowledge-before-durable": acknowledge_before_durable,
+    "drop-a-redelivery": drop_a_redelivery,
+    "skip-fencing": skip_fencing,
+    "forget-duplicates": forget_duplicates,
+    "forget-commits": forget_commits,
+}
+
+
+def shrink_journal() -> None:
+    """Use a small journal."""
+    opening = Journal.open.__func__  # type: ignore[attr-defined]
+    opening.__kwdefaults__ |= {"segment_bytes": SEGMENT_BYTES, "map_bytes": INDEX_BYTES}
+
+
+if __name__ == "__main__":
+    shrink_journal()
+    if sys.argv[1] != "none":
+        BUGS[sys.argv[1]]()
+    sys.exit(main(sys.argv[2:]))

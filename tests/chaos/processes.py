@@ -1,0 +1,121 @@
+"""Child processes of a chaos run: one, and a process group of ranks with what it wrote so far.
+
+Each has an operating system's process group of its own, which is killed whole, and a standard input
+that ends when its starter does.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.chaos.history import RankHistory, Tail
+
+ROOT = Path(__file__).parents[2]
+DISK_MB = 64
+
+
+class Stalled(Exception):
+    """The run does not go on: something ended by itself, or nothing came in time."""
+
+
+class Process:
+    """One child process; may be stopped, continued, killed."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, once it has ended."""
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it, if it is there."""
+        self._process.send_signal(number)
+
+    def release(self) -> None:
+        """Close its standard input."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it, and everything that it started, at once."""
+        if self.code is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.release()
+
+    def wait(self, patience: float) -> int:
+        """Its exit code; raises Stalled if it does not end."""
+        try:
+            return self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise Stalled(f"process {self._process.args!r} does not end") from None
+
+
+class Group:
+    """One process group of ranks, and what it has written so far."""
+
+    def __init__(self, launch: int, folder: Path, endpoints: Sequence[str]) -> None:
+        self.launch, self.folder = launch, folder
+        folder.mkdir()
+        size = len(endpoints)
+        self.ranks = [
+            Process(
+                ["tests.chaos.rank", endpoint, str(rank), str(size), str(folder)],
+                folder / f"rank-{rank}.log",
+            )
+            for rank, endpoint in enumerate(endpoints)
+        ]
+        self.seen = [RankHistory(launch, rank) for rank in range(size)]
+        self._tails = [Tail(folder / f"rank-{rank}.jsonl") for rank in range(size)]
+
+    def look(self) -> None:
+        """Read what is new."""
+        for history, tail in zip(self.seen, self._tails, strict=True):
+            for line in tail.lines():
+                history.add(line)
+
+    @property
+    def newest(self) -> int:
+        """The newest step that any rank has taken."""
+        self.look()
+        return max((step for one in self.seen for step in one.takes), default=-1)
+
+    def committed_beyond(self, step: int) -> float | None:
+        """When all ranks had committed some step after `step`; None if they have not."""
+        self.look()
+        times = [min((at for n, at in one.committed.items() if n > step), default=None)
+                 for one in self.seen]  # fmt: skip
+        known = [at for at in times if at is not None]
+        return max(known) if len(known) == len(times) else None
+
+
+def mount(folder: Path) -> None:
+    """Mount a file system in memory that is soon full. Raises CalledProcessError if it may not."""
+    size = f"size={DISK_MB}m"
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", size, "none", folder], check=True, capture_output=True
+    )
+
+
+def free_address() -> tuple[str, int]:
+    """An address that outlives the process that listens there."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        host, port = sock.getsockname()
+        return host, port

@@ -1,0 +1,119 @@
+"""One DP rank of the chaos run: trains nothing, and writes down what it takes and commits.
+
+    python -m tests.chaos.rank ENDPOINT DP_RANK DP_SIZE FOLDER
+
+DP rank 0 asks for a new generation and shares it through the folder of its process group, as
+torchrun's store would. `committing` is written before commit(), so a step without that line was
+certainly not committed by this rank. The process leaves when standard input ends: at once while it
+trains (its starter is gone), with a goodbye after the end of the stream.
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+from time import monotonic, sleep
+
+import numpy as np
+
+from dispatcher.errors import GenerationFenced
+from tests.chaos.history import Writer
+from tests.chaos.samples import ballast_of, names_of
+from workers.payload import arrays
+from workers.rank_client import RankClient, RankStep
+
+#: How long the others wait for DP rank 0, which may have to wait for a dispatcher itself.
+PATIENCE_S = 120.0
+#: What an optimizer step would take, so that there is time for faults while one is open.
+COMPUTE_S = 0.01
+FENCED = 3
+
+
+def share(folder: Path, generation: int) -> None:
+    """Tell the other ranks; whole or not at all."""
+    part = folder / "generation.part"
+    part.write_text(str(generation))
+    part.replace(folder / "generation")
+
+
+def learn(folder: Path) -> int:
+    """Wait for DP rank 0's word."""
+    deadline = monotonic() + PATIENCE_S
+    while not (folder / "generation").exists():
+        assert monotonic() < deadline, "DP rank 0 shared no generation"
+        sleep(0.01)
+    return int((folder / "generation").read_text())
+
+
+def samples_of(step: RankStep) -> list[str]:
+    """The names of this rank's samples, from their tensors; ids must say the same."""
+    found = []
+    for one in step:
+        if one.header.is_filler:
+            continue
+        fields = arrays(one.header, one.payload)
+        tokens = fields["input_ids"].astype(np.int64)
+        assert np.array_equal(fields["ballast"], ballast_of(tokens)), "ballast got mixed up"
+        names = names_of(tokens, one.header.tokens)
+        for name, given in zip(names, one.header.sample_ids, strict=True):
+            # Ids that the dispatcher gave hold a slash: client and number.
+            assert name == given or "/" in given, f"sample {name} came under the id {given}"
+        found += names
+    return found
+
+
+def train(client: RankClient, history: Writer) -> None:
+    """Take and commit steps until the stream ends."""
+    pause = threading.Event()
+    while (step := client.next_step()) is not None:
+        header = step.header
+        names = samples_of(step)
+        history.write(
+            "take", header.step, header.digest, len(step), header.num_samples, names
+        )  # fmt: skip
+        pause.wait(COMPUTE_S)
+        history.write("committing", header.step)
+        step.commit()
+        history.write("committed", header.step)
+    history.write("end")
+
+
+def main(endpoint: str, dp_rank: int, dp_size: int, folder: Path) -> int:
+    """Run one rank; the exit code."""
+    history = Writer(folder / f"rank-{dp_rank}.jsonl")
+    done, released = threading.Event(), threading.Event()
+    threading.Thread(target=_lifeline, args=(done, released), daemon=True).start()
+    try:
+        generation = None if dp_rank == 0 else learn(folder)
+        with RankClient(
+            endpoint,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            generation=generation,
+            reconnect_timeout=PATIENCE_S,
+        ) as client:
+            history.write("began", client.generation)
+            if dp_rank == 0:
+                share(folder, client.generation)
+            train(client, history)
+            done.set()
+            released.wait()
+    except GenerationFenced as error:
+        history.write("fenced", str(error))
+        return FENCED
+    except BaseException as error:
+        history.write("fault", repr(error))
+        raise
+    return 0
+
+
+def _lifeline(done: threading.Event, released: threading.Event) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    if not done.is_set():
+        os._exit(1)
+    released.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))

@@ -1,0 +1,76 @@
+"""A chaos run: faults on a cluster one after the other, then the end of the stream, then the check.
+
+Each fault waits until some steps went by since the one before it. Its recovery time is from its
+beginning, a pause's length included, to the commit by all ranks of the first step that was planned
+after the last thing it did.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+from tests.chaos.check import Verdict, check
+from tests.chaos.cluster import Cluster, Settings
+from tests.chaos.faults import DISK_FAULTS, FAULTS
+from tests.chaos.processes import Stalled
+
+#: Steps that go by between two faults.
+FEWEST_STEPS, MOST_STEPS = 1, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run. recoveries: (fault, seconds). stalled: why it did not get to its end,
+    or not without a traceback in some log.
+    """
+
+    recoveries: tuple[tuple[str, float], ...]
+    verdict: Verdict
+    stalled: str | None
+    acknowledged: int
+    steps: int
+
+
+def run(
+    folder: Path,
+    settings: Settings,
+    faults: Iterable[str],
+    random: Random,
+    report: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Run the faults and judge. A cluster that stalls is judged by what it did until then."""
+    recoveries: list[tuple[str, float]] = []
+    stalled = None
+    cluster = Cluster(folder, settings)
+    try:
+        with cluster:
+            for name in faults:
+                seconds = _strike(cluster, name, random)
+                recoveries.append((name, seconds))
+                report(
+                    f"fault {len(recoveries)}: {name}, recovered after {seconds:.2f} s, "
+                    f"step {cluster.group.newest}"
+                )
+            cluster.finish()
+    except Stalled as error:
+        stalled = f"{error} (after fault {len(recoveries)})"
+        report(f"stalled: {stalled}")
+    if stalled is None and (logs := cluster.complaints()):
+        stalled = f"there are tracebacks in {', '.join(logs)}"
+    history = cluster.history()
+    return Result(
+        recoveries=tuple(recoveries),
+        verdict=check(history),
+        stalled=stalled,
+        acknowledged=sum(len(one.acknowledged) for one in history.producers),
+        steps=len({step for one in history.ranks for step in one.takes}),
+    )
+
+
+def _strike(cluster: Cluster, name: str, random: Random) -> float:
+    cluster.await_steps(random.randint(FEWEST_STEPS, MOST_STEPS))
+    began = monotonic()
+    (FAULTS | DISK_FAULTS)[name](cluster, random)
+    return cluster.await_recovery() - began

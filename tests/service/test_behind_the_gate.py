@@ -1,0 +1,107 @@
+"""What waits for the journal when a client connects again is not for its new connection."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.service.config import ServeConfig
+from dispatcher.service.hub import Hub
+from dispatcher.service.metrics import Metrics
+from dispatcher.service.peer import Peer, PeerLimits
+from dispatcher.service.server import core_config
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import FrameLimits, FrameReader
+from tests.service.test_gate import SlowLog
+from tests.support.messages import IDS
+
+LIMITS = FrameLimits(2**16, 2**16)
+
+
+class Wire(asyncio.Transport):
+    """A connection without a socket: keeps what the dispatcher writes."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._reader = FrameReader(LIMITS)
+        self._heard: list[m.Message] = []
+        self.peer = Peer(hub, PeerLimits(LIMITS, 10, 10), asyncio.get_running_loop().time)
+        self.peer.connection_made(self)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        buffer = self._reader.get_buffer()
+        buffer[: len(data)] = data
+        self._heard += [m.decode(frame) for frame in self._reader.received(len(data))]
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """Nothing is in flight here."""
+
+    def say(self, message: m.Message, payload: bytes = b"") -> None:
+        data = m.encode(message, len(payload)) + payload
+        while data:
+            buffer = self.peer.get_buffer(-1)
+            size = min(len(buffer), len(data))
+            buffer[:size], data = data[:size], data[size:]
+            self.peer.buffer_updated(size)
+
+    def heard(self) -> list[str]:
+        """The names of the messages since the last look."""
+        names = [type(message).__name__ for message in self._heard]
+        self._heard.clear()
+        return names
+
+
+def hub_with(log: SlowLog) -> Hub:
+    """A hub of one rank and steps of one sample; its journal is durable when the test says so."""
+    config = ServeConfig(
+        dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=Path("unused")
+    )
+    clock = asyncio.get_running_loop().time
+    core = Dispatch(core_config(config))
+    return Hub(config, core, Metrics(config, core, clock), clock, log)
+
+
+def push_one(wire: Wire) -> None:
+    tokens = np.arange(3, dtype=np.int64).tobytes()
+    wire.say(
+        m.Push(
+            first_seq=0, floor=0, fields=[IDS], tokens=[3], loss_tokens=[3], sample_ids=["s"]
+        ),
+        tokens,
+    )  # fmt: skip
+
+
+async def test_an_answer_is_not_given_to_a_connection_that_did_not_ask() -> None:
+    log = SlowLog()
+    hub = hub_with(log)
+    before, after = Wire(hub), Wire(hub)
+    before.say(m.HelloProducer(client_id="p"))
+    push_one(before)
+    after.say(m.HelloProducer(client_id="p"))
+    await log.durable(len(log.batches))
+    assert after.heard() == ["WelcomeProducer"]
+    push_one(after)
+    await log.durable(len(log.batches))
+    assert after.heard() == ["Pushed"]
+    hub.close()
+
+
+async def test_a_rank_that_connects_again_is_welcomed_before_it_is_given_a_step() -> None:
+    log = SlowLog()
+    hub = hub_with(log)
+    before, after, producer = Wire(hub), Wire(hub), Wire(hub)
+    before.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1))
+    await log.durable(len(log.batches))
+    assert before.heard() == ["WelcomeRank"]
+    before.say(m.Demand(taken=-1, hungry=True))
+    producer.say(m.HelloProducer(client_id="p"))
+    push_one(producer)
+    await asyncio.gather(*hub._performer._planning)
+    after.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, hungry=True))
+    await log.durable(len(log.batches))
+    assert after.heard() == ["WelcomeRank", "Step", "MicroBatch"]
+    hub.close()
