@@ -85,11 +85,11 @@ def test_ranks_that_restart_after_a_kill_get_the_same_uncommitted_step_again(
     before, after = diaries.attempts[0], diaries.attempts[1]
     assert list(before[1].taken)[-1] == fatal
     assert list(before[1].committed)[-1] == fatal - 1
-    assert {rank: next(iter(attempt.taken)) for rank, attempt in after.items()} == {
-        0: fatal,
-        1: fatal,
-    }
-    assert after[0].taken[fatal]["generation"] == before[0].taken[fatal]["generation"] + 1
+    # The kill may catch the other rank before it has applied the step before, too.
+    open_step = max(before[0].committed.keys() & before[1].committed.keys()) + 1
+    assert fatal - 1 <= open_step <= fatal
+    assert [next(iter(attempt.taken)) for attempt in after.values()] == [open_step] * 2
+    assert after[1].taken[fatal]["generation"] == before[1].taken[fatal]["generation"] + 1
     assert diaries.disagreements() == []  # the step that came again had the same digest
     assert_each_exactly_once(diaries, names("p", 400))
 
