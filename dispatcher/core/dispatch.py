@@ -206,7 +206,9 @@ class Dispatch:
             return self._consider(now)
         chosen = [wanted.entries[int(at)] for at in plan.chosen]
         version = self.freshness.training_version(len(self.ledger.steps))
-        report = report_plan(wanted, plan, self.ledger.next_step, version, now)
+        report = report_plan(
+            self.ledger.next_step, plan, chosen, wanted.trigger, version=version, now=now
+        )
         for entry in chosen:
             self.totals.dispatched.add(entry.sample.tokens)
         self.buffer.take(chosen)
@@ -216,9 +218,10 @@ class Dispatch:
         self.totals.planned[wanted.trigger] += 1
         self.totals.small_steps += len(chosen) < self.config.trigger.batch
         effects = self.ledger.open(plan, wanted.entries, now)
-        step = self.ledger.steps[report.step]
-        left = tuple(e.ticket for e in set(wanted.entries) - set(chosen))
-        self._note(Planned(step.number, step.digest, now, step.tickets(), left))
+        if self.config.durable:  # the fact is as large as the window: not built for nobody
+            step, gone = self.ledger.steps[report.step], set(chosen)
+            left = tuple(entry.ticket for entry in wanted.entries if entry not in gone)
+            self._note(Planned(step.number, step.digest, now, step.tickets(), left))
         return [report, *effects, *self._after_room(now)]
 
     def _consider(self, now: float) -> list[Effect]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dispatcher.core.buffer import Entry
-from dispatcher.core.events import PlanWanted, StepPlanned
+from dispatcher.core.events import PlanWanted, StepPlanned, Trigger
 from dispatcher.core.trigger import Go
 from dispatcher.plan import BoolArray, Plan, Window
 
@@ -21,14 +21,16 @@ def request_plan(entries: list[Entry], must_go: BoolArray, batch: int, go: Go) -
 
 
 def report_plan(
-    wanted: PlanWanted, plan: Plan, step: int, version: int | None, now: float
+    step: int, plan: Plan, chosen: list[Entry], trigger: Trigger, *, version: int | None, now: float
 ) -> StepPlanned:
-    """What a plan did to its samples; version: the policy version that the step trains with."""
-    chosen = [wanted.entries[int(at)] for at in plan.chosen]
+    """What a plan did to its samples.
+
+    chosen: in the order of `plan.chosen`. version: the policy version that the step trains with.
+    """
     return StepPlanned(
         step=step,
         plan=plan,
-        trigger=wanted.trigger,
+        trigger=trigger,
         waits=tuple(now - entry.arrived for entry in chosen),
         skips=tuple(entry.skips for entry in chosen),
         staleness=tuple(

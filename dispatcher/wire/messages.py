@@ -52,7 +52,6 @@ class Message(BaseModel):
 class _Hello(Message):
     """Fields and checks that both roles share."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     version: int = PROTOCOL_VERSION
     client_id: Name
 

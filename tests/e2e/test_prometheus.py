@@ -1,12 +1,12 @@
 """A real Prometheus scrapes a real run with the configuration that we ship."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,6 @@ from tests.e2e.harness import PATIENCE, ROOT, finish, producer, running, torchru
 from tests.support.server import ServeProcess, eventually
 
 pytestmark = pytest.mark.e2e
-
-
-def tool(name: str) -> str:
-    """Path of a tool; skips without it, or fails where the environment says it must be there."""
-    path = shutil.which(name)
-    if path is None:
-        message = f"{name} is not installed (Debian package: prometheus)"
-        if os.environ.get("DISPATCHER_REQUIRE_TOOLS") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
-    return path
 
 
 def free_port() -> int:
@@ -64,7 +53,9 @@ def config_for(target: str, folder: Path) -> Path:
     return path
 
 
-def test_prometheus_sees_what_the_dispatcher_did(tmp_path: Path) -> None:
+def test_prometheus_sees_what_the_dispatcher_did(
+    tmp_path: Path, tool: Callable[[str], str]
+) -> None:
     prometheus, promtool = tool("prometheus"), tool("promtool")
     with ExitStack() as stack:
         server = stack.enter_context(
