@@ -126,15 +126,15 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
     return sock
 
 
-def drain(connection: Connection, deadline: float) -> bool:
-    """Say Bye and read on until the dispatcher closes: it has handled everything then.
+def take_leave(connection: Connection, deadline: float) -> None:
+    """Say Bye and wait until the dispatcher says it too: what was said before is safe then.
 
-    Returns whether it did so before `deadline` (of `time.monotonic`).
+    Raises OSError when it does not before `deadline` (of `time.monotonic`): an end without an
+    answer may be that of a dispatcher that has read nothing.
     """
     connection.send([m.Bye()])
     while (left := deadline - monotonic()) > 0:
-        try:
-            connection.poll(left)
-        except OSError:
-            return True
-    return False
+        for message, _ in connection.poll(left):
+            if isinstance(message, m.Bye):
+                return
+    raise TimeoutError("the dispatcher did not answer the goodbye")

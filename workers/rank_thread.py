@@ -14,7 +14,7 @@ from dispatcher.errors import DispatcherError, DispatcherUnreachable, ProtocolEr
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits
-from workers.connection import Connection, Waker, connect, drain
+from workers.connection import Connection, Waker, connect, take_leave
 from workers.liveness import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -99,9 +99,10 @@ class RankThread:
     def _serve_until_over(self) -> None:
         """Connect, serve, and connect again, until stopped, finished or hopeless.
 
-        A stop while disconnected allows one more attempt, so that the last commit is heard.
+        A stop allows one more attempt after a loss, so that the last commit is heard.
         """
         while True:
+            last_attempt = self.stopping
             try:
                 self._serve()
                 return
@@ -110,7 +111,7 @@ class RankThread:
                     self._core.disconnected()
                     if self._core.finished or (self.stopping and self._core.committed < 0):
                         return
-                if self.stopping:
+                if last_attempt:
                     log.warning(
                         "closed without a connection to the dispatcher at %s (%s): it may not know "
                         "of the commit of step %d", self._endpoint, lost, self._core.committed,
@@ -139,7 +140,7 @@ class RankThread:
         try:
             interval_s = self._handshake(connection)
             self._exchange(connection, Heartbeat(interval_s, monotonic()))
-            drain(connection, monotonic() + CLOSE_TIMEOUT_S)
+            take_leave(connection, monotonic() + CLOSE_TIMEOUT_S)
         finally:
             connection.close()
 

@@ -70,6 +70,8 @@ class Hub:
                 self.gate.after(partial(peer.send, m.Pong()))
             case m.Ping():
                 peer.send(m.Pong())
+            case m.Bye():
+                self.gate.after(peer.take_leave)
             case m.HelloProducer():
                 self._welcome_producer(peer)
             case m.HelloRank():

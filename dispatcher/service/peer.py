@@ -107,7 +107,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """The peer will send nothing more."""
-        self._end("eof")
+        self._end(self._reason("eof"))
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -115,7 +115,7 @@ class Peer(asyncio.BufferedProtocol):
         for deadline in self._deadlines.values():
             deadline.cancel()
         self._jobs.clear()
-        reason = self._ending or ("reset" if exc is not None else "eof")
+        reason = self._ending or self._reason("eof" if exc is None else "reset")
         self._ending = reason
         self._listener.lost(self, reason)
 
@@ -164,6 +164,11 @@ class Peer(asyncio.BufferedProtocol):
         # Closing at once could reset the connection before the peer has read why.
         self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
 
+    def take_leave(self) -> None:
+        """Answer a goodbye: everything that the peer said before it is safe."""
+        self.send(m.Bye())
+        self.close("bye")
+
     def close(self, reason: str = "closed") -> None:
         """End the connection once what is written has been sent."""
         if self._ending is None:
@@ -176,15 +181,14 @@ class Peer(asyncio.BufferedProtocol):
 
     def _hear(self, message: m.Message, payload: memoryview) -> None:
         self._clear_deadline("handshake")
-        match message:
-            case m.Bye():
-                self._end("bye")
-            case m.HelloProducer() | m.HelloRank():
-                self.client_id = message.client_id
-                self.role = "producer" if self._session.state is State.PRODUCER else "rank"
-                self._listener.said(self, message, payload)
-                return
+        if isinstance(message, m.HelloProducer | m.HelloRank):
+            self.client_id = message.client_id
+            self.role = "producer" if self._session.state is State.PRODUCER else "rank"
         self._listener.said(self, message, payload)
+
+    def _reason(self, otherwise: str) -> str:
+        """Why the connection ended: a peer that said goodbye need not wait for the answer."""
+        return "bye" if self._session.state is State.CLOSED else otherwise
 
     def _is_ending(self) -> bool:
         return self._ending is not None

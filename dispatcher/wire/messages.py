@@ -329,7 +329,10 @@ class Pong(Message):
 
 
 class Bye(Message):
-    """A deliberate goodbye, so that a closed connection is not taken for a fault."""
+    """A deliberate goodbye, so that a closed connection is not taken for a fault.
+
+    The dispatcher answers with its own once everything that the peer said before is safe.
+    """
 
     type_code = 22
 

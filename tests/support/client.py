@@ -113,13 +113,15 @@ class WireClient:
         self.expect(m.Pong)
 
     def bye(self) -> None:
-        """Say goodbye and wait until the dispatcher hangs up."""
+        """Say goodbye and wait until the dispatcher has answered it and hung up."""
         self.send(m.Bye())
+        answered = False
         try:
             while True:
-                self.receive()
+                answered |= isinstance(self.receive()[0], m.Bye)
         except (EOFError, ConnectionError):
             self.close()
+        assert answered, "the dispatcher hung up without answering the goodbye"
 
     def close(self) -> None:
         """Hang up without a word."""

@@ -85,6 +85,12 @@ class Peer:
     def send_bytes(self, data: bytes) -> None:
         self._sock.sendall(data)
 
+    def take_leave(self) -> None:
+        """Answer the client's goodbye and hang up."""
+        self.expect(m.Bye)
+        self.send(m.Bye())
+        self.close()
+
     def close(self) -> None:
         self._sock.close()
 

@@ -102,8 +102,7 @@ def test_close_delivers_the_last_commit_before_the_goodbye(
     taken_from(client).commit()
     closing = threads.submit(client.close)
     assert peer.wait_for(m.Commit).step == 0
-    peer.expect(m.Bye)
-    peer.close()
+    peer.take_leave()
     closing.result(10)
     with pytest.raises(ClientClosed):
         client.next_step()
@@ -120,8 +119,23 @@ def test_a_close_while_disconnected_still_delivers_the_last_commit(
     closing = threads.submit(client.close)
     again = dispatcher.accept()
     assert again.welcome_rank().committed == 0
-    again.expect(m.Bye)
-    again.close()
+    again.take_leave()
+    closing.result(10)
+
+
+def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    taken_from(client).commit()
+    closing = threads.submit(client.close)
+    peer.wait_for(m.Commit)
+    peer.expect(m.Bye)
+    peer.close()
+    again = dispatcher.accept()
+    assert again.welcome_rank().committed == 0
+    again.take_leave()
     closing.result(10)
 
 
@@ -336,8 +350,7 @@ def test_an_interpreter_exits_with_a_rank_left_open_and_without_torch(
     )
     peer = dispatcher.accept()
     peer.welcome_rank()
-    peer.expect(m.Bye)
-    peer.close()
+    peer.take_leave()
     running.result(20)
 
 
