@@ -35,7 +35,9 @@ class Access:
                 "this dispatcher asks for a token and got none; give the client the file of its "
                 "--token-file (DISPATCHER_TOKEN_FILE)"
             )
-        if not hmac.compare_digest(shown.encode(), self.token.encode()):
+        # Bytes that are not UTF-8 come from a header as surrogates.
+        said = shown.encode(errors="surrogatepass")
+        if not hmac.compare_digest(said, self.token.encode()):
             raise Unauthorized(
                 "the token is not this dispatcher's; give the client the file of its --token-file "
                 "(DISPATCHER_TOKEN_FILE)"

@@ -86,6 +86,8 @@ class HttpGuard:
             async with asyncio.timeout(self._config.write_timeout):
                 await answer.prepare(request)
                 await answer.write_eof()
+        except ConnectionError:
+            pass  # nobody is left to read it; aiohttp notices by itself
         except TimeoutError:
             self._count("write-timeout")
             if request.transport is not None:

@@ -23,8 +23,6 @@ from dispatcher.errors import FrameTooLarge, ProtocolError
 
 MAGIC = b"RD"
 PREFIX = struct.Struct("<2sBBIQ")
-#: First byte of what a TLS client says.
-TLS_HANDSHAKE = b"\x16"
 #: Two pages of small frames a read; larger frames are received straight into their own memory.
 STAGING_BYTES = 64 * 1024
 
@@ -111,11 +109,6 @@ class FrameReader:
         held = self._end - self._start
         magic = bytes(self._staging[self._start : self._start + min(held, len(MAGIC))])
         if not MAGIC.startswith(magic):
-            if magic[:1] == TLS_HANDSHAKE:
-                raise ProtocolError(
-                    "the peer speaks TLS and this side does not; write the address without tls://, "
-                    "or start the dispatcher with --tls-cert and --tls-key"
-                )
             raise ProtocolError(
                 f"expected a frame, got bytes that start with {magic!r}; "
                 "this port speaks the dispatcher's sample plane, HTTP is served on another"
