@@ -249,17 +249,18 @@ def test_a_rank_that_reads_slowly_is_left_alone_and_gets_it_all(
     serve: Serve, pair: Pair, client: ssl.SSLContext
 ) -> None:
     timeout = 0.5
-    server = serve(**pair.options(), **LARGE, write_timeout=f"{timeout}s")
+    options = LARGE | {"micro_batch_tokens": 2**21}  # two frames, each slow by itself
+    server = serve(**pair.options(), **options, write_timeout=f"{timeout}s")
     fill_a_large_step(server, client)
     with Rank(server.endpoint, 0, 1, receive_buffer=1 << 16, tls=client) as slow:
         slow.demand(taken=-1)
         began = monotonic()
-        slow.hold(0, pause=0.001)
-        assert monotonic() - began > 2 * timeout, "this was not slow enough to show anything"
+        slow.hold(0, pause=0.0015)
+        assert monotonic() - began > 4 * timeout, "this was not slow enough to show anything"
         slow.prepare(0)
         step = slow.await_release(0)
-        message, payload = step.micro_batches[0]
-        assert len(payload) == 2**22 * 8
-        order = [int(sample.partition("/")[2]) for sample in message.sample_ids]
-        assert payload == b"".join(bytes([seq]) * (8 * 2**20) for seq in order)
+        assert len(step.micro_batches) == 2
+        for message, payload in step.micro_batches:
+            order = [int(sample.partition("/")[2]) for sample in message.sample_ids]
+            assert payload == b"".join(bytes([seq]) * (8 * 2**20) for seq in order)
         assert count(server, client, "rank", "write-timeout") == 0
