@@ -1,10 +1,10 @@
 """Files of secrets and certificates: what is taken, and how what is not is refused."""
 
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from dispatcher.errors import ConfigError
 from dispatcher.security import client_tls, is_loopback, read_token, server_tls
@@ -81,12 +81,17 @@ def test_what_the_server_is_given_must_be_a_certificate_and_its_key(tmp_path: Pa
 
 
 def test_an_encrypted_key_is_refused_rather_than_asked_for_on_the_terminal(
-    tmp_path: Path, tool: object
+    tmp_path: Path,
 ) -> None:
-    assert callable(tool)
     pair, locked = Authority(tmp_path).issue("one.example"), tmp_path / "locked.key"
-    encrypt = [tool("openssl"), "pkey", "-aes256", "-passout", "pass:secret"]
-    subprocess.run([*encrypt, "-in", pair.key, "-out", locked], check=True)
+    key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
     with pytest.raises(ConfigError) as caught:
         server_tls(pair.certificate, locked, None)
     assert "unencrypted key" in refusal(caught)

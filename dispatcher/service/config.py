@@ -169,8 +169,8 @@ class ServeConfig(BaseModel):
     """write the addresses in use to this file, as JSON, once serving"""
 
     token_file: Path | None = None
-    """a file with the secret that clients must show, on both planes (/livez and /readyz excepted);
-    needed, or --tls-client-ca, to listen on addresses that other machines reach"""
+    """a file with the secret that clients must show, on both planes; it or --tls-client-ca is
+    needed to listen on addresses that other machines reach"""
     tls_cert: Path | None = None
     """serve TLS on TCP addresses of both planes with this certificate (PEM, with its chain)"""
     tls_key: Path | None = None
@@ -196,15 +196,13 @@ class ServeConfig(BaseModel):
     max_connections: Positive = 4096
     """connections at a time on each plane"""
     handshake_timeout: Duration = 10.0
-    """close a connection that has not introduced itself by then, TLS handshake included; on the
-    HTTP plane, that has not asked for anything"""
+    """close a connection that has not introduced itself, or made its first request, by then"""
     request_timeout: Duration = 60.0
     """an HTTP request has to arrive whole within this time"""
     write_timeout: Duration = 60.0
     """close a connection whose peer stops reading for so long"""
     idle_timeout: Duration = 300.0
-    """close a producer's connection that is silent, heartbeats included, or an HTTP connection
-    that is unused, for so long"""
+    """close a producer's or HTTP connection that is silent, heartbeats included, for so long"""
     heartbeat_interval: Duration = 5.0
     """how often clients say that they are alive"""
     rank_timeout: Duration = 60.0

@@ -86,7 +86,6 @@ class TlsDoor:
         finally:
             self._shaking_hands -= 1
         if reason is not None:
-            sock.close()
             self._visitors.turned_away(reason)
 
     async def _shake_hands(self, sock: socket.socket) -> str | None:
@@ -97,6 +96,7 @@ class TlsDoor:
             sock.close()
             raise
         if not first:
+            sock.close()
             return "eof"
         if first != HANDSHAKE_RECORD:
             await _say_and_close(sock, self._visitors.to_plain)

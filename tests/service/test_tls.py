@@ -3,7 +3,6 @@
 import http.client
 import socket
 import ssl
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
@@ -11,6 +10,7 @@ from time import monotonic
 import pytest
 
 from dispatcher.cli.main import main
+from dispatcher.sample import DType
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from tests.service.conftest import Serve
@@ -55,7 +55,7 @@ def count(server: ServeProcess, tls: ssl.SSLContext, role: str, reason: str) -> 
 
 
 @pytest.fixture
-def client(authority: Authority) -> Iterator[ssl.SSLContext]:
+def client(authority: Authority) -> ssl.SSLContext:
     return authority.client()
 
 
@@ -221,7 +221,7 @@ def large_push(seq: int) -> tuple[m.Push, bytes]:
     push = m.Push(
         first_seq=seq,
         floor=0,
-        fields=[m.FieldHeader(name="input_ids", dtype="int64")],
+        fields=[m.FieldHeader(name="input_ids", dtype=DType.INT64)],
         tokens=[tokens],
         loss_tokens=[tokens],
         sample_ids=[f"p/{seq}"],
