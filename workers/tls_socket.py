@@ -6,6 +6,7 @@ a read, and the next thing that is said, a ping at the latest, takes it along.
 """
 
 import ssl
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -27,3 +28,9 @@ class TlsSocket(ssl.SSLSocket):
             return super().recv_into(buffer, nbytes, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wait:
             raise BlockingIOError(str(wait)) from None
+
+    def recvmsg_into(  # type: ignore[override]
+        self, buffers: Sequence[Any]
+    ) -> tuple[int, list[Any], int, None]:
+        """Receive into the first of `buffers`; TLS gives a record at a time anyway."""
+        return self.recv_into(buffers[0]), [], 0, None

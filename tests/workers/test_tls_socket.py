@@ -4,6 +4,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,16 @@ from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits
 from tests.support.certificates import Authority
 from workers.connection import Connection, Waker, connect
+from workers.tls_socket import TlsSocket
 
 LIMITS = FrameLimits(1 << 20, 1 << 26)
 Ends = tuple[Connection, ssl.SSLSocket]
 
 
-@pytest.fixture
-def ends(tmp_path: Path) -> Iterator[Ends]:
-    """A connection over TLS, and a blocking socket at its other end."""
-    authority = Authority(tmp_path)
+@contextmanager
+def joined(folder: Path) -> Iterator[tuple[socket.socket, ssl.SSLSocket]]:
+    """A client's socket over TLS, and a blocking one at its other end."""
+    authority = Authority(folder)
     pair = authority.issue("127.0.0.1")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(pair.certificate, pair.key)
@@ -30,11 +32,19 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
         connecting = threads.submit(connect, at, 10.0, authority.client())
         with server.wrap_socket(listener.accept()[0], server_side=True) as other:
             other.settimeout(20)
-            waker = Waker()
-            connection = Connection(connecting.result(), waker, LIMITS)
-            yield connection, other
-            connection.close()
-            waker.close()
+            with connecting.result() as sock:
+                yield sock, other
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[Ends]:
+    """The same as a connection and its other end."""
+    with joined(tmp_path) as (sock, other):
+        waker = Waker()
+        connection = Connection(sock, waker, LIMITS)
+        yield connection, other
+        connection.close()
+        waker.close()
 
 
 def test_what_is_decrypted_already_is_not_waited_for(
@@ -82,6 +92,16 @@ def test_more_than_the_kernel_takes_is_sent_in_the_end(ends: Ends) -> None:
         while not connection.poll(20):
             pass
         assert reading.result() == size
+
+
+def test_a_read_into_several_buffers_fills_the_first(tmp_path: Path) -> None:
+    with joined(tmp_path) as (sock, other):
+        assert isinstance(sock, TlsSocket)
+        other.sendall(b"abcdef")
+        first, second = bytearray(4), bytearray(4)
+        assert sock.recvmsg_into([first, second])[0] == 4
+        assert sock.recvmsg_into([second])[0] == 2
+        assert bytes(first + second[:2]) == b"abcdef"
 
 
 def test_the_end_of_the_session_is_the_end_of_the_connection(ends: Ends) -> None:
