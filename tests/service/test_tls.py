@@ -264,3 +264,28 @@ def test_a_rank_that_reads_slowly_is_left_alone_and_gets_it_all(
             order = [int(sample.partition("/")[2]) for sample in message.sample_ids]
             assert payload == b"".join(bytes([seq]) * (8 * 2**20) for seq in order)
         assert count(server, client, "rank", "write-timeout") == 0
+
+
+def test_a_producer_that_is_silent_is_closed(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), idle_timeout="600ms", heartbeat_interval="50ms")
+    with WireClient(server.endpoint, tls=client) as silent:
+        silent.send(m.HelloProducer(client_id="silent"))
+        silent.expect(m.WelcomeProducer)
+        silent.expect_end()
+    assert count(server, client, "producer", "silent") == 1
+
+
+def test_a_goodbye_ends_a_session_that_is_not_read_from(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), **LARGE, write_timeout="60s")
+    fill_a_large_step(server, client)
+    with Rank(server.endpoint, 0, 1, receive_buffer=4096, tls=client) as leaver:
+        leaver.demand(taken=-1)
+        leaver.send(m.Bye())
+        eventually(
+            lambda: "ranks_connected 0.0" in ask(server, "/metrics", client).text,
+            "the rank is gone",
+        )
