@@ -6,7 +6,8 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 |
 COMMITTED <------------------- every rank committed -------------------+
 
-After a restart every open step is PLANNED again, and may be committed at once: ranks tell.
+After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
+of another number of DP ranks than there are now waits in PLANNED until a new plan replaces it.
 """
 
 from collections.abc import Iterator
@@ -74,12 +75,13 @@ class OpenStep:
             raise IllegalTransition(self.state, event)
         self.state = after
 
+    def entries(self) -> Iterator[Entry]:
+        """Every sample's entry, rank by rank."""
+        return (entry for rank in self.micro_batches for part in rank for entry in part)
+
     def samples(self) -> Iterator[Sample]:
         """Every sample of the step, rank by rank."""
-        for rank in self.micro_batches:
-            for micro_batch in rank:
-                for entry in micro_batch:
-                    yield entry.sample
+        return (entry.sample for entry in self.entries())
 
     def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """The tickets of its samples, in the same nesting."""
@@ -87,6 +89,11 @@ class OpenStep:
             tuple(tuple(entry.ticket for entry in part) for part in rank)
             for rank in self.micro_batches
         )
+
+    @property
+    def dp_size(self) -> int:
+        """DP ranks that it was planned for."""
+        return len(self.micro_batches)
 
     @property
     def num_samples(self) -> int:
