@@ -267,15 +267,16 @@ class StepLedger:
         number = self.next_step
         self.next_step += 1
         micro_batches = _lay_out(plan, entries)
-        step = OpenStep(number, micro_batches, step_digest(number, micro_batches), now)
-        self.steps[number] = step
+        digest = step_digest(number, micro_batches)
+        self.steps[number] = OpenStep(number, micro_batches, digest, now, dp_size=self.dp_size)
         return [Deliver(dp_rank, number) for dp_rank in sorted(self.ranks)]
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
         """Replace an outgrown step's plan; returns the delivery of what it held back."""
         micro_batches = _lay_out(plan, entries)
         digest, planned_at = step_digest(number, micro_batches), self.steps[number].planned_at
-        self.steps[number] = OpenStep(number, micro_batches, digest, planned_at)
+        step = OpenStep(number, micro_batches, digest, planned_at, dp_size=self.dp_size)
+        self.steps[number] = step
         ready = self._ready_after(number - 1)
         return [Deliver(dp_rank, step) for step in ready for dp_rank in sorted(self.ranks)]
 

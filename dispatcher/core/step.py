@@ -60,13 +60,21 @@ MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """A step that is not committed: micro_batches[dp rank][index] holds its samples' entries."""
+    """A step that is not committed: micro_batches[dp rank][index] holds its samples' entries.
+
+    dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
+    simulation seats one rank that speaks for all, so the two may differ.
+    """
 
     number: int
     micro_batches: MicroBatches
     digest: str
     planned_at: float
     state: StepState = StepState.PLANNED
+    dp_size: int = 0
+
+    def __post_init__(self) -> None:
+        self.dp_size = self.dp_size or len(self.micro_batches)
 
     def move(self, event: StepEvent) -> None:
         """Follow the table; an illegal move raises and changes nothing."""
@@ -89,11 +97,6 @@ class OpenStep:
             tuple(tuple(entry.ticket for entry in part) for part in rank)
             for rank in self.micro_batches
         )
-
-    @property
-    def dp_size(self) -> int:
-        """DP ranks that it was planned for."""
-        return len(self.micro_batches)
 
     @property
     def num_samples(self) -> int:
