@@ -17,7 +17,7 @@ from dispatcher.balance.planner import plan
 from dispatcher.core import events as e
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.step import OpenStep
-from dispatcher.plan import PlanConfig
+from dispatcher.plan import Oversize, PlanConfig
 from dispatcher.service.gate import Gate
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
@@ -179,6 +179,9 @@ class Performer:
     async def _run_planner(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
         began = self._clock()
         config = replace(self._plan_config, dp_size=wanted.dp_size)
+        if isinstance(wanted, e.ReplanWanted):
+            # An earlier process may have planned it under a larger token budget.
+            config = replace(config, oversize=Oversize.ALONE)
         found = await asyncio.get_running_loop().run_in_executor(
             self._planner, plan, wanted.window, config, wanted.take
         )
@@ -187,7 +190,7 @@ class Performer:
         if isinstance(wanted, e.PlanWanted):
             self.perform(self._core.planned(wanted, found, now))
         else:
-            log.info("step %d is planned again for %d ranks", wanted.step.number, wanted.dp_size)
+            log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
             self.perform(self._core.replanned(wanted, found, now))
 
     def _planner_done(self, task: asyncio.Task[None]) -> None:

@@ -74,6 +74,33 @@ def test_ranks_that_are_no_more_are_not_absent(serve: Serve) -> None:
         assert "absent" not in server.get("/readyz").text
 
 
+def test_a_fenced_rank_s_waiting_is_not_counted_for_its_successor(serve: Serve) -> None:
+    server = serve()
+    with Trainer(server.endpoint, 2) as old:
+        for rank in old.ranks:
+            rank.demand(taken=-1, hungry=True)
+            rank.settle()
+        with Trainer(server.endpoint, 2) as new:
+            for rank in new.ranks:
+                rank.settle()
+            assert server.scrape()["rank_wait_seconds_count"] == 0
+
+
+def test_a_step_planned_under_a_larger_budget_is_planned_again_all_the_same(
+    serve: Serve, tmp_path: Path
+) -> None:
+    options = {"journal_dir": tmp_path / "journal"}
+    server = serve(**options)
+    Producer(server.endpoint, "p").push([60, 9, 4, 7])
+    before = Trainer(server.endpoint, 2).take()
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    server = serve(micro_batch_tokens=32, **options)
+    with Trainer(server.endpoint, 3) as trainer:
+        assert names(trainer.train()) == names(before)
+        server.await_status(steps_committed=1, balanced=True)
+
+
 def test_a_size_that_the_batch_does_not_divide_over_is_refused_and_training_goes_on(
     serve: Serve,
 ) -> None:
