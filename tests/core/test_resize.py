@@ -159,6 +159,21 @@ def test_a_new_plan_that_comes_too_late_for_its_ranks_is_not_used() -> None:
     assert {step.dp_size for step in bench.core.ledger.steps.values()} == {4}
 
 
+def test_a_new_plan_of_a_step_that_was_committed_meanwhile_is_not_used() -> None:
+    bench = two_open_steps()
+    bench.join(4)
+    bench.join(2)  # the steps fit again, and the first is trained before the planner answers
+    digest = bench.core.ledger.steps[0].digest
+    for rank in (0, 1):
+        bench.perform(bench.core.prepared(rank, 0, digest, 0.0))
+    for rank in (0, 1):
+        bench.perform(bench.core.commit(rank, 0, 0.0))
+    bench.join(4)
+    bench.answer_all()
+    assert list(bench.core.ledger.steps) == [1]
+    assert bench.core.ledger.steps[1].dp_size == 4
+
+
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_a_dispatcher_that_dies_in_the_middle_goes_on_with_the_new_size(answers: int) -> None:
     bench = two_open_steps()
