@@ -197,11 +197,32 @@ class DispatchMachine(RuleBasedStateMachine):
             return  # rare, so that a generation has time to train
         self.begin_generation(size)
 
-    @precondition(lambda self: self.core.ledger.steps)
-    @rule(dice=st.integers(0, 3), size=st.integers(1, MAX_DP_SIZE))
-    def resize_with_open_steps(self, dice: int, size: int) -> None:
-        if dice == 0:
-            self.begin_generation(size)
+    @precondition(lambda self: self.clients)
+    @rule(
+        steps=st.integers(1, 2),
+        size=st.integers(1, MAX_DP_SIZE),
+        answers=st.integers(0, 3),
+        crash=st.booleans(),
+    )
+    def resize_in_mid_run(self, steps: int, size: int, answers: int, crash: bool) -> None:
+        """With open steps, as a rule; the dispatcher may die before they are all planned again."""
+        for _ in range(steps):
+            self.push("p", [3, 9, 4, 7], None)
+            for rank in range(self.size):
+                self.go_hungry(rank)
+            while self.wanted is not None:
+                self.answer_the_planner()
+            for rank in range(self.size):
+                self.prepare(rank)
+                following = self.core.ledger.ranks[rank].taken + 1
+                if following in self.released.get(rank, set()):
+                    self.perform(self.core.demand(rank, following, self.now, hungry=False))
+        self.begin_generation(size)
+        for _ in range(answers):
+            if self.wanted is not None:
+                self.answer_the_planner()
+        if crash:
+            self.crash(dice=0, unheard=False)
 
     def begin_generation(self, size: int) -> None:
         self.births += 1
