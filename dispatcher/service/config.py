@@ -7,6 +7,8 @@ with cause and remedy when it is built.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -102,7 +104,10 @@ class ServeConfig(BaseModel):
     }
 
     dp_size: Positive
-    """DP ranks that will connect; all must be there before training starts"""
+    """DP ranks of the first process group; all must be there before training starts"""
+    elastic: bool = True
+    """let a new process group bring another number of DP ranks; open steps are planned again for it
+    with the same samples, and --dispatch-batch-size stays"""
     dispatch_batch_size: Positive
     """samples in one step over all DP ranks, gradient accumulation included"""
     micro_batch_size: Positive | None = None
@@ -265,6 +270,20 @@ class ServeConfig(BaseModel):
             client_ca=self.tls_client_ca,
             insecure=self.insecure,
         )
+
+    def check_size(self) -> Callable[[int], None]:
+        """What raises ConfigError for a number of DP ranks that no step can be planned for."""
+        plan_config = self.plan_config()
+
+        def check(dp_size: int) -> None:
+            if dp_size > self.max_connections:
+                raise ConfigError(
+                    f"they would need as many connections, and --max-connections is "
+                    f"{self.max_connections}; raise it"
+                )
+            validate_config(replace(plan_config, dp_size=dp_size), self.window_multiple)
+
+        return check
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

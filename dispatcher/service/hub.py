@@ -169,10 +169,14 @@ class Hub:
             received=dict(message.received),
         )
         effects = self.core.join(hello, now)
+        if message.generation is None:
+            self._hungry_since.clear()  # of ranks that are fenced now
         self._roster.seat(peer.client_id, message.dp_rank, peer)
         self.metrics.connections.labels("rank").inc()
         generation = self.core.ledger.generation
-        log.info("DP rank %d joined generation %d", message.dp_rank, generation)
+        log.info(
+            "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
+        )
         welcome = m.WelcomeRank(
             generation=generation,
             max_open_steps=self.config.max_open_steps,

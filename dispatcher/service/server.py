@@ -59,6 +59,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         target_excess=config.target_excess,
         groups_matter=config.groups is not Grouping.IGNORE,
         flush_partial=config.last_batch is LastBatch.FLUSH,
+        check_size=config.check_size() if config.elastic else None,
         drop_above=budget if config.oversize is Oversize.DROP else None,
         group_timeout=config.group_timeout,
         max_staleness=config.max_staleness,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e.harness import finish, running
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -79,6 +80,24 @@ def test_what_the_readme_shows_trains_on_every_sample(
         run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
         assert server.status()["accepted"] == 48
         run_script(tmp_path / "train.py", TRAINER_SETUP + trainer + TRAINER_END, torchrun)
+        assert server.wait() == 0
+
+
+def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    commands = re.findall(r"^torchrun (.*) train.py", README.read_text(), flags=re.MULTILINE)
+    assert [" 2 " in words for words in commands] == [True, False]
+    with ServeProcess(tmp_path, **serve_options()) as server:
+        producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
+        trainer = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        script = tmp_path / "train.py"
+        script.write_text(TRAINER_SETUP + trainer + TRAINER_END)
+        launcher = [sys.executable, "-m", "torch.distributed.run", *shlex.split(commands[1])]
+        with running(*launcher, str(script)) as trainers:
+            run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
+            finish(trainers)
         assert server.wait() == 0
 
 
