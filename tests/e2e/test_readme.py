@@ -124,6 +124,12 @@ def test_the_balancing_alone_runs_as_written() -> None:
     assert restored.tolist() == names["rewards"].tolist()
 
 
+def test_the_credentials_are_made_as_written() -> None:
+    names: dict[str, Any] = {}
+    exec(block("Credentials"), names)
+    assert names["credentials"].token_file == "token"
+
+
 def test_the_sampler_runs_as_written() -> None:
     lengths = [9000, 120, 300, 8000, 450, 130, 7000, 200]
     names: dict[str, Any] = {"lengths": lengths, "dataset": lengths}
