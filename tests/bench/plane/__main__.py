@@ -11,14 +11,27 @@ from functools import partial
 from pathlib import Path
 
 from dispatcher.cli.processes import signals_unwind
-from tests.bench.plane.end_to_end import end_to_end
+from tests.bench.plane.crowd import dispatch_to_a_crowd
+from tests.bench.plane.dispatch import dispatch_latency
+from tests.bench.plane.end_to_end import beside_journal, end_to_end
+from tests.bench.plane.hops import hop_latency, one_hop
 from tests.bench.plane.loads import LOADS
+from tests.bench.plane.memory import memory_held
 from tests.bench.plane.rows import Row, write
 
 Measurement = Callable[[int], Iterator[Row]]
 
 MEASUREMENTS: dict[str, Measurement] = {
-    f"end-to-end-{name}": partial(end_to_end, load) for name, load in LOADS.items()
+    **{
+        f"end-to-end-{name}": partial(end_to_end, LOADS[name])
+        for name in ("1k", "26k", "1m", "50m")
+    },
+    "dispatcher-to-rank-1m": one_hop,
+    "hop-latency-50mbps": hop_latency,
+    "end-to-end-26k-journal": partial(beside_journal, LOADS["26k"]),
+    "dispatch-latency-512x8": dispatch_latency,
+    "dispatch-512-ranks": dispatch_to_a_crowd,
+    "memory-held": memory_held,
 }
 
 

@@ -24,6 +24,18 @@ class Floor:
         ended = max(receiver.hear()["ended"] for receiver in self._receivers)
         return self._load.run_bytes / float(ended - began)
 
+    def pace(self, rate: float) -> list[float]:
+        """Seconds that each buffer took to a receiver, sent at `rate` bytes a second."""
+        for receiver in self._receivers:
+            receiver.tell(do="stamp")
+        sent = self._sender.ask(do="pace", rate=rate)["sent"]
+        arrived = [receiver.hear()["arrived"] for receiver in self._receivers]
+        took = []
+        for at, began in enumerate(sent):
+            turn, place = divmod(at, RECEIVERS)
+            took.append(arrived[place][turn] - began)
+        return took
+
 
 @contextmanager
 def floor(load: Load, *, relay: bool) -> Iterator[Floor]:

@@ -45,18 +45,18 @@ class Trainer:
     def run(self, order: Answer) -> Answer:
         """Train so many steps, or all that come; then tell what came."""
         assert self._stream is not None
-        steps = 0
+        arrived: list[float] = []
         for step in islice(self._stream, order.get("steps")):
             for micro_batch in step:
+                arrived.append(time.monotonic())
                 if not micro_batch.is_filler:
                     tensors = {name: micro_batch[name].numpy() for name in self._fields}
                     bounds = micro_batch.cu_seqlens.numpy()
                     self._checker.packed(tensors, bounds, micro_batch.sample_ids)
             step.commit()
-            steps += 1
         ended = time.monotonic()
         ids, seen = self._checker.take()
-        return {"ended": ended, "steps": steps, "ids": ids, "seen": seen}
+        return {"ended": ended, "arrived": arrived, "ids": ids, "seen": seen}
 
     def leave(self, _: Answer) -> Answer:
         """Close the stream."""
