@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from dispatcher.cli.processes import signals_unwind
+from tests.bench.plane.against import RAY, TRANSFERQUEUE, against
 from tests.bench.plane.crowd import dispatch_to_a_crowd
 from tests.bench.plane.dispatch import dispatch_latency
 from tests.bench.plane.end_to_end import beside_journal, end_to_end
-from tests.bench.plane.hops import hop_latency, one_hop
+from tests.bench.plane.hops import hop_latency, one_hop, push_to_loop
 from tests.bench.plane.loads import LOADS
 from tests.bench.plane.memory import memory_held
 from tests.bench.plane.rows import Row, write
@@ -28,10 +29,13 @@ MEASUREMENTS: dict[str, Measurement] = {
     },
     "dispatcher-to-rank-1m": one_hop,
     "hop-latency-50mbps": hop_latency,
+    "push-to-loop-50mbps": push_to_loop,
     "end-to-end-26k-journal": partial(beside_journal, LOADS["26k"]),
     "dispatch-latency-512x8": dispatch_latency,
     "dispatch-512-ranks": dispatch_to_a_crowd,
     "memory-held": memory_held,
+    "against-transferqueue": partial(against, "against-transferqueue", TRANSFERQUEUE),
+    "against-ray-queue": partial(against, "against-ray-queue", RAY),
 }
 
 

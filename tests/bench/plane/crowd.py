@@ -44,7 +44,7 @@ def dispatch_to_a_crowd(rounds: int) -> Iterator[Row]:
         bounds = pairwise(range(0, DP_SIZE + 1, DP_SIZE // PROCESSES))
         ranks = [
             Child(
-                "tests.bench.plane.crowd_ranks",
+                "tests.bench.plane.bare_ranks",
                 {"endpoint": server.endpoint, "ranks": pair, "dp_size": DP_SIZE},
             )
             for pair in bounds

@@ -1,7 +1,7 @@
 """`dispatch-latency-512x8`: how long ranks that wait for a full window wait.
 
 512 samples of 26 kB in the mean over 8 DP ranks, in micro-batches of 8, from a window of 640 that
-is full. Ranks prefetch nothing, so that a step is planned only when all of them have asked. Taken from
+is full. Ranks prefetch nothing, so that a step is planned only when all have asked. Taken from
 just before the last rank's demand is sent to the first byte of the step at the rank that gets its
 first byte last: the plan and everything before the last rank's turn are in it. The ranks are
 blocking sockets of one process, which does nothing else meanwhile.
