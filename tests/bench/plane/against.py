@@ -7,11 +7,13 @@ which is said.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 
 from tests.bench.plane.children import ROOT, Child
-from tests.bench.plane.loads import LOADS
+from tests.bench.plane.loads import Load
 from tests.bench.plane.plane import plane
 from tests.bench.plane.rows import Row, row
 
@@ -31,19 +33,21 @@ class Peer:
 
 
 TRANSFERQUEUE = Peer("transferqueue", "transferqueue", (64, 512, 2048), 8192)
-RAY = Peer("ray", "ray_queue", (8, 64, 256, 1024), 16384)
+#: No larger than the pool: Ray would send a sample that is twice in a message once.
+RAY = Peer("ray", "ray_queue", (8, 64, 256, 512), 16384)
 
 
-def against(name: str, peer: Peer, rounds: int) -> Iterator[Row]:
+def against(name: str, peer: Peer, load: Load, rounds: int) -> Iterator[Row]:
     """The peer's rows, one a batch size, then ours."""
     if not PYTHON.exists():
         print(f"{name} skipped: {PYTHON} is not there; `make bench-plane` makes it")
         return
-    load = LOADS["26k"]
-    # The token is of this run alone; Ray would otherwise keep one in the home directory.
-    environ = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": token_hex(32)}
     module = f"tests.bench.plane.peers.{peer.module}"
-    with Child(module, {}, str(PYTHON), environ) as theirs, plane(load) as ours:
+    with (
+        _environ() as environ,
+        Child(module, {}, str(PYTHON), environ) as theirs,
+        plane(load) as ours,
+    ):
         theirs.hear()
         ours.join()
 
@@ -62,3 +66,14 @@ def against(name: str, peer: Peer, rounds: int) -> Iterator[Row]:
     rows = {n: row(f"{peer.name}-26k-by-{n}", RATE, runs) for n, runs in tried.items()}
     yield from rows.values()
     yield row(name, RATE, rates, rows[best])
+
+
+@contextmanager
+def _environ() -> Iterator[dict[str, str]]:
+    """Have Ray keep what it writes, its token too, for this run alone."""
+    with TemporaryDirectory(prefix="plane-", ignore_cleanup_errors=True) as folder:
+        yield {
+            "RAY_TMPDIR": folder,
+            "RAY_AUTH_TOKEN": token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.bench.plane.children import Child, all_of
-from tests.bench.plane.loads import LOADS
+from tests.bench.plane.loads import Load
 from tests.bench.plane.rows import Row, latency_rows, row
 from tests.support.server import ServeProcess
 
@@ -25,9 +25,8 @@ PROCESSES = 2
 WINDOW_MULTIPLE = 1.25
 
 
-def dispatch_to_a_crowd(rounds: int) -> Iterator[Row]:
+def dispatch_to_a_crowd(load: Load, rounds: int) -> Iterator[Row]:
     """Latency, p50 and p99, and the event loop's lag."""
-    load = LOADS["crowd"]
     with (
         TemporaryDirectory(prefix="plane-") as folder,
         ServeProcess(
@@ -39,7 +38,7 @@ def dispatch_to_a_crowd(rounds: int) -> Iterator[Row]:
             window_multiple=WINDOW_MULTIPLE,
         ) as server,
     ):
-        given = {"endpoint": server.endpoint, "load": load.name, "producers": PRODUCERS}
+        given = {"endpoint": server.endpoint, "producers": PRODUCERS, **load.order()}
         producers = Child("tests.bench.plane.producer", given)
         bounds = pairwise(range(0, DP_SIZE + 1, DP_SIZE // PROCESSES))
         ranks = [
@@ -60,7 +59,7 @@ def dispatch_to_a_crowd(rounds: int) -> Iterator[Row]:
             before: dict[str, float] = {}
             for begin in range(0, (rounds + 1) * load.steps, load.steps):
                 steps = range(begin, begin + load.steps)
-                runs.append([_dispatch(producers, ranks, step) for step in steps])
+                runs.append([_dispatch(load, producers, ranks, step) for step in steps])
                 before = before or server.scrape()
             after = server.scrape()
     yield from latency_rows("dispatch-512-ranks", runs[1:])
@@ -68,9 +67,9 @@ def dispatch_to_a_crowd(rounds: int) -> Iterator[Row]:
     yield row("dispatch-512-ranks-loop-lag", "ms p99", [lag])
 
 
-def _dispatch(producers: Child, ranks: list[Child], step: int) -> float:
+def _dispatch(load: Load, producers: Child, ranks: list[Child], step: int) -> float:
     """Fill the window, have one step dispatched and committed; seconds to its last first byte."""
-    producers.ask(do="fill", count=LOADS["crowd"].batch)
+    producers.ask(do="fill", count=load.batch)
     for child in ranks:
         child.tell(do="demand", step=step)
     told = [child.hear() for child in ranks]

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.bench.plane.children import PATIENCE_S, Child
-from tests.bench.plane.loads import LOADS
+from tests.bench.plane.loads import Load
 from tests.bench.plane.rows import Row, latency_rows
 from tests.support.client import Rank
 from tests.support.server import ServeProcess
@@ -24,12 +24,11 @@ DP_SIZE = 8
 WINDOW_MULTIPLE = 1.25
 
 
-def dispatch_latency(rounds: int) -> Iterator[Row]:
+def dispatch_latency(load: Load, rounds: int) -> Iterator[Row]:
     """Two rows, p50 and p99."""
-    load = LOADS["512x8"]
     order = {"do": "fill", "count": load.batch}
     runs: list[list[float]] = []
-    with _serving() as (server, producer):
+    with _serving(load) as (server, producer):
         producer.ask(do="fill", count=int(load.batch * (WINDOW_MULTIPLE - 1)))
         ranks = _join(server.endpoint)
         for begin in range(0, (rounds + 1) * load.steps, load.steps):
@@ -43,8 +42,7 @@ def dispatch_latency(rounds: int) -> Iterator[Row]:
 
 
 @contextmanager
-def _serving() -> Iterator[tuple[ServeProcess, Child]]:
-    load = LOADS["512x8"]
+def _serving(load: Load) -> Iterator[tuple[ServeProcess, Child]]:
     with (
         TemporaryDirectory(prefix="plane-") as folder,
         ServeProcess(
@@ -56,7 +54,7 @@ def _serving() -> Iterator[tuple[ServeProcess, Child]]:
             window_multiple=WINDOW_MULTIPLE,
         ) as server,
         Child(
-            "tests.bench.plane.producer", {"endpoint": server.endpoint, "load": load.name}
+            "tests.bench.plane.producer", {"endpoint": server.endpoint, **load.order()}
         ) as producer,
     ):
         producer.hear()

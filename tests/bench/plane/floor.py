@@ -41,7 +41,7 @@ class Floor:
 def floor(load: Load, *, relay: bool) -> Iterator[Floor]:
     """A sender, two receivers and, if wanted, a relay between them."""
     receivers = [
-        Child(MODULE, {"role": "receiver", "load": load.name, "place": place})
+        Child(MODULE, {"role": "receiver", "place": place, **load.order()})
         for place in range(RECEIVERS)
     ]
     with all_of(*receivers):
@@ -59,4 +59,4 @@ def floor(load: Load, *, relay: bool) -> Iterator[Floor]:
 
 
 def _child(role: str, load: Load, ports: list[int]) -> Child:
-    return Child(MODULE, {"role": role, "load": load.name, "ports": ports})
+    return Child(MODULE, {"role": role, "ports": ports, **load.order()})

@@ -24,16 +24,15 @@ from itertools import chain
 from tests.bench.plane.bare_plane import bare_plane
 from tests.bench.plane.end_to_end import MEGA
 from tests.bench.plane.floor import floor
-from tests.bench.plane.loads import LOADS
+from tests.bench.plane.loads import Load
 from tests.bench.plane.plane import plane
 from tests.bench.plane.rows import Row, latency_rows, row
 
 PACE = 50 * MEGA
 
 
-def one_hop(rounds: int) -> Iterator[Row]:
+def one_hop(load: Load, rounds: int) -> Iterator[Row]:
     """The floor's row, then ours."""
-    load = LOADS["1m"]
     ours: list[float] = []
     raw: list[float] = []
     with plane(load, buffer_capacity=load.samples) as moving, floor(load, relay=False) as floors:
@@ -47,9 +46,8 @@ def one_hop(rounds: int) -> Iterator[Row]:
     yield row("dispatcher-to-rank-1m", "MB/s", ours[1:], tcp)
 
 
-def hop_latency(rounds: int) -> Iterator[Row]:
+def hop_latency(load: Load, rounds: int) -> Iterator[Row]:
     """The floor's rows, then ours."""
-    load = LOADS["hop"]
     ours: list[list[float]] = []
     raw: list[list[float]] = []
     with bare_plane(load) as bare, floor(load, relay=True) as floors:
@@ -60,9 +58,8 @@ def hop_latency(rounds: int) -> Iterator[Row]:
     yield from chain(relay, latency_rows("hop-latency-50mbps", ours[1:], relay))
 
 
-def push_to_loop(rounds: int) -> Iterator[Row]:
+def push_to_loop(load: Load, rounds: int) -> Iterator[Row]:
     """Two rows, p50 and p99."""
-    load = LOADS["hop"]
     ours: list[list[float]] = []
     with plane(load, window_multiple=1) as moving:
         moving.join()

@@ -11,7 +11,8 @@ and the token's position, so a receiver knows what has to be there without havin
 Needs numpy only: the peers' environments import it too.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -91,6 +92,15 @@ class Load:
         whole, rest = divmod(self.samples, self.pool)
         return int(whole * self.nbytes.sum() + self.nbytes[:rest].sum())
 
+    @property
+    def quick(self) -> "Load":
+        """The same in a tenth of the steps, to see that it works."""
+        return replace(self, steps=-(-self.steps // QUICK))
+
+    def order(self) -> dict[str, object]:
+        """What a process has to be told to find this load."""
+        return {"load": self.name, "steps": self.steps}
+
     def fields(self, index: int) -> dict[str, Array]:
         """The tensors of one sample of the pool."""
         tokens, width = int(self.lengths[index]), self.shape.width
@@ -111,6 +121,9 @@ def _feature(index: int, position: IntArray) -> NDArray[np.float16]:
 
 #: 26 kB in the mean, as reasoning rollouts of some thousand tokens are.
 LOGNORMAL = Shape(2000, spread=0.8)
+
+#: One step in so many of a run is left when it is to be quick.
+QUICK = 10
 
 LOADS = {
     load.name: load
@@ -135,3 +148,8 @@ LOADS = {
         ),
     )
 }
+
+
+def find(order: Mapping[str, Any]) -> Load:
+    """The load of an `order`."""
+    return replace(LOADS[order["load"]], steps=order["steps"])

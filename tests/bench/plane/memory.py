@@ -9,14 +9,13 @@ then. Everything counts: allocators, what Python keeps for each sample, what was
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench.plane.loads import LOADS
+from tests.bench.plane.loads import Load
 from tests.bench.plane.plane import Plane, plane
 from tests.bench.plane.rows import Row, row
 
 
-def memory_held(rounds: int) -> Iterator[Row]:
+def memory_held(load: Load, rounds: int) -> Iterator[Row]:
     """One row, a ratio."""
-    load = LOADS["held"]
     runs = []
     with plane(load, rank={"prefetch_steps": 0}) as moving:
         moving.join()

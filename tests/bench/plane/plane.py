@@ -128,7 +128,7 @@ def plane(
         TemporaryDirectory(prefix="plane-") as folder,
         ServeProcess(Path(folder), checked=False, **settings(load, options)) as server,
     ):
-        common = {"endpoint": server.endpoint, "load": load.name}
+        common = {"endpoint": server.endpoint, **load.order()}
         producer = Child("tests.bench.plane.producer", common)
         ranks = [
             Child("tests.bench.plane.rank", {**common, **(rank or {}), "dp_rank": dp_rank})

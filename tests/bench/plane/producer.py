@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from tests.bench.plane.children import Answer, answer, arguments, orders_in_a_loop
-from tests.bench.plane.loads import LOADS, Load
+from tests.bench.plane.loads import Load, find
 from workers import AsyncRolloutProducer, RolloutSample
 
 #: Pushes under way: enough that the next is there when one is answered.
@@ -87,7 +87,7 @@ async def main() -> None:
             await stack.enter_async_context(AsyncRolloutProducer(given["endpoint"]))
             for _ in range(given.get("producers", 1))
         ]
-        pusher = Pusher(producers, LOADS[given["load"]])
+        pusher = Pusher(producers, find(given))
         work: dict[str, Callable[..., Awaitable[Answer]]] = {
             "run": pusher.run,
             "fill": pusher.fill,

@@ -13,7 +13,7 @@ import torch
 
 from tests.bench.plane.check import Checker
 from tests.bench.plane.children import Answer, answer, arguments, obey
-from tests.bench.plane.loads import LOADS
+from tests.bench.plane.loads import find
 from workers import MicroBatchStream
 
 DP_SIZE = 2
@@ -25,7 +25,7 @@ class Trainer:
     def __init__(self, given: Answer) -> None:
         self._endpoint, self._dp_rank = given["endpoint"], given["dp_rank"]
         self._prefetch_steps = given.get("prefetch_steps", 1)
-        load = LOADS[given["load"]]
+        load = find(given)
         self._checker = Checker(load)
         self._fields = tuple(load.fields(0))
         self._stream: MicroBatchStream | None = None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from tests.bench.plane.children import Answer, answer, arguments, obey
-from tests.bench.plane.loads import LOADS, Load
+from tests.bench.plane.loads import Load, find
 
 CHUNK = 1 << 20
 RECEIVERS = 2
@@ -110,7 +110,7 @@ def serve_receiver(load: Load, place: int) -> None:
 def main() -> None:
     """Play the role that the arguments say."""
     given = arguments()
-    load = LOADS[given["load"]]
+    load = find(given)
     match given["role"]:
         case "sender":
             serve_sender(load, given["ports"])
