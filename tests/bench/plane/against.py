@@ -32,7 +32,7 @@ class Peer:
     samples: int
 
 
-TRANSFERQUEUE = Peer("transferqueue", "transferqueue", (64, 512, 2048), 8192)
+TRANSFERQUEUE = Peer("transferqueue", "transferqueue", (64, 512, 2048), 16384)
 #: No larger than the pool: Ray would send a sample that is twice in a message once.
 RAY = Peer("ray", "ray_queue", (8, 64, 256, 512), 16384)
 
