@@ -20,6 +20,7 @@ from pathlib import Path
 from aiohttp import web
 
 from dispatcher.core.buffer import BufferLimits
+from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
@@ -86,11 +87,12 @@ def core_config(config: ServeConfig) -> DispatchConfig:
 
 async def _serve(config: ServeConfig) -> int:
     loop = asyncio.get_running_loop()
+    clock = SteadyClock(loop.time)
     core = Dispatch(core_config(config))
-    metrics = Metrics(config, core, loop.time)
-    journal = open_journal(config, core, metrics, loop.time)
-    hub = Hub(config, core, metrics, loop.time, journal)
-    hub.perform(core.tick(loop.time()))  # what an earlier process left may be due
+    metrics = Metrics(config, core, clock)
+    journal = open_journal(config, core, metrics, clock)
+    hub = Hub(config, core, metrics, clock, journal)
+    hub.perform(core.tick(clock()))  # what an earlier process left may be due
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
@@ -160,10 +162,10 @@ async def _watch(hub: Hub) -> None:
     """Measure the event loop's lateness; close connections that are silent for too long."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + LAG_PROBE_SECONDS
+        due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, hub.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
         hub.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
-        hub.close_silent()
+        hub.close_silent(max(0.0, hub.clock() - due_by_clock))
 
 
 @contextlib.asynccontextmanager
@@ -178,7 +180,7 @@ async def _sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[End
     async with contextlib.AsyncExitStack() as stack:
         for endpoint in config.listen:
             sock = stack.enter_context(listening_socket(endpoint))
-            server = await loop.create_server(lambda: Peer(hub, limits, loop.time), sock=sock)
+            server = await loop.create_server(lambda: Peer(hub, limits, hub.clock), sock=sock)
             stack.callback(server.close)
             bound.append(bound_endpoint(endpoint, sock))
         yield bound

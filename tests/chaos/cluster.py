@@ -16,16 +16,32 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
+from tests.chaos.clock import JUMP
 from tests.chaos.history import History, read_producer, read_rank
-from tests.chaos.processes import Group, Process, Stalled, free_address, mount
+from tests.chaos.processes import (
+    Group,
+    Killable,
+    Process,
+    Stalled,
+    free_address,
+    mount,
+    start_group,
+)
 from tests.chaos.proxy import Proxy
+from tests.chaos.torchrun import start_torchrun, torch_group
+from tests.support.server import series
 
 POLL_S = 0.01
+#: Samples; more than fit into the segments that the journal has at hand.
+LARGE_BUFFER = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls."""
+    """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls.
+
+    torchrun: whether ranks train with torch, under torchrun.
+    """
 
     dp_size: int = 3
     producers: int = 3
@@ -38,6 +54,7 @@ class Settings:
     patience_s: float = 60.0
     bug: str | None = None
     small_disk: bool = False
+    torchrun: bool = False
 
     @property
     def longest_wait(self) -> int:
@@ -61,7 +78,11 @@ class Cluster:
         self.final: dict[str, Any] | None = None
         #: The newest step that may have been under way at the last disturbance.
         self.disturbed_at = -1
-        self._strays: list[Process] = []
+        self._strays: list[Killable] = []
+        self._torchrun: Process | None = None
+        self._jumps = folder / "jump"
+        #: How often the disk was full, and the dispatcher said so.
+        self.times_full = 0
         (folder / "groups").mkdir(parents=True)
         self.disk.mkdir()
 
@@ -124,7 +145,20 @@ class Cluster:
                     process.kill()
         endpoints = [self.proxies[f"rank-{at}"].endpoint for at in range(self.settings.dp_size)]
         launch = len(self.groups)
-        self.groups.append(Group(launch, self.folder / "groups" / str(launch), endpoints))
+        folder = self.folder / "groups" / str(launch)
+        if self.settings.torchrun:
+            self._torchrun = self._torchrun or start_torchrun(folder.parent, endpoints)
+            group = torch_group(launch, folder, self._torchrun, len(endpoints))
+        else:
+            group = start_group(launch, folder, endpoints)
+        self.groups.append(group)
+
+    def jump_clock(self, seconds: float) -> None:
+        """The dispatcher's clock says so much more, or less, from now on."""
+        self.disturb()
+        self._jumps.write_text(str(seconds))
+        self.dispatcher.signal(JUMP)
+        self.wait_for(lambda: not self._jumps.exists(), "the clock jumps")
 
     # -- waiting ----------------------------------------------------------------------------
 
@@ -160,7 +194,7 @@ class Cluster:
             lambda: self.group.committed_beyond(goal - 1) is not None, f"{more} steps go by"
         )
 
-    def settle(self, process: Process, patience: float) -> None:
+    def settle(self, process: Killable, patience: float) -> None:
         """Give a process time to end; the checker judges what it wrote before."""
         with suppress(Stalled):
             self.wait_for(lambda: process.code is not None, "it ends", patience)
@@ -179,6 +213,11 @@ class Cluster:
             return None
         finally:
             connection.close()
+
+    def scrape(self) -> dict[str, float]:
+        """What /metrics says; nothing while there is no answer."""
+        body = self.ask("GET", "/metrics")
+        return {} if body is None else series(body.decode())
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -256,7 +295,7 @@ class Cluster:
             "journal-dir": self.disk / "journal",
         }
         flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = ["tests.chaos.planted", own.bug or "none", "serve", *flags]
+        command = ["tests.chaos.planted", own.bug or "none", str(self._jumps), "serve", *flags]
         return Process(command, self.folder / "dispatcher.log")
 
     def _producer(self, at: int) -> Process:
@@ -278,7 +317,9 @@ class Cluster:
                 raise Stalled(f"producer {at} ended by itself with {producer.code}")
 
     def _end(self) -> None:
-        processes = [*self._strays, *self.producers]
+        processes: list[Killable] = [*self._strays, *self.producers]
+        if self._torchrun is not None:
+            processes.append(self._torchrun)  # first, or it would start its ranks again
         processes += [rank for group in self.groups for rank in group.ranks]
         if hasattr(self, "dispatcher"):
             processes.append(self.dispatcher)
