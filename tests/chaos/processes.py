@@ -40,6 +40,11 @@ class Process:
             )
 
     @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    @property
     def code(self) -> int | None:
         """The exit code, once it has ended."""
         return self._process.poll()

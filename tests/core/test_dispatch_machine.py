@@ -277,7 +277,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
     def jump_ahead(self, seconds: float, dice: int) -> None:
-        """Nobody can tell this from time that passed: groups that wait are over, counted as such."""
+        """Nobody can tell this from time that passed: groups that wait are over, and counted."""
         if dice:
             return
         before = self.core.totals.dropped[DropReason.INCOMPLETE_GROUP]

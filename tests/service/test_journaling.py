@@ -29,7 +29,7 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
     core = Dispatch(core_config(config))
     journal = open_journal(config, core, Metrics(config, core, clock), clock)
     assert journal is not None
-    gate = Gate(journal, on_broken=lambda error: None)
+    gate = Gate(journal, on_broken=lambda _: None)
     clock.reading = 5_000.0  # it jumps ahead, or the time of day is set back afterwards
     core.push(Push("p", 0, (make_sample("s"),)), clock())
     gate.note(core.take_facts(), core.totals.as_json)
