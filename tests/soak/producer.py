@@ -15,19 +15,20 @@ from workers.demo import lifeline
 from workers.encode import RolloutSample
 from workers.producer import RolloutProducer
 
-AT_ONCE = 16
+AT_ONCE, KINDS = 32, 4096
 SCALE = 1 / 256
 
 
 def main(endpoint: str, number: int, ballast: int) -> None:
     """Push for ever."""
     lifeline.hold()
-    rng = np.random.default_rng(number)
+    lengths = sample_lengths("lineage", KINDS, np.random.default_rng(number), scale=SCALE)
     with RolloutProducer(endpoint) as producer:
         for batch in count():
             samples = []
-            for at, length in enumerate(sample_lengths("lineage", AT_ONCE, rng, scale=SCALE)):
-                name = None if number % 2 else f"{number}-{batch * AT_ONCE + at}"
+            for at in range(batch * AT_ONCE, (batch + 1) * AT_ONCE):
+                length = lengths[at % KINDS]
+                name = None if number % 2 else f"{number}-{at}"
                 fields = {
                     "input_ids": np.arange(length),
                     "ballast": np.full((length, ballast), batch % 251, np.uint8),

@@ -17,7 +17,7 @@ from dispatcher.wire.endpoint import Endpoint
 from tests.chaos.processes import Process
 from tests.support.server import eventually, series
 
-DP_SIZE, PRODUCERS, BATCH = 2, 2, 128
+DP_SIZE, PRODUCERS, BATCH = 2, 3, 128
 #: Shares of the samples: what comes first fills buffers, pools and memories of bounded size.
 WARM_UP, TENTH = 0.1, 0.1
 POLL_S = 0.25
@@ -32,7 +32,7 @@ class Load:
     samples: int
     journal: bool
     ballast: int = 24
-    step_s: float = 0.06
+    step_s: float = 0.09
     buffer_samples: int = 512
     id_horizon: int = 10_000
 
