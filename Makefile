@@ -5,14 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test bench chaos lint clean
+.PHONY: help demo test bench chaos fuzz soak lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
-	@echo "make bench  how long planning takes and how good the plans are"
+	@echo "make bench  how long planning takes, how good the plans are, what the journal costs"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (8 minutes)"
+	@echo "make fuzz   100,000 inputs that no well-behaved peer would send (5 minutes)"
+	@echo "make soak   400,000 samples under backpressure, and what memory is held (6 minutes)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv, build and caches"
 
@@ -41,9 +43,17 @@ build/bench/peers/verl: $(STAMP)
 bench: build/bench/peers/verl
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 	$(BIN)/python -m tests.bench.approaches
+	$(BIN)/python -m tests.bench.journal
+	$(BIN)/python -m tests.bench.journal_service
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --out build/chaos.json
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --out build/soak.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,7 +9,6 @@ end, as /metrics shows them. Every sample must be committed, or the turn does no
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 
+from tests.bench.journal import note
 from tests.chaos.processes import Process
 from tests.support.server import ServeProcess
 from workers.demo import lifeline
@@ -102,9 +102,7 @@ def main() -> int:
             f"{name:16} {one['samples_per_second']:6} samples/s ({one['lowest']} to "
             f"{one['highest']})  {one['share_of_no_journal']:5.2f} of no journal"
         )
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    known = json.loads(options.json.read_text()) if options.json.exists() else {}
-    options.json.write_text(json.dumps(known | {"push_to_commit": found}, indent=2) + "\n")
+    note(options.json, push_to_commit=found)
     return 0
 
 
