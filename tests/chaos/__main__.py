@@ -19,11 +19,11 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.check import Verdict
-from tests.chaos.cluster import LARGE_BUFFER, Settings
 from tests.chaos.faults import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS, deck, fill_disk
 from tests.chaos.processes import mount
 from tests.chaos.run import Recovery, Result, run
 from tests.chaos.selftest import TRIALS, is_caught
+from tests.chaos.settings import LARGE_BUFFER, Settings
 
 #: One fault of so many is for a journal on a small disk.
 SHARE_ON_SMALL_DISK = 10

@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
@@ -28,39 +27,11 @@ from tests.chaos.processes import (
     start_group,
 )
 from tests.chaos.proxy import Proxy
+from tests.chaos.settings import Settings
 from tests.chaos.torchrun import start_torchrun, torch_group
 from tests.support.server import series
 
 POLL_S = 0.01
-#: Samples; more than fit into the segments that the journal has at hand.
-LARGE_BUFFER = 600
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls.
-
-    torchrun: whether ranks train with torch, under torchrun.
-    """
-
-    dp_size: int = 3
-    producers: int = 3
-    batch: int = 12
-    window_multiple: int = 2
-    buffer_samples: int = 64
-    max_open_steps: int = 3
-    max_skips: int = 8
-    rank_timeout_s: float = 1.5
-    patience_s: float = 60.0
-    bug: str | None = None
-    small_disk: bool = False
-    torchrun: bool = False
-
-    @property
-    def longest_wait(self) -> int:
-        """Steps between a sample's acknowledgement and its own: queued, skipped, open."""
-        queued = -(-self.buffer_samples // self.batch)
-        return queued + self.max_skips + self.max_open_steps + 1
 
 
 class Cluster:
@@ -277,25 +248,9 @@ class Cluster:
 
     def start_dispatcher(self) -> Process:
         """A new dispatcher process on the same addresses and journal."""
-        own = self.settings
-        options = {
-            "listen": ":".join(map(str, self.listen)),
-            "http": ":".join(map(str, self.http)),
-            "dp-size": own.dp_size,
-            "dispatch-batch-size": own.batch,
-            "micro-batch-tokens": 128,
-            "window-multiple": own.window_multiple,
-            "buffer-capacity": own.buffer_samples,
-            "max-open-steps": own.max_open_steps,
-            "max-skips": own.max_skips,
-            "max-wait": "200ms",
-            "heartbeat-interval": "300ms",
-            "rank-timeout": f"{own.rank_timeout_s}s",
-            "idle-timeout": "1500ms",
-            "journal-dir": self.disk / "journal",
-        }
-        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = ["tests.chaos.planted", own.bug or "none", str(self._jumps), "serve", *flags]
+        flags = self.settings.flags(self.listen, self.http, self.disk / "journal")
+        bug = self.settings.bug or "none"
+        command = ["tests.chaos.planted", bug, str(self._jumps), "serve", *flags]
         return Process(command, self.folder / "dispatcher.log")
 
     def _producer(self, at: int) -> Process:

@@ -12,9 +12,10 @@ from random import Random
 from time import monotonic
 
 from tests.chaos.check import Verdict, check
-from tests.chaos.cluster import Cluster, Settings
+from tests.chaos.cluster import Cluster
 from tests.chaos.faults import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS
 from tests.chaos.processes import Stalled
+from tests.chaos.settings import Settings
 
 #: Steps that go by between two faults.
 FEWEST_STEPS, MOST_STEPS = 1, 8

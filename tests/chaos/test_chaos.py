@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from tests.chaos.cluster import LARGE_BUFFER, Settings
 from tests.chaos.faults import FAULTS, TORCHRUN_FAULTS, deck
 from tests.chaos.planted import BUGS
 from tests.chaos.processes import mount
 from tests.chaos.run import run
 from tests.chaos.selftest import TRIALS, is_caught
+from tests.chaos.settings import LARGE_BUFFER, Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
