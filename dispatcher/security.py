@@ -19,7 +19,7 @@ TOKEN_BYTES = range(16, 1025)
 def read_token(path: Path) -> str:
     """The secret in a file, white space around it removed. Raises ConfigError.
 
-    The file may be open to its owner only, as those of SSH keys.
+    Its group may read the file, as that of a secret mounted into a pod may; others may not.
     """
     try:
         with path.open("rb") as file:
@@ -27,10 +27,10 @@ def read_token(path: Path) -> str:
             content = file.read(TOKEN_BYTES.stop + 64)
     except OSError as error:
         raise ConfigError(f"token file {path} cannot be read: {error.strerror}") from None
-    if mode & 0o077:
+    if mode & 0o037:
         raise ConfigError(
-            f"token file {path} has mode {mode:04o}, so others than its owner may read or write "
-            f"it; chmod 600 {path}"
+            f"token file {path} has mode {mode:04o}, so others than its owner and group "
+            f"may read it, or others than its owner write it; chmod 600 {path}"
         )
     token = content.strip()
     if len(token) not in TOKEN_BYTES:

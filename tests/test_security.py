@@ -24,7 +24,7 @@ def test_a_token_is_read_without_the_white_space_around_it(tmp_path: Path) -> No
     assert read_token(path) == SECRET
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+@pytest.mark.parametrize("mode", [0o604, 0o620, 0o644, 0o660])
 def test_a_token_file_that_others_may_open_is_refused(mode: int, tmp_path: Path) -> None:
     path = write_token(tmp_path / "token", SECRET)
     path.chmod(mode)
@@ -32,6 +32,12 @@ def test_a_token_file_that_others_may_open_is_refused(mode: int, tmp_path: Path)
         read_token(path)
     assert f"chmod 600 {path}" in refusal(caught)
     assert SECRET not in refusal(caught)
+
+
+def test_the_group_may_read_a_token_file(tmp_path: Path) -> None:
+    path = write_token(tmp_path / "token", SECRET)
+    path.chmod(0o440)
+    assert read_token(path) == SECRET
 
 
 @pytest.mark.parametrize("content", ["", " \n", "short", "x" * 1025, "sp ace" * 5, "é" * 20])
