@@ -23,6 +23,7 @@ from dispatcher.journal.journal import Journal
 from dispatcher.journal.store import Store
 from dispatcher.service.gate import Gate
 from tests.chaos.clock import follow_jumps
+from workers.demo import lifeline
 
 SEGMENT_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
@@ -113,6 +114,7 @@ def shrink_journal() -> None:
 
 
 if __name__ == "__main__":
+    lifeline.hold()  # whatever becomes of the run, its dispatcher ends with it
     shrink_journal()
     if sys.argv[1] != "none":
         BUGS[sys.argv[1]]()

@@ -16,6 +16,7 @@ from dispatcher.service.peer import Peer
 from dispatcher.wire import messages as m
 from dispatcher.wire import session
 from dispatcher.wire.frame import Frame, FrameReader
+from workers.demo import lifeline
 
 Plant = Callable[[Any, str, object], None]
 
@@ -96,6 +97,7 @@ IN_SESSION = {
 IN_SERVICE = {"keep-what-came": keep_what_came, "blame-everybody": blame_everybody}
 
 if __name__ == "__main__":
+    lifeline.hold()
     if sys.argv[1] != "none":
         (IN_SESSION | IN_SERVICE)[sys.argv[1]](setattr)
     sys.exit(main(sys.argv[2:]))
