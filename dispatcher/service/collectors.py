@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,6 +16,9 @@ from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.lengths import LengthCounts
 from dispatcher.core.statistics import Statistics
 from dispatcher.service.config import ServeConfig
+
+if TYPE_CHECKING:
+    from dispatcher.journal.journal import Journal
 
 _Label = TypeVar("_Label", bound=str)
 
@@ -133,6 +136,31 @@ class CoreCollector:
         for dp_rank, seen in at.last_seen.items():
             family.add_metric([str(dp_rank)], seen + offset)
         return family
+
+
+class JournalCollector:
+    """What the journal holds, and whether it can hold more."""
+
+    def __init__(self, journal: "Journal") -> None:
+        self._journal = journal
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of one snapshot."""
+        at = self._journal.statistics()
+        yield GaugeMetricFamily("dispatcher_journal_bytes", "Bytes on disk.", value=at.nbytes)
+        yield GaugeMetricFamily(
+            "dispatcher_journal_failing",
+            "1 while nothing becomes durable: no room, or broken.",
+            value=float(self._journal.failure is not None),
+        )
+        errors = CounterMetricFamily(
+            "dispatcher_journal_errors",
+            "Times that the journal had no room, or broke.",
+            labels=["reason"],
+        )
+        for reason, count in at.errors.items():
+            errors.add_metric([str(reason)], count)
+        yield errors
 
 
 def _lengths(counts: LengthCounts) -> Metric:

@@ -242,15 +242,18 @@ class Hub:
             log.warning("a DP rank left without a goodbye and did not come back")
             self._done.set()
 
-    def close_silent(self) -> None:
+    def close_silent(self, away: float) -> None:
         """Close the connections of clients that are silent, heartbeats included, for too long.
 
         A live client connects again; the place of one that is not is free for its successor.
+        away: seconds since the last look in which this process was stopped, or its clock jumped.
+        What clients said meanwhile is still to be read, so these seconds are not held against them.
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._roster.producers.values()]
         watched += [(seat.peer, config.rank_timeout) for seat in self._roster.seats.values()]
         for peer, timeout in watched:
+            peer.last_heard = min(now, peer.last_heard + away)
             if now - peer.last_heard > timeout:
                 log.warning("%s was silent for %g s; closing its connection", peer, timeout)
                 peer.close("silent")

@@ -42,7 +42,7 @@ async def sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endp
     )
 
     def peer() -> Peer:
-        return Peer(hub, limits, loop.time)
+        return Peer(hub, limits, hub.clock)
 
     visitors = Visitors(
         protocol=lambda: PacedTls(peer(), hub.access),

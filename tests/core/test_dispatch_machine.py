@@ -1,7 +1,8 @@
 """The core under any order of events: the books balance and nothing is trained on twice.
 
 A state machine plays producers, ranks, planner and clock against one core, and keeps books of its
-own: what was answered `accepted`, and what every committed step held.
+own: what was answered `accepted`, and what every committed step held. The clock jumps by hours,
+ahead and back, and the core reads it as the dispatcher does, through a `SteadyClock`.
 """
 
 from collections import Counter
@@ -16,16 +17,20 @@ from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
 from dispatcher.core.admission import Push
 from dispatcher.core.buffer import BufferLimits
+from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import (
     Deliver,
+    DropReason,
     Effect,
     Outcome,
     PlanWanted,
     PushAnswered,
     Release,
     ReplanWanted,
+    StepCommitted,
+    StepPlanned,
 )
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import OpenStep
@@ -50,7 +55,8 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @initialize(window=st.sampled_from([4, 6, 8]), capacity=st.sampled_from([8, 12]))
     def start(self, window: int, capacity: int) -> None:
-        self.now = 0.0
+        self.reading = 0.0
+        self.clock = SteadyClock(lambda: self.reading)
         self.core = Dispatch(
             DispatchConfig(
                 dp_size=DP_SIZE,
@@ -85,6 +91,11 @@ class DispatchMachine(RuleBasedStateMachine):
         self.clients: dict[int, str] = {}
         self.births = 0
 
+    @property
+    def now(self) -> float:
+        """What the core is told."""
+        return self.clock()
+
     # -- what the core asks for ---------------------------------------------------------
 
     def perform(self, effects: list[Effect]) -> None:
@@ -117,6 +128,10 @@ class DispatchMachine(RuleBasedStateMachine):
                     ), "released too early"
                     for rank in effect.dp_ranks:
                         self.released.setdefault(rank, set()).add(effect.step)
+                case StepPlanned():
+                    assert all(wait >= 0 for wait in effect.waits), "a negative wait"
+                case StepCommitted():
+                    assert effect.seconds >= 0, "committed before it was planned"
                 case _:
                     pass
 
@@ -325,12 +340,42 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.1, 30))
     def pass_time(self, seconds: float) -> None:
-        self.now += seconds
+        self.reading += seconds
+        self.tick_if_due()
+
+    def tick_if_due(self) -> bool:
         deadline = self.core.next_deadline()
-        if deadline is not None and deadline <= self.now:
-            self.perform(self.core.tick(self.now))
-            after = self.core.next_deadline()
-            assert after is None or after > self.now, "a tick must do what was due"
+        if deadline is None or deadline > self.now:
+            return False
+        self.perform(self.core.tick(self.now))
+        after = self.core.next_deadline()
+        assert after is None or after > self.now, "a tick must do what was due"
+        return True
+
+    @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
+    def jump_ahead(self, seconds: float, dice: int) -> None:
+        """Nobody can tell this from time that passed: groups that wait are over, and counted."""
+        if dice:
+            return
+        before = self.core.totals.dropped[DropReason.INCOMPLETE_GROUP]
+        waiting = sum(len(entries) for _, _, entries in self.core.buffer.open_groups())
+        self.reading += seconds
+        self.tick_if_due()
+        assert self.core.totals.dropped[DropReason.INCOMPLETE_GROUP] - before == waiting
+
+    @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
+    def jump_back(self, seconds: float, dice: int) -> None:
+        """Nothing comes of it, and nothing that is waited for comes later."""
+        if dice:
+            return
+        now, deadline = self.now, self.core.next_deadline()
+        self.reading -= seconds
+        assert self.now == now
+        assert self.core.next_deadline() == deadline
+        if deadline is not None and deadline > now:
+            self.reading += deadline - now
+            self.reading += 1e-6  # a sum of floats may fall short
+            assert self.tick_if_due(), "the wait is as long as it was"
 
     @rule(version=st.integers(0, 8))
     def report_version(self, version: int) -> None:
