@@ -50,10 +50,16 @@ def turn(folder: Path, way: dict[str, object], samples: int) -> float:
     with ExitStack() as stack:
         server = stack.enter_context(
             ServeProcess(
-                folder, warm=True, dp_size=DP_SIZE, dispatch_batch_size=BATCH,
-                micro_batch_size=16, window_multiple=1.5, buffer_capacity=8 * BATCH, **journal,
+                folder,
+                checked=False,
+                dp_size=DP_SIZE,
+                dispatch_batch_size=BATCH,
+                micro_batch_size=16,
+                window_multiple=1.5,
+                buffer_capacity=8 * BATCH,
+                **journal,
             )
-        )  # fmt: skip
+        )
 
         def start(*command: object) -> None:
             process = Process([str(word) for word in command], folder / "clients.log")
