@@ -113,6 +113,7 @@ _REFUSALS: dict[str, type[errors.DispatcherError]] = {
     errors.SampleTooLong.code: errors.PlanError,
     errors.RankRefused.code: errors.RankRefused,
     errors.GenerationFenced.code: errors.GenerationFenced,
+    errors.CheckpointRefused.code: errors.CheckpointRefused,
 }
 
 

@@ -12,7 +12,8 @@ class DispatchConfig:
     """Settings of one run; times in seconds.
 
     drop_above: accepted samples of more tokens than this are dropped, with their groups.
-    durable: facts are noted, for a journal.
+    durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
+    that covers them is reported saved; needs a journal, which has their payloads.
     """
 
     dp_size: int
@@ -23,6 +24,7 @@ class DispatchConfig:
     flush_partial: bool = True
     drop_above: int | None = None
     durable: bool = False
+    retain: bool = False
     group_timeout: float = 600.0
     max_staleness: int | None = None
     staleness_policy: StalenessPolicy = StalenessPolicy.DROP

@@ -5,12 +5,13 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 +------- new generation ---------+----------------------------------+
 |
 COMMITTED <------------------- every rank committed -------------------+
+    +---- the trainer went back to a checkpoint ----> PLANNED
 
 After a restart every open step is PLANNED again, and may be committed at once: ranks tell.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 
@@ -35,6 +36,7 @@ class StepEvent(StrEnum):
     ALL_CONNECTED = "all-connected"
     ALL_COMMITTED = "all-committed"
     NEW_GENERATION = "new-generation"
+    WENT_BACK = "went-back"
 
 
 NEXT: dict[tuple[StepState, StepEvent], StepState] = {
@@ -50,6 +52,11 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
         (state, StepEvent.NEW_GENERATION): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
     },
+    # Ranks say that they go back before any of them is given a step.
+    **{
+        (state, StepEvent.WENT_BACK): StepState.PLANNED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
+    },
 }
 
 
@@ -59,7 +66,7 @@ MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """A step that is not committed: micro_batches[dp rank][index] holds its samples' entries."""
+    """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries."""
 
     number: int
     micro_batches: MicroBatches
@@ -74,12 +81,23 @@ class OpenStep:
             raise IllegalTransition(self.state, event)
         self.state = after
 
-    def samples(self) -> Iterator[Sample]:
-        """Every sample of the step, rank by rank."""
+    def entries(self) -> Iterator[Entry]:
+        """Every entry of the step, rank by rank."""
         for rank in self.micro_batches:
             for micro_batch in rank:
-                for entry in micro_batch:
-                    yield entry.sample
+                yield from micro_batch
+
+    def samples(self) -> Iterator[Sample]:
+        """Every sample of the step, rank by rank."""
+        return (entry.sample for entry in self.entries())
+
+    def without_payloads(self) -> "OpenStep":
+        """The same step, of which only the journal has the payloads."""
+        micro_batches = tuple(
+            tuple(tuple(_without_payload(entry) for entry in part) for part in rank)
+            for rank in self.micro_batches
+        )
+        return OpenStep(self.number, micro_batches, self.digest, self.planned_at, self.state)
 
     def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """The tickets of its samples, in the same nesting."""
@@ -92,6 +110,16 @@ class OpenStep:
     def num_samples(self) -> int:
         """Samples in the step, over all ranks."""
         return sum(len(part) for rank in self.micro_batches for part in rank)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of its samples, wherever they are."""
+        return sum(sample.schema.nbytes(sample.tokens) for sample in self.samples())
+
+
+def _without_payload(entry: Entry) -> Entry:
+    sample = replace(entry.sample, payload=memoryview(b""))
+    return Entry(sample, entry.ticket, entry.arrived, entry.group, entry.skips)
 
 
 def step_digest(number: int, micro_batches: MicroBatches) -> str:

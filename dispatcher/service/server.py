@@ -16,6 +16,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 from aiohttp import web
 
@@ -25,7 +26,7 @@ from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
-from dispatcher.service.config import LastBatch, ServeConfig
+from dispatcher.service.config import LastBatch, Retain, ServeConfig
 from dispatcher.service.http import HttpPlane
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
@@ -81,12 +82,13 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
         durable=config.journal_dir is not None,
+        retain=config.retain is Retain.CHECKPOINT,
     )
 
 
 async def _serve(config: ServeConfig) -> int:
     loop = asyncio.get_running_loop()
-    core = Dispatch(core_config(config))
+    core = Dispatch(core_config(config), uuid4().hex)
     metrics = Metrics(config, core, loop.time)
     journal = open_journal(config, core, metrics, loop.time)
     hub = Hub(config, core, metrics, loop.time, journal)

@@ -6,6 +6,7 @@ own: what was answered `accepted`, and what every committed step held.
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,10 +17,21 @@ from dispatcher.core.admission import Push
 from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import Deliver, Effect, Outcome, PlanWanted, PushAnswered, Release
+from dispatcher.core.events import (
+    Deliver,
+    Effect,
+    Outcome,
+    PlanWanted,
+    PushAnswered,
+    Release,
+    WentBack,
+)
+from dispatcher.core.facts import Remembered
+from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig
+from dispatcher.errors import CheckpointRefused
 from dispatcher.plan import Grouping, PlanConfig
 from dispatcher.sample import Sample
 from tests.support.memory import Memory
@@ -31,8 +43,10 @@ DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3
 class DispatchMachine(RuleBasedStateMachine):
     """Producers `p` and `q`, two ranks, and whatever order hypothesis finds."""
 
-    @initialize(window=st.sampled_from([4, 6, 8]), capacity=st.sampled_from([8, 12]))
-    def start(self, window: int, capacity: int) -> None:
+    @initialize(
+        window=st.sampled_from([4, 6, 8]), capacity=st.sampled_from([8, 12]), retain=st.booleans()
+    )
+    def start(self, window: int, capacity: int, retain: bool) -> None:
         self.now = 0.0
         self.core = Dispatch(
             DispatchConfig(
@@ -43,8 +57,10 @@ class DispatchMachine(RuleBasedStateMachine):
                 producer_credits=2,
                 max_staleness=4,
                 durable=True,
+                retain=retain,
             )
         )
+        self.core.restore(Remembered())  # a new run notes its name
         self.memory = Memory()
         self.plan_config = PlanConfig(
             dp_size=DP_SIZE,
@@ -58,6 +74,10 @@ class DispatchMachine(RuleBasedStateMachine):
         self.pushes: dict[tuple[str, int], tuple[Sample, ...]] = {}
         self.accepted: set[str] = set()
         self.trained: Counter[str] = Counter()
+        self.steps_of: dict[int, list[str]] = {}
+        self.checkpoints: list[Position] = []
+        self.saved = -1
+        self.resume: Position | None = None
         self.wanted: PlanWanted | None = None
         self.digests: dict[int, str] = {}
         self.holds: dict[int, set[int]] = {}
@@ -85,7 +105,10 @@ class DispatchMachine(RuleBasedStateMachine):
                     known = self.digests.setdefault(step.number, step.digest)
                     assert known == step.digest, "a redelivered step is not the same"
                     self.holds.setdefault(effect.dp_rank, set()).add(effect.step)
+                case WentBack():
+                    self.went_back(effect)
                 case Release():
+                    assert all(rank.begun for rank in self.core.ledger.ranks.values())
                     every = [self.holds.get(rank, set()) for rank in range(DP_SIZE)]
                     assert all(effect.step in held for held in every), "released too early"
                     for rank in effect.dp_ranks:
@@ -109,19 +132,83 @@ class DispatchMachine(RuleBasedStateMachine):
             known = before.ledger.ranks.get(rank)
             if known is None or known.client_id != client:
                 continue
+            begun = known.begun  # before that a client has nothing to say
             hello = RankHello(
                 client, rank, DP_SIZE, self.core.ledger.generation,
-                taken=known.taken, committed=known.taken if unheard else known.committed,
+                taken=known.taken if begun else -1,
+                committed=(known.taken if unheard else known.committed) if begun else -1,
                 received=dict.fromkeys(self.holds.get(rank, set()), 1),
+                resume=self.resume if begun else None,
             )  # fmt: skip
-            open_steps = dict(self.core.ledger.steps)
+            uncommitted = self.core.ledger.uncommitted()
             self.perform(self.core.join(hello, self.now))
-            self.count_trained(open_steps)
+            self.count_trained(uncommitted)
 
-    def count_trained(self, before: dict[int, OpenStep]) -> None:
+    def count_trained(self, before: list[OpenStep]) -> None:
         """Count the samples of the steps that were open before and are committed now."""
-        for number in before.keys() - self.core.ledger.steps.keys():
-            self.trained.update(sample.sample_id for sample in before[number].samples())
+        left = {step.number for step in self.core.ledger.uncommitted()}
+        for step in before:
+            if step.number not in left:
+                self.steps_of[step.number] = [sample.sample_id for sample in step.samples()]
+                self.trained.update(self.steps_of[step.number])
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    @rule()
+    def take_a_checkpoint(self) -> None:
+        self.checkpoints.append(Position(self.core.run_id, self.core.ledger.committed))
+
+    @precondition(lambda self: self.checkpoints and self.clients)
+    @rule(data=st.data())
+    def report_a_checkpoint_saved(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(self.checkpoints)).step
+        self.core.checkpoint_saved(0, step)
+        self.core.checkpoint_saved(1, 10**6)  # only DP rank 0's word counts
+        self.saved = max(self.saved, step)
+        self.perform([])
+
+    @precondition(lambda self: self.checkpoints)
+    @rule(data=st.data(), twice=st.booleans(), die=st.booleans())
+    def restart_from_a_checkpoint(self, data: st.DataObject, twice: bool, die: bool) -> None:
+        """A new generation loads one; rank 1 later, the dispatcher may die in between."""
+        position = data.draw(st.sampled_from(self.checkpoints))
+        self.begin_generation()
+        oldest = self.core.checkpoints.retained.oldest(self.core.ledger.committed)
+        if self.core.config.retain and position.step < oldest:
+            with pytest.raises(CheckpointRefused, match=f"one after step {oldest}"):
+                self.load(0, position)
+            return
+        self.load(0, position)
+        self.resume = position
+        if twice:
+            self.load(0, position)
+        if die:
+            self.crash(0, unheard=False)
+        self.load(1, position)
+        if self.core.config.retain:
+            assert self.core.ledger.committed == position.step
+        assert self.core.ledger.committed >= position.step
+
+    def load(self, rank: int, position: Position) -> None:
+        self.holds[rank] = set()
+        generation = self.core.ledger.generation
+        hello = RankHello(self.clients[rank], rank, DP_SIZE, generation, resume=position)
+        before = self.core.ledger.uncommitted()
+        effects = self.core.join(hello, self.now)
+        self.count_trained(before)
+        self.perform(effects)
+
+    def went_back(self, effect: WentBack) -> None:
+        gone = [number for number in self.steps_of if number > effect.after]
+        if not self.core.config.retain:
+            assert (effect.steps, effect.samples) == (0, 0)
+            assert effect.missing == len(gone)
+            return
+        assert effect.missing == 0
+        assert effect.steps == len(gone)
+        assert effect.samples == sum(len(self.steps_of[number]) for number in gone)
+        for number in gone:
+            self.trained.subtract(self.steps_of.pop(number))
 
     # -- producers ------------------------------------------------------------------------
 
@@ -165,10 +252,12 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(dice=st.integers(0, 9))
     def new_generation(self, dice: int) -> None:
-        if self.clients and dice:
-            return  # rare, so that a generation has time to train
+        if not self.clients or not dice:
+            self.begin_generation()  # rare, so that a generation has time to train
+
+    def begin_generation(self) -> None:
         self.births += 1
-        self.holds, self.released = {}, {}
+        self.holds, self.released, self.resume = {}, {}, None
         generation: int | None = None
         for rank in range(DP_SIZE):
             self.clients[rank] = f"{rank}.{self.births}"
@@ -211,7 +300,7 @@ class DispatchMachine(RuleBasedStateMachine):
             if following not in self.released.get(rank, set()):
                 return
             self.perform(self.core.demand(rank, following, self.now, hungry=False))
-            before = dict(self.core.ledger.steps)
+            before = self.core.ledger.uncommitted()
             self.perform(self.core.commit(rank, following, self.now))
             self.count_trained(before)
 
@@ -269,11 +358,24 @@ class DispatchMachine(RuleBasedStateMachine):
         at = self.core.statistics()
         assert at.balanced
         assert at.accepted >= len(self.accepted)  # a held push may be accepted in part
-        assert at.samples_committed == sum(self.trained.values())
+        assert at.samples_committed - at.samples_rewound == sum(self.trained.values())
+        assert (
+            at.samples_retained
+            == sum(len(names) for number, names in self.steps_of.items() if number > self.saved)
+            * self.core.config.retain
+        )
 
     @invariant()
     def nothing_is_trained_on_twice(self) -> None:
-        assert all(count == 1 for count in self.trained.values())
+        assert all(count <= 1 for count in self.trained.values())
+        assert all(count >= 0 for count in self.trained.values())
+
+    @invariant()
+    def what_only_the_journal_has_can_be_read_back(self) -> None:
+        steps = self.core.ledger.uncommitted()
+        for entry in (entry for step in steps for entry in step.entries()):
+            assert entry.sample.is_here or self.memory.payload(entry.ticket)
+        assert len(self.core.ledger.steps) <= self.core.config.max_open_steps
 
     @invariant()
     def caps_hold(self) -> None:
@@ -299,13 +401,13 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
     assert [group for group, _, _ in after.buffer.open_groups()] == [
         group for group, _, _ in before.buffer.open_groups()
     ]
-    assert {n: step.digest for n, step in after.ledger.steps.items()} == {
-        n: step.digest for n, step in before.ledger.steps.items()
+    assert {step.number: step.digest for step in after.ledger.uncommitted()} == {
+        step.number: step.digest for step in before.ledger.uncommitted()
     }
     assert after.ledger.generation == before.ledger.generation
-    accepted, committed = before.statistics().accepted, before.statistics().samples_committed
-    assert after.statistics().accepted == accepted
-    assert after.statistics().samples_committed == committed
+    assert after.ledger.resumed == before.ledger.resumed
+    for name in ("accepted", "samples_committed", "samples_rewound", "samples_retained", "run_id"):
+        assert getattr(after.statistics(), name) == getattr(before.statistics(), name)
 
 
 TestDispatchMachine = DispatchMachine.TestCase

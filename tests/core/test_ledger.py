@@ -22,6 +22,8 @@ def make_ledger(*, max_open_steps: int = 4) -> StepLedger:
     ledger = StepLedger(2, max_open_steps)
     ledger.join(hello(0, None), 0.0)
     ledger.join(hello(1), 0.0)
+    for rank in (0, 1):
+        ledger.demand(rank, -1, hungry=False)
     return ledger
 
 
