@@ -62,6 +62,9 @@ class StepLedger:
 
     def check(self, hello: RankHello) -> None:
         """Raise RankRefused or GenerationFenced for a rank that may not join."""
+        self._check_hello(hello)
+
+    def _check_hello(self, hello: RankHello) -> None:
         if hello.dp_size != self.dp_size:
             raise RankRefused(
                 f"DP rank {hello.dp_rank} says there are {hello.dp_size} DP ranks, this dispatcher "

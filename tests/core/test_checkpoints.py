@@ -257,11 +257,11 @@ def test_the_end_is_told_only_when_what_comes_again_was_given() -> None:
     run = Run(steps=3)
     run.perform(run.core.end_stream(run.now))
     run.run_to(2)
-    assert run.core.drained
+    assert run.core.statistics().phase == "drained"
     run.begin()
     start = len(run.log)
     run.load(-1)
-    assert not run.core.drained
+    assert run.core.statistics().phase == "ended"
     assert not any(isinstance(effect, EndRanks) for effect in run.log[start:])
     run.run_to(2)
     assert run.core.drained

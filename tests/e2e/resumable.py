@@ -53,7 +53,7 @@ def train(args: argparse.Namespace) -> None:
     ):
         state = {"model": network.state_dict(), "stream": stream}
         if latest.exists():
-            dcp.load(state, checkpoint_id=latest.read_text())
+            dcp.load(state, checkpoint_id=latest.read_text())  # type: ignore[attr-defined]
         for step in stream:
             seen = {
                 "event": "taken",
@@ -79,7 +79,7 @@ def train(args: argparse.Namespace) -> None:
             diary.write(json.dumps(done) + "\n")
             if (step.number + 1) % args.every == 0:
                 folder = args.out / f"step-{step.number}"
-                dcp.save(state, checkpoint_id=folder)
+                dcp.save(state, checkpoint_id=folder)  # type: ignore[attr-defined]
                 if rank == 0:
                     latest.write_text(str(folder))
                 stream.checkpoint_saved(stream.state_dict())
