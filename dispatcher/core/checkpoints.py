@@ -44,6 +44,7 @@ class Checkpoints:
             [] if rewound else steps,
             memory.next_step,
             memory.generation,
+            memory.dp_size,
             again=steps if rewound else [],
             resumed=memory.resumed,
         )

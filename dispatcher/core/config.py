@@ -1,10 +1,14 @@
 """What the core needs to know of the settings."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.freshness import StalenessPolicy
 from dispatcher.core.trigger import TriggerConfig
+
+#: Raises ConfigError if steps cannot be planned for so many DP ranks.
+SizeCheck = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +17,8 @@ class DispatchConfig:
 
     drop_above: accepted samples of more tokens than this are dropped, with their groups.
     durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
-    that covers them is reported saved; needs a journal, which has their payloads.
+    that covers them is reported saved; needs a journal, which has their payloads. check_size: which
+    other `dp_size` a new generation may bring; None: no other.
     """
 
     dp_size: int
@@ -22,6 +27,7 @@ class DispatchConfig:
     target_excess: float = 0.01
     groups_matter: bool = True
     flush_partial: bool = True
+    check_size: SizeCheck | None = None
     drop_above: int | None = None
     durable: bool = False
     retain: bool = False

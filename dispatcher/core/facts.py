@@ -32,7 +32,10 @@ class FloorRaised:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step holds these tickets, by DP rank and micro-batch; others were passed over once more."""
+    """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
+
+    Of a step that is open already it is the new plan.
+    """
 
     step: int
     digest: str
@@ -66,9 +69,10 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True)
 class GenerationBegan:
-    """A new process group has this number."""
+    """A new process group has this number, and so many DP ranks."""
 
     generation: int
+    dp_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ class Remembered:
     committed and retained. resumed: the step after which the current generation goes on, if it
     loaded a checkpoint; saved: the last step that a saved checkpoint covers. producers: floor and
     accepted numbers at or above it. given_ids: oldest first. totals: as `Dispatch.totals` gave it.
+    dp_size: of the last generation, None if there was none.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -153,6 +158,7 @@ class Remembered:
     next_step: int = 0
     run_id: str = ""
     generation: int = 0
+    dp_size: int | None = None
     resumed: int | None = None
     saved: int = -1
     policy_version: int | None = None

@@ -2,20 +2,25 @@
 
 A rank's standing is a few watermarks over step numbers, since it prepares, takes and commits
 steps in order. Invariants: a step is released only when every DP rank holds it and has said where
-it goes on; it is committed only when every DP rank has said so in one generation; open steps are
-never changed, so a step that is delivered again is identical. Steps that a rewind has made
-uncommitted wait in `again` and are opened one by one, as ranks have room for them.
+it goes on; it is committed only when every DP rank has said so in one generation; a step that is
+delivered again is identical, unless a generation brought another number of DP ranks: then open
+steps are planned again one by one, in order, from the same samples, and from the first that is not
+yet on nothing is delivered. Steps that a rewind has made uncommitted wait in `again` and are opened
+one by one, as ranks have room for them.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 from dispatcher.core.buffer import Entry
+from dispatcher.core.config import SizeCheck
 from dispatcher.core.events import Deliver, Effect, FailRanks, Redelivered, Release
 from dispatcher.core.standing import RankHello, RankStanding
-from dispatcher.core.step import OpenStep, StepEvent, StepState, step_digest
+from dispatcher.core.step import MicroBatches, OpenStep, StepEvent, StepState, step_digest
 from dispatcher.errors import (
     CheckpointRefused,
+    ConfigError,
     DispatcherError,
     GenerationFenced,
     ProtocolError,
@@ -27,8 +32,12 @@ from dispatcher.plan import Plan
 class StepLedger:
     """Owns open steps and rank standings of the current generation."""
 
-    def __init__(self, dp_size: int, max_open_steps: int) -> None:
+    def __init__(
+        self, dp_size: int, max_open_steps: int, check_size: SizeCheck | None = None
+    ) -> None:
+        #: DP ranks of the current generation; of the first one, before it has begun.
         self.dp_size = dp_size
+        self._check_size = check_size
         self.max_open_steps = max_open_steps
         self.generation = 0
         self.next_step = 0
@@ -50,6 +59,7 @@ class StepLedger:
         self.check(hello)
         effects: list[Effect] = []
         if hello.generation is None:
+            self.dp_size = hello.dp_size
             effects += self._begin_generation(hello.client_id)
         return effects + self._seat(hello, now)
 
@@ -63,25 +73,16 @@ class StepLedger:
     def check(self, hello: RankHello) -> None:
         """Raise RankRefused or GenerationFenced for a rank that may not join."""
         self._check_hello(hello)
+        if hello.generation is None and hello.resume is not None:
+            raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
 
     def _check_hello(self, hello: RankHello) -> None:
-        if hello.dp_size != self.dp_size:
+        if hello.dp_rank >= hello.dp_size:
             raise RankRefused(
-                f"DP rank {hello.dp_rank} says there are {hello.dp_size} DP ranks, this dispatcher "
-                f"serves {self.dp_size}; start it with --dp-size {hello.dp_size}"
-            )
-        if hello.dp_rank >= self.dp_size:
-            raise RankRefused(
-                f"DP rank {hello.dp_rank} is out of range, ranks are 0 to {self.dp_size - 1}"
+                f"DP rank {hello.dp_rank} is out of range, ranks are 0 to {hello.dp_size - 1}"
             )
         if hello.generation is None:
-            if hello.resume is not None:
-                raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
-            if hello.dp_rank != 0:
-                raise RankRefused(
-                    f"DP rank {hello.dp_rank} asked for a new generation; only DP rank 0 may, and "
-                    "shares the number with the others"
-                )
+            self._check_founder(hello)
             return
         if hello.generation > self.generation:
             raise GenerationFenced(
@@ -92,6 +93,12 @@ class StepLedger:
             raise GenerationFenced(
                 f"generation {hello.generation} is over, the current one is {self.generation}; "
                 "a newer process group has taken its place"
+            )
+        if hello.dp_size != self.dp_size:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} says there are {hello.dp_size} DP ranks, generation "
+                f"{self.generation} has {self.dp_size}; another number of ranks is another process "
+                "group, whose DP rank 0 asks for a new generation"
             )
         if self.failed is not None:
             raise self.failed
@@ -109,6 +116,24 @@ class StepLedger:
                 "client; two processes claim one rank"
             )
 
+    def _check_founder(self, hello: RankHello) -> None:
+        if hello.dp_rank != 0:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} asked for a new generation; only DP rank 0 may, and "
+                "shares the number with the others"
+            )
+        if hello.dp_size == self.dp_size:
+            return
+        if self._check_size is None:
+            raise RankRefused(
+                f"DP rank 0 says there are {hello.dp_size} DP ranks, this dispatcher serves "
+                f"{self.dp_size}; start it with --dp-size {hello.dp_size}, or with --elastic"
+            )
+        try:
+            self._check_size(hello.dp_size)
+        except ConfigError as error:
+            raise RankRefused(f"no steps for {hello.dp_size} DP ranks: {error}") from error
+
     def _begin_generation(self, asked_by: str) -> list[Effect]:
         # Whoever asks may have asked before, and lost its connection before it heard the answer.
         fenced = tuple(rank.client_id for rank in self.ranks.values() if rank.client_id != asked_by)
@@ -123,7 +148,8 @@ class StepLedger:
             effects.append(FailRanks(fenced, error))
         for step in self.steps.values():
             step.move(StepEvent.NEW_GENERATION)
-            effects.append(Redelivered(step.number, "new-generation"))
+            fits = step.dp_size == self.dp_size
+            effects.append(Redelivered(step.number, "new-generation" if fits else "new-size"))
         return effects
 
     def _seat(self, hello: RankHello, now: float) -> list[Effect]:
@@ -147,7 +173,7 @@ class StepLedger:
             told = max(hello.taken, hello.committed, *hello.received, -1) if hello.begun else -1
             while self.again and self.again[0].number <= told:
                 effects += self.open_again()
-            begun, last = self.committed, self.last
+            begun, last = self.committed, self.last_ready
             rank.committed = min(max(begun, hello.committed), last)
             rank.taken = min(max(begun, hello.taken), last)
             rank.prepared = min(max(begun, hello.taken, *hello.received, -1), last)
@@ -156,7 +182,7 @@ class StepLedger:
         self.ranks[hello.dp_rank] = rank
         if not self._agrees(rank):
             return effects
-        for number in [number for number in self.steps if number > rank.committed]:
+        for number in self._ready_after(rank.committed):
             first = hello.received.get(number, 0) if known is None or same_client else 0
             effects.append(Deliver(hello.dp_rank, number, first))
             if known is not None:
@@ -190,7 +216,7 @@ class StepLedger:
         if not self._agrees(rank):
             return []  # of a step that was open before the others went back
         step = self.steps.get(number)
-        if step is None:
+        if step is None or number > self.last_ready:
             raise ProtocolError(f"DP rank {dp_rank} prepared step {number}, which is not open")
         if digest != step.digest:
             return self.fail(
@@ -279,7 +305,8 @@ class StepLedger:
         """Open the next step of those that wait; returns its delivery."""
         step = self.again.popleft()
         self.steps[step.number] = step
-        return [Redelivered(step.number, "rewind"), *self._deliver(step.number)]
+        effects = self._deliver(step.number) if step.number <= self.last_ready else []
+        return [Redelivered(step.number, "rewind"), *effects]
 
     def uncommitted(self) -> list[OpenStep]:
         """Every step that is planned and not committed, by number."""
@@ -306,31 +333,64 @@ class StepLedger:
         steps: Iterable[OpenStep],
         next_step: int,
         generation: int,
+        dp_size: int | None,
         *,
         again: Iterable[OpenStep] = (),
         resumed: int | None = None,
     ) -> None:
-        """Start from what an earlier process left open; no rank is seated yet."""
+        """Start from what an earlier process left open; no rank is seated yet.
+
+        dp_size: of that generation. It stays, unless the settings no longer allow it: then its
+        ranks cannot come back, and open steps wait for the next generation.
+        """
         self.steps = {step.number: step for step in steps}
         self.again = deque(again)
         self.next_step, self.generation, self.resumed = next_step, generation, resumed
+        if dp_size is not None and self._check_size is not None:
+            with suppress(ConfigError):
+                self._check_size(dp_size)
+                self.dp_size = dp_size
 
     # -- steps ------------------------------------------------------------------------------
 
     def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
         """Add the next step; returns its first delivery to every rank, if none comes before it."""
-        micro_batches = tuple(
-            tuple(tuple(entries[int(at)] for at in part) for part in rank)
-            for rank in plan.micro_batches
-        )
         number = self.next_step
         self.next_step += 1
-        step = OpenStep(number, micro_batches, step_digest(number, micro_batches), now)
+        micro_batches = _lay_out(plan, entries)
+        digest = step_digest(number, micro_batches)
+        step = OpenStep(number, micro_batches, digest, now, dp_size=self.dp_size)
         if self.again:  # it was being planned when the ranks went back
             self.again.append(step)
             return []
         self.steps[number] = step
         return self._deliver(number)
+
+    def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
+        """Replace an outgrown step's plan; returns the delivery of what it held back."""
+        micro_batches = _lay_out(plan, entries)
+        digest, planned_at = step_digest(number, micro_batches), self.steps[number].planned_at
+        step = OpenStep(number, micro_batches, digest, planned_at, dp_size=self.dp_size)
+        self.steps[number] = step
+        return [
+            effect for ready in self._ready_after(number - 1) for effect in self._deliver(ready)
+        ]
+
+    @property
+    def outgrown(self) -> OpenStep | None:
+        """The first step that was planned for another number of DP ranks than there are now."""
+        steps = self.steps.values()
+        return next((step for step in steps if step.dp_size != self.dp_size), None)
+
+    @property
+    def last_ready(self) -> int:
+        """The last step that ranks may hear of."""
+        outgrown = self.outgrown
+        return self.last if outgrown is None else outgrown.number - 1
+
+    def _ready_after(self, number: int) -> list[int]:
+        last = self.last_ready
+        return [step for step in self.steps if number < step <= last]
 
     @property
     def in_flight(self) -> int:
@@ -393,4 +453,11 @@ def _disagreement(dp_rank: int, after: int | None, others: int | None) -> Checkp
     return CheckpointRefused(
         f"DP rank {dp_rank} has loaded {told(after)}, other DP ranks {told(others)}; every rank "
         "must load the same checkpoint, before its first step: restart all ranks"
+    )
+
+
+def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
+    return tuple(
+        tuple(tuple(entries[int(at)] for at in part) for part in rank)
+        for rank in plan.micro_batches
     )

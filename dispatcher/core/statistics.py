@@ -35,6 +35,7 @@ class Statistics:
     dropped: dict[DropReason, int]
     run_id: str
     generation: int
+    dp_size: int
     policy_version: int | None
     ranks_connected: int
     last_seen: dict[int, float]

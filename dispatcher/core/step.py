@@ -7,7 +7,8 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 COMMITTED <------------------- every rank committed -------------------+
     +---- the trainer went back to a checkpoint ----> PLANNED
 
-After a restart every open step is PLANNED again, and may be committed at once: ranks tell.
+After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
+of another number of DP ranks than there are now waits in PLANNED until a new plan replaces it.
 """
 
 from collections.abc import Iterator
@@ -66,13 +67,21 @@ MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries."""
+    """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries.
+
+    dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
+    simulation seats one rank that speaks for all, so the two may differ.
+    """
 
     number: int
     micro_batches: MicroBatches
     digest: str
     planned_at: float
     state: StepState = StepState.PLANNED
+    dp_size: int = 0
+
+    def __post_init__(self) -> None:
+        self.dp_size = self.dp_size or len(self.micro_batches)
 
     def move(self, event: StepEvent) -> None:
         """Follow the table; an illegal move raises and changes nothing."""
@@ -82,10 +91,8 @@ class OpenStep:
         self.state = after
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry of the step, rank by rank."""
-        for rank in self.micro_batches:
-            for micro_batch in rank:
-                yield from micro_batch
+        """Every sample's entry, rank by rank."""
+        return (entry for rank in self.micro_batches for part in rank for entry in part)
 
     def samples(self) -> Iterator[Sample]:
         """Every sample of the step, rank by rank."""
@@ -97,7 +104,7 @@ class OpenStep:
             tuple(tuple(_without_payload(entry) for entry in part) for part in rank)
             for rank in self.micro_batches
         )
-        return OpenStep(self.number, micro_batches, self.digest, self.planned_at, self.state)
+        return replace(self, micro_batches=micro_batches)
 
     def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """The tickets of its samples, in the same nesting."""

@@ -146,8 +146,8 @@ class Encoder:
                 return [RESUMED, after]
             case CheckpointSaved(step):
                 return [SAVED, step]
-            case GenerationBegan(generation):
-                return [GENERATION, generation]
+            case GenerationBegan(generation, dp_size):
+                return [GENERATION, generation, dp_size]
             case VersionReported(version):
                 return [VERSION, version]
             case PhaseEnded(version):

@@ -129,6 +129,7 @@ def remembered(
         generation=ledger.generation,
         resumed=ledger.resumed,
         saved=ledger.saved,
+        dp_size=ledger.dp_size,
         policy_version=ledger.policy_version,
         phases=tuple(state.phases()),
         ended=ledger.ended,

@@ -89,6 +89,7 @@ class Ledger:
     generation: int = 0
     resumed: int | None = None
     saved: int = -1
+    dp_size: int | None = None
     policy_version: int | None = None
     phases: list[int] = field(default_factory=list)
     ended: bool = False
@@ -248,6 +249,7 @@ class State:
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
         if number in self.steps:  # planned again: who is not in it any more is buffered
+            step.stage = self.steps[number].stage
             for ticket in self.steps[number].tickets():
                 self.kept[ticket].step = -1
         for kept in members:
@@ -300,7 +302,8 @@ class State:
             case records.RUN:
                 self.ledger.run_id = row[1]
             case records.GENERATION:
-                self.ledger.generation, self.ledger.resumed = row[1], None
+                _, self.ledger.generation, self.ledger.dp_size = row
+                self.ledger.resumed = None
             case records.VERSION:
                 self.ledger.policy_version = row[1]
             case records.PHASE:

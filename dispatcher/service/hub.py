@@ -15,6 +15,7 @@ from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConnectionLimit, DispatcherError, Stopping
 from dispatcher.sample import Sample
+from dispatcher.service.access import EVERYBODY, Access
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.gate import Gate, Log
 from dispatcher.service.metrics import Metrics
@@ -37,7 +38,10 @@ class Hub:
         metrics: Metrics,
         clock: Callable[[], float],
         journal: Log | None = None,
+        *,
+        access: Access = EVERYBODY,
     ) -> None:
+        self.access = access
         self.config = config
         self.core = core
         self.metrics = metrics
@@ -56,7 +60,12 @@ class Hub:
     def admits(self) -> DispatcherError | None:
         """Refuse connections beyond the limit."""
         limit = self.config.max_connections
-        return ConnectionLimit(limit) if len(self._roster.peers) >= limit else None
+        return ConnectionLimit(limit) if self.connections >= limit else None
+
+    @property
+    def connections(self) -> int:
+        """Connections of the sample plane, whether they have said hello or not."""
+        return len(self._roster.peers)
 
     def connected(self, peer: Peer) -> None:
         """A connection was made; it counts for its role once it has said hello."""
@@ -74,8 +83,10 @@ class Hub:
             case m.Bye():
                 self.gate.after(peer.take_leave)
             case m.HelloProducer():
+                self.access.check_token(message.token)
                 self._welcome_producer(peer)
             case m.HelloRank():
+                self.access.check_token(message.token)
                 self._welcome_rank(peer, message, now)
             case m.Push():
                 samples = samples_of(message, payload, self.config.group_size)
@@ -161,13 +172,17 @@ class Hub:
             saved=message.saved,
         )
         effects = self.core.join(hello, now)
+        if message.generation is None:
+            self._hungry_since.clear()  # of ranks that are fenced now
         if peer.welcomed:  # on this connection: it has loaded a checkpoint since
             peer.forget()
         else:
             self.metrics.connections.labels("rank").inc()
         self._roster.seat(peer.client_id, message.dp_rank, peer)
         generation = self.core.ledger.generation
-        log.info("DP rank %d joined generation %d", message.dp_rank, generation)
+        log.info(
+            "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
+        )
         standing = self.core.ledger.ranks.get(message.dp_rank)
         welcome = m.WelcomeRank(
             run_id=self.core.run_id,

@@ -193,8 +193,8 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "retained": [plain_step(step) for step in remembered.retained],
         "single": (
             remembered.next_ticket, remembered.next_step, remembered.generation,
-            remembered.policy_version, remembered.ended, remembered.run_id, remembered.resumed,
-            remembered.saved,
+            remembered.dp_size, remembered.policy_version, remembered.ended, remembered.run_id,
+            remembered.resumed, remembered.saved,
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
@@ -216,6 +216,7 @@ class Model:
         self.run_id, self.saved = "", -1
         self.resumed: int | None = None
         self.next_ticket = self.next_step = self.generation = 0
+        self.dp_size: int | None = None
         self.version: int | None = None
         self.ended = False
         self.phases: set[int] = set()
@@ -254,8 +255,8 @@ class Model:
             "steps": [self._plain_step(number) for number in self.open()],
             "retained": [self._plain_step(number) for number in sorted(self.retained)],
             "single": (
-                self.next_ticket, self.next_step, self.generation, self.version, self.ended,
-                self.run_id, self.resumed, self.saved,
+                self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
+                self.ended, self.run_id, self.resumed, self.saved,
             ),
             "phases": self._phases(),
             "producers": {
@@ -337,8 +338,8 @@ class Model:
         match fact:
             case RunBegan(run_id):
                 self.run_id = run_id
-            case GenerationBegan(generation):
-                self.generation, self.resumed = generation, None
+            case GenerationBegan(generation, dp_size):
+                self.generation, self.dp_size, self.resumed = generation, dp_size, None
             case VersionReported(version):
                 self.version = version
             case PhaseEnded(version):
@@ -369,8 +370,10 @@ class Player:
         kind, random = self.random.random(), self.random
         if kind < 0.55:
             return [self._accepted(at) for at in range(random.randrange(1, 5))]
-        if kind < 0.70:
+        if kind < 0.66:
             return self._planned()
+        if kind < 0.70 and self.model.open():
+            return self._planned_again()
         if kind < 0.83 and self.model.open():
             return [Committed(self.model.open()[0], retained=random.random() < 0.5)]
         if kind < 0.86 and self.model.retained:
@@ -382,7 +385,7 @@ class Player:
         producer = f"p-{random.randrange(3)}"
         others: list[Fact] = [
             FloorRaised(producer, random.randrange(self.model.next_ticket + 1)),
-            GenerationBegan(self.model.generation + 1),
+            GenerationBegan(self.model.generation + 1, random.randrange(1, 5)),
             VersionReported((self.model.version or 0) + random.randrange(2)),
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
@@ -424,3 +427,12 @@ class Player:
         over = tuple(ticket for ticket in buffered if ticket not in chosen)
         number = self.model.next_step
         return [Planned(number, f"digest-{number}", number / 4, ranks, over)]
+
+    def _planned_again(self) -> list[Fact]:
+        """An open step for another number of ranks: the same samples, elsewhere."""
+        number = self.random.choice(self.model.open())
+        before, size = self.model.steps[number], self.random.randrange(1, 4)
+        members = self.model.members(number)
+        self.random.shuffle(members)
+        ranks = tuple((tuple(members[rank::size]),) for rank in range(size))
+        return [Planned(number, f"{before.digest}+", before.planned_at, ranks, ())]
