@@ -41,6 +41,7 @@ def serve(folder: Path, address: str, retain: str = "checkpoint") -> ServeProces
         dispatch_batch_size=BATCH,
         micro_batch_tokens=2048,
         oversize="alone",
+        window_multiple=1,  # so that a step's samples do not depend on the number of ranks
         buffer_capacity=400,  # all of them, so that plans do not depend on the clock
         journal_dir=folder / "journal",
         retain=retain,
