@@ -124,7 +124,8 @@ def _describe(item: Field) -> str:
 class Sample:
     """One finished rollout.
 
-    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes.
+    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes; empty where only the
+        journal has it.
     loss_tokens: tokens that the loss counts, 0 to `tokens`.
     group_size: members that `group_id` will have in the end; 1 without a group.
     policy_version: version of the weights that wrote its oldest token; None if not tracked.
@@ -143,3 +144,8 @@ class Sample:
     def nbytes(self) -> int:
         """Bytes of the payload."""
         return self.payload.nbytes
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the payload is in memory."""
+        return self.payload.nbytes == self.schema.nbytes(self.tokens)

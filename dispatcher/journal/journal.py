@@ -141,6 +141,13 @@ class Journal:
             self._wake.notify()
             return self._appended
 
+    def fetch(self, ticket: int) -> bytes:
+        """Read back the payload of a sample that is neither dropped nor done with.
+
+        Raises JournalError if it is not kept, JournalCorrupt if it is not what was written.
+        """
+        return self._store.fetch(ticket)
+
     def statistics(self) -> JournalStatistics:
         """What there is now."""
         return replace(

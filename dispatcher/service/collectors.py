@@ -87,6 +87,13 @@ class CoreCollector:
             ("small_steps", "Steps of fewer samples than a batch.", at.small_steps),
             ("steps_committed", "Steps that every rank applied.", at.steps_committed),
             ("samples_committed", "Samples of committed steps.", at.samples_committed),
+            ("steps_rewound", "Committed steps that a rewind opened again.", at.steps_rewound),
+            ("samples_rewound", "Samples of steps that were rewound.", at.samples_rewound),
+            (
+                "steps_not_rewound",
+                "Steps trained after the checkpoint that was loaded, and gone.",
+                at.steps_not_rewound,
+            ),
             (
                 "dispatched_tokens",
                 "Tokens of planned samples.",
@@ -112,6 +119,13 @@ class CoreCollector:
             ("pushes_held", "Pushes that wait for room.", at.pushes_held),
             ("samples_in_flight", "Samples of open steps.", at.in_flight),
             ("open_steps", "Steps planned and not committed.", at.open_steps),
+            (
+                "steps_retained",
+                "Committed steps that no saved checkpoint covers.",
+                at.steps_retained,
+            ),
+            ("samples_retained", "Samples of retained steps.", at.samples_retained),
+            ("retained_bytes", "Payload bytes of retained steps, on disk.", at.retained_bytes),
             ("generation", "Process groups that have joined so far.", at.generation),
             ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),

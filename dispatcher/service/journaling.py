@@ -47,7 +47,8 @@ def open_journal(
     core.restore(memory)
     metrics.watch_journal(journal)
     log.info(
-        "journal %s: %d samples buffered, %d open steps, next step %d",
-        config.journal_dir, len(memory.entries), len(memory.steps), memory.next_step,
+        "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",
+        config.journal_dir, core.run_id, len(memory.entries), len(memory.steps),
+        len(memory.retained), memory.next_step,
     )  # fmt: skip
     return journal

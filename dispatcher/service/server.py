@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import signal
+from uuid import uuid4
 
 from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.clock import SteadyClock
@@ -18,7 +19,7 @@ from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
-from dispatcher.service.config import LastBatch, ServeConfig
+from dispatcher.service.config import LastBatch, Retain, ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
@@ -69,13 +70,14 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
         durable=config.journal_dir is not None,
+        retain=config.retain is Retain.CHECKPOINT,
     )
 
 
 async def _serve(config: ServeConfig) -> int:
     loop = asyncio.get_running_loop()
     clock = SteadyClock(loop.time)
-    core = Dispatch(core_config(config))
+    core = Dispatch(core_config(config), uuid4().hex)
     metrics = Metrics(config, core, clock)
     journal = open_journal(config, core, metrics, clock)
     hub = Hub(config, core, metrics, clock, journal, access=config.access())

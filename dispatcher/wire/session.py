@@ -4,6 +4,7 @@
          |
          +-------HelloRank-------> RANK ------Bye--> CLOSED
 
+A rank says hello again when it has loaded a checkpoint.
 A message that the table does not have raises ProtocolError, names message and state, and
 changes nothing. Sans-IO: bytes go in through `get_buffer`/`received`, messages come out.
 """
@@ -34,7 +35,15 @@ NEXT: dict[tuple[State, type[m.Message]], State] = {
     },
     **{
         (State.RANK, kind): State.RANK
-        for kind in (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.Ping)
+        for kind in (
+            m.HelloRank,
+            m.Demand,
+            m.PolicyVersion,
+            m.Prepared,
+            m.Commit,
+            m.CheckpointSaved,
+            m.Ping,
+        )
     },
     (State.PRODUCER, m.Bye): State.CLOSED,
     (State.RANK, m.Bye): State.CLOSED,

@@ -15,6 +15,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import Any
 
 import numpy as np
 
@@ -44,9 +45,9 @@ def produce(endpoint: str, samples: int) -> None:
             producer.push_many(batch)
 
 
-def turn(folder: Path, way: dict[str, object], samples: int) -> float:
+def turn(folder: Path, way: dict[str, Any], samples: int) -> float:
     """Samples a second."""
-    journal = {"journal_dir": folder / "journal", **way} if way else {}
+    journal: dict[str, Any] = {"journal_dir": folder / "journal", **way} if way else {}
     with ExitStack() as stack:
         server = stack.enter_context(
             ServeProcess(
