@@ -167,7 +167,7 @@ def first_held(cost: FloatArray, take: int) -> list[int]:
     """How many of the heaviest each candidate leaves behind, where it takes the oldest else."""
     pool = pool_of(cost)
     light = len(cost) - take
-    masks = list(Lane.of(pool).candidates(take))[2:]  # the first two let them leave together
+    masks = list(Lane.of(pool, take).candidates(take))[2:]  # the first two let them leave together
     return [int((~keep[pool.order[:light]]).sum()) for keep in masks]
 
 
@@ -182,7 +182,7 @@ def test_outliers_with_company_are_held_as_few_as_help_and_lone_ones_with_many()
 def test_every_candidate_of_the_lane_takes_what_is_forced_and_the_right_number() -> None:
     cost = np.random.default_rng(2).lognormal(1, 1, 100)
     forced = np.arange(100) % 9 == 0
-    for keep in Lane.of(pool_of(cost, forced)).candidates(64):
+    for keep in Lane.of(pool_of(cost, forced), 64).candidates(64):
         assert keep.sum() == 64
         assert keep[forced].all()
 
