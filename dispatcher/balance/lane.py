@@ -23,6 +23,7 @@ Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 
 Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,8 +45,9 @@ _COMPANY = (1, 4)
 _WATCHED_COLUMNS = 2
 #: Weight of a debt against waiting now.
 _DEBT_WEIGHT = 2.0
-#: Share of what is held that may differ from the window's lengths, and the price of the rest.
-_UNLIKE, _BIAS_WEIGHT = 0.15, 0.02
+#: Share of what is held that may differ from the window's lengths, besides what chance makes of
+#: so few, and the price of the rest.
+_UNLIKE, _BIAS_WEIGHT = 0.1, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Lane:
     outliers: int
     has_company: bool
     weighs_bias: bool
+    shares: FloatArray
     watched: IntArray
     charge: FloatArray
 
@@ -104,12 +107,15 @@ class Lane:
             outliers=outliers,
             has_company=bool(companion >= _COMPANY_COST * cost[0]),
             weighs_bias=not pool.columns and (not outliers or 2 * (len(order) - take) >= take),
+            shares=np.arange(1, len(order) + 1) / len(order),
             watched=order[:count],
             charge=charge / max(pool.share, 1e-300),
         )
 
     def debt(self, keep: BoolArray) -> float:
         """What the worst of the watched items that stay behind may cost later, as excess."""
+        if not len(self.watched):
+            return 0.0
         return float(self.charge[~keep[self.watched]].max(initial=0.0))
 
     def bias(self, keep: BoolArray) -> float:
@@ -117,9 +123,9 @@ class Lane:
         if not self.weighs_bias:
             return 0.0
         held = np.cumsum(~keep[self.order])
-        n = len(held)
-        ahead = held / max(int(held[-1]), 1) - np.arange(1, n + 1) / n
-        return _BIAS_WEIGHT * max(float(np.abs(ahead).max()) - _UNLIKE, 0.0)
+        count = max(int(held[-1]), 1)
+        distance = float(np.abs(held / count - self.shares).max())
+        return _BIAS_WEIGHT * max(distance - _UNLIKE - 1 / math.sqrt(count), 0.0)
 
     def candidates(self, take: int) -> Iterator[BoolArray]:
         """The heaviest together; then some of the heaviest held, and the next ones together."""
@@ -137,7 +143,7 @@ class Lane:
         """How many to hold, as tried in turn."""
         spare = len(self.order) - take
         if not self.outliers:
-            return _quarters(min(take // _HELD_FOR_SHAPE, spare))[::-1]
+            return _quarters(min(take // _HELD_FOR_SHAPE, spare))[1::-1]
         if not self.has_company:
             return _quarters(min(take // _HELD_ALONE, spare))
         most = max(min(take // _HELD, spare), 1)

@@ -41,6 +41,8 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = N
     left 4 - 1 * 2 = 2 must go: the first and one more.
     """
     size = np.ones(len(left), dtype=np.int64) if size is None else size
+    if not must_go.any() and int(size.sum()) <= int(left.min(initial=0)) * take:
+        return np.zeros(len(left), dtype=bool)  # even the first deadline leaves room for all
     urgency = np.where(must_go, -1, np.clip(left, 0, 32767)).astype(np.int16)  # sorts by radix
     order = np.argsort(urgency, kind="stable")
     held = np.cumsum(size[order])
@@ -62,7 +64,9 @@ def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
     lane = Lane.of(pool, take)
     least += lane.debt(best) + lane.bias(best)
     for candidate in _candidates(pool, lane, take):
-        excess = judge(candidate) + lane.debt(candidate) + lane.bias(candidate)
+        excess = judge(candidate)
+        if excess < least:  # else it has lost already
+            excess += lane.debt(candidate) + lane.bias(candidate)
         if excess < least - 1e-9:
             best, least = candidate, excess
         if least <= GOOD_ENOUGH:
