@@ -2,7 +2,9 @@
 
     cli -> service, simulate -> journal -> core, wire -> balance -> words (sample, plan, errors)
 
-workers stand beside: they may use wire, balance and words; nothing in dispatcher knows them.
+security (tokens and certificates from files) needs words only; service, cli and workers use it.
+workers stand beside: they may use wire, security, balance and words; nothing in dispatcher knows
+them.
 """
 
 import ast
@@ -18,18 +20,20 @@ WORDS = {"words"}
 #: Part of the house -> the parts that it may import, itself included.
 MAY_IMPORT = {
     "words": WORDS,
+    "security": {"security"} | WORDS,
     "balance": {"balance"} | WORDS,
     "wire": {"wire"} | WORDS,
     "core": {"core", "balance"} | WORDS,
     "simulate": {"simulate", "core", "balance"} | WORDS,
     "journal": {"journal", "core"} | WORDS,
-    "service": {"service", "journal", "core", "wire", "balance"} | WORDS,
-    "cli": {"cli", "service", "simulate", "journal", "core", "wire", "balance"} | WORDS,
-    "workers": {"workers", "wire", "balance"} | WORDS,
+    "service": {"service", "journal", "core", "wire", "security", "balance"} | WORDS,
+    "cli": {"cli", "service", "simulate", "journal", "core", "wire", "security", "balance"} | WORDS,
+    "workers": {"workers", "wire", "security", "balance"} | WORDS,
 }
 #: Third-party packages a part may import.
 THIRD_PARTY = {
     "words": {"numpy"},
+    "security": set(),
     "balance": {"numpy"},
     "wire": {"pydantic"},
     "core": {"numpy"},

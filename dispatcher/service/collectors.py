@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,17 +17,21 @@ from dispatcher.core.lengths import LengthCounts
 from dispatcher.core.statistics import Statistics
 from dispatcher.service.config import ServeConfig
 
+if TYPE_CHECKING:
+    from dispatcher.journal.journal import Journal
+
 _Label = TypeVar("_Label", bound=str)
 
 
 class PerRank:
-    """Counters with one series a DP rank.
+    """Counters with one series a DP rank of the current process group.
 
     Not `Counter`s of prometheus-client: to that, `rank_wait_seconds_total` and the histogram
     `rank_wait_seconds` are one name, which they are in OpenMetrics and not in the text format.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, core: Dispatch) -> None:
+        self._core = core
         self.wait: defaultdict[int, float] = defaultdict(float)
         self.cost: defaultdict[int, float] = defaultdict(float)
 
@@ -42,7 +46,7 @@ class PerRank:
             ("rank_dispatched_cost", "Estimated cost planned for each rank.", self.cost),
         ):
             family = CounterMetricFamily(f"dispatcher_{name}", text, labels=["dp_rank"])
-            for dp_rank in sorted(values):
+            for dp_rank in sorted(rank for rank in values if rank < self._core.ledger.dp_size):
                 family.add_metric([str(dp_rank)], values[dp_rank])
             yield family
 
@@ -109,6 +113,7 @@ class CoreCollector:
             ("samples_in_flight", "Samples of open steps.", at.in_flight),
             ("open_steps", "Steps planned and not committed.", at.open_steps),
             ("generation", "Process groups that have joined so far.", at.generation),
+            ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),
             ("step_wanted", "1 while every rank has room for one more step.", at.wanted),
             ("policy_version", "Policy version last reported.", at.policy_version or 0),
@@ -131,6 +136,31 @@ class CoreCollector:
         for dp_rank, seen in at.last_seen.items():
             family.add_metric([str(dp_rank)], seen + offset)
         return family
+
+
+class JournalCollector:
+    """What the journal holds, and whether it can hold more."""
+
+    def __init__(self, journal: "Journal") -> None:
+        self._journal = journal
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of one snapshot."""
+        at = self._journal.statistics()
+        yield GaugeMetricFamily("dispatcher_journal_bytes", "Bytes on disk.", value=at.nbytes)
+        yield GaugeMetricFamily(
+            "dispatcher_journal_failing",
+            "1 while nothing becomes durable: no room, or broken.",
+            value=float(self._journal.failure is not None),
+        )
+        errors = CounterMetricFamily(
+            "dispatcher_journal_errors",
+            "Times that the journal had no room, or broke.",
+            labels=["reason"],
+        )
+        for reason, count in at.errors.items():
+            errors.add_metric([str(reason)], count)
+        yield errors
 
 
 def _lengths(counts: LengthCounts) -> Metric:

@@ -40,7 +40,8 @@ def open_journal(
         config.journal_dir,
         parse_sync(config.journal_sync),
         to_wall=lambda at: at + offset,
-        from_wall=lambda at: at - offset,
+        # The time of day may have been set back since: nothing has happened in the future.
+        from_wall=lambda at: min(at - offset, clock()),
         id_horizon=config.sample_id_horizon,
     )
     core.restore(memory)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     Info,
     PlatformCollector,
@@ -23,7 +22,7 @@ from dispatcher import __version__
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import StepPlanned
 from dispatcher.plan import Layout
-from dispatcher.service.collectors import CoreCollector, PerRank
+from dispatcher.service.collectors import CoreCollector, JournalCollector, PerRank
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.histogram import ArrayHistogram
 
@@ -43,7 +42,7 @@ class Metrics:
     def __init__(self, config: ServeConfig, core: Dispatch, clock: Callable[[], float]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
-        self._config = config
+        self._config, self._core = config, core
         self._padded = config.layout is Layout.PADDED
         registry = self.registry
         ProcessCollector(registry=registry)
@@ -147,7 +146,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._per_rank = PerRank()
+        self._per_rank = PerRank(self._core)
         if self._config.per_rank_metrics:
             registry.register(self._per_rank)
 
@@ -159,14 +158,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        size = Gauge("dispatcher_journal_bytes", "Bytes on disk.", registry=self.registry)
-        size.set_function(lambda: journal.statistics().nbytes)
-        errors = Gauge(
-            "dispatcher_journal_failing",
-            "1 while nothing becomes durable: no room, or broken.",
-            registry=self.registry,
-        )
-        errors.set_function(lambda: float(journal.failure is not None))
+        self.registry.register(JournalCollector(journal))
         journal.on_sync = syncs.observe
 
     def step_planned(self, step: StepPlanned) -> None:
