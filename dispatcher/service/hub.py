@@ -77,7 +77,7 @@ class Hub:
         match message:
             case m.Ping() if peer.role == "producer":
                 # It confirms what the producer said before; a rank repeats itself in its hello.
-                self.gate.after(partial(peer.send, m.Pong()))
+                self.gate.after(partial(self._confirm, peer))
             case m.Ping():
                 peer.send(m.Pong())
             case m.Bye():
@@ -99,6 +99,7 @@ class Hub:
             case m.EndPhase():
                 self.perform(self.core.end_phase(message.policy_version, now))
             case m.EndStream():
+                self._roster.ends(peer.client_id)
                 self.perform(self.core.end_stream(now))
             case _ if (seat := self._roster.seats.get(peer.client_id)) and seat.peer is peer:
                 self._rank_said(seat.dp_rank, message, now)
@@ -111,6 +112,7 @@ class Hub:
             self.metrics.connection_errors.labels(peer.role, reason).inc()
         if roster.producers.get(peer.client_id) is peer:
             del roster.producers[peer.client_id]
+            roster.left(peer.client_id, for_good=reason == "bye")
             self.core.producer_gone(peer.client_id)
         seat = roster.seats.get(peer.client_id)
         if seat is not None and seat.peer is peer:
@@ -140,6 +142,12 @@ class Hub:
         effects = self.core.push(push, self.clock(), may_hold=False)
         self.perform(effects)
         return next(effect for effect in effects if isinstance(effect, PushAnswered))
+
+    def _confirm(self, peer: Peer) -> None:
+        peer.send(m.Pong())
+        if self._roster.producers.get(peer.client_id) is peer:
+            self._roster.answered(peer.client_id)
+            self._check_done()
 
     def _welcome_producer(self, peer: Peer) -> None:
         before = self._roster.producers.get(peer.client_id)
@@ -231,7 +239,8 @@ class Hub:
     async def finished(self) -> None:
         """Return when everything is committed and every rank has left. Raises what broke us.
 
-        A rank that went without a goodbye has `drain_timeout` to come back for the end.
+        Who went without a goodbye has `drain_timeout` to come back for the end: a DP rank, or a
+        producer that ended the stream and would look for us until it hears that it was heard.
         """
         failure = self._performer.failure
         failure.add_done_callback(lambda _: self._done.set())
@@ -242,7 +251,7 @@ class Hub:
     def _check_done(self) -> None:
         if not self.core.drained or self._roster.seats:
             return
-        if self.core.deserted:
+        if self.core.deserted and self._roster.end_is_known:
             self._done.set()
         elif self._last_call is None:
             loop = asyncio.get_running_loop()
@@ -251,7 +260,7 @@ class Hub:
     def _give_up(self) -> None:
         self._last_call = None
         if not self._roster.seats:
-            log.warning("a DP rank left without a goodbye and did not come back")
+            log.warning("a client left without a goodbye and did not come back")
             self._done.set()
 
     def close_silent(self, away: float) -> None:

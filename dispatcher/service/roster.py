@@ -25,6 +25,32 @@ class Roster:
         self.peers: set[Peer] = set()
         self.producers: dict[str, Peer] = {}
         self.seats: dict[str, Seat] = {}
+        self._enders: dict[str, bool] = {}
+
+    # -- the end of the stream
+
+    def ends(self, client_id: str) -> None:
+        """This producer ends the stream, and waits to hear that it was heard."""
+        self._enders[client_id] = False
+
+    def answered(self, client_id: str) -> None:
+        """Everything that this producer has said was answered on its connection."""
+        if client_id in self._enders:
+            self._enders[client_id] = True
+
+    def left(self, client_id: str, *, for_good: bool) -> None:
+        """A producer is gone; unless it said goodbye, the answer may have been lost with it."""
+        if for_good:
+            self._enders.pop(client_id, None)
+        elif client_id in self._enders:
+            self._enders[client_id] = False
+
+    @property
+    def end_is_known(self) -> bool:
+        """Whether every producer that ended the stream has been told so."""
+        return all(self._enders.values())
+
+    # -- DP ranks
 
     def seat(self, client_id: str, dp_rank: int, peer: Peer) -> None:
         """This connection speaks for this DP rank now."""

@@ -14,7 +14,16 @@ HELLOS = m.HelloProducer(client_id="fuzz"), m.HelloRank(client_id="fuzz", dp_ran
 
 #: Who may say what, written down again.
 PRODUCERS: set[type[m.Message]] = {m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping, m.Bye}
-RANKS: set[type[m.Message]] = {m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.Ping, m.Bye}
+RANKS: set[type[m.Message]] = {
+    m.HelloRank,
+    m.Demand,
+    m.PolicyVersion,
+    m.Prepared,
+    m.Commit,
+    m.CheckpointSaved,
+    m.Ping,
+    m.Bye,
+}
 LEGAL: dict[State, set[type[m.Message]]] = {
     State.AWAIT_HELLO: {m.HelloProducer, m.HelloRank},
     State.PRODUCER: PRODUCERS,
