@@ -13,7 +13,6 @@ from tests.chaos.check import Verdict
 from tests.chaos.run import run
 from tests.chaos.settings import Settings
 
-
 ATTEMPTS = 3
 
 
