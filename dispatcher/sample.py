@@ -12,6 +12,7 @@ from functools import cached_property
 from math import prod
 
 #: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
+#: A power of two.
 ALIGNMENT = 8
 
 
@@ -83,18 +84,26 @@ class Schema:
         """Field names in span order."""
         return tuple(item.name for item in self.fields)
 
+    @cached_property
+    def units(self) -> tuple[tuple[int, int], ...]:
+        """Bytes (a token, a sample) of each field, one of them 0: all that sizes depend on."""
+        return tuple((item.unit, 0) if item.per_token else (0, item.unit) for item in self.fields)
+
     def slices(self, tokens: int) -> list[slice]:
         """Where each field lies in the span of a sample of `tokens` tokens."""
         found, start = [], 0
-        for item in self.fields:
-            stop = start + item.nbytes(tokens)
+        for per_token, per_sample in self.units:
+            stop = start + per_token * tokens + per_sample
             found.append(slice(start, stop))
             start = aligned(stop)
         return found
 
     def nbytes(self, tokens: int) -> int:
         """Bytes of the whole span of a sample of `tokens` tokens."""
-        return sum(aligned(item.nbytes(tokens)) for item in self.fields)
+        end = 0
+        for per_token, per_sample in self.units:
+            end = aligned(end + per_token * tokens + per_sample)
+        return end
 
     def difference(self, other: "Schema") -> str:
         """What `other` has that differs from this schema, in words for an error message."""
@@ -112,7 +121,7 @@ class Schema:
 
 def aligned(nbytes: int) -> int:
     """Round up to the next multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def _describe(item: Field) -> str:
