@@ -60,17 +60,20 @@ class ServeProcess:
 
     A list gives an option several times; True and False are `--x` and `--no-x`.
     warm: fork a process that has everything imported, which is up in a tenth of the time, instead
-    of starting the command.
+    of starting the command. checked: run the command with Python's own checks, which cost time.
     """
 
-    def __init__(self, folder: Path, *, warm: bool = False, **options: object) -> None:
+    def __init__(
+        self, folder: Path, *, warm: bool = False, checked: bool = True, **options: object
+    ) -> None:
         self._ready = folder / "ready.json"
         self._log = folder / "serve.log"
         self._ready.unlink(missing_ok=True)
         options = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"} | options
         arguments = ["serve", *self.flags(options), "--ready-file", str(self._ready)]
-        start = _Forked if warm else _Started
-        self.process: _Started | _Forked = start(arguments, self._log)
+        self.process: _Started | _Forked = (
+            _Forked(arguments, self._log) if warm else _Started(arguments, self._log, checked)
+        )
         self.endpoints: list[str] = []
         self.http = ""
 
@@ -165,10 +168,11 @@ class ServeProcess:
 
 
 class _Started:
-    """The command, as a user starts it, with Python's own checks switched on."""
+    """The command, as a user starts it; `checked` switches Python's own checks on."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        command = [sys.executable, "-X", "dev", "-m", "dispatcher.cli.main", *arguments]
+    def __init__(self, arguments: list[str], log: Path, checked: bool) -> None:
+        checks = ["-X", "dev"] if checked else []
+        command = [sys.executable, *checks, "-m", "dispatcher.cli.main", *arguments]
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
 

@@ -1,0 +1,30 @@
+"""`end-to-end-*`: from push to checked tensors on the ranks, commits included.
+
+One producer process, a `dispatcher serve` process, two rank processes. The clock runs from the
+call of the first push to the moment when the last rank has committed the last step. Beside it the
+raw relay moves the same bytes; runs alternate, each side after a run that does not count.
+"""
+
+from collections.abc import Iterator
+
+from tests.bench.plane.floor import floor
+from tests.bench.plane.loads import Load
+from tests.bench.plane.plane import plane
+from tests.bench.plane.rows import Row, row
+
+MEGA = 1e6
+
+
+def end_to_end(load: Load, rounds: int) -> Iterator[Row]:
+    """The floor's row, then ours."""
+    ours: list[float] = []
+    raw: list[float] = []
+    with plane(load) as moving, floor(load, relay=True) as floors:
+        moving.join()
+        for _ in range(rounds + 1):
+            raw.append(floors.run())
+            ours.append(load.run_bytes / moving.run())
+        moving.finish()
+    relay = row(f"raw-relay-{load.name}", "MB/s", [rate / MEGA for rate in raw[1:]])
+    yield relay
+    yield row(f"end-to-end-{load.name}", "MB/s", [rate / MEGA for rate in ours[1:]], relay)

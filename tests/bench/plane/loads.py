@@ -1,0 +1,113 @@
+"""What is pushed: sizes, lengths and contents, the same for us, the floors and the peers.
+
+A load has a pool of distinct samples that a producer repeats. Contents follow from the pool index
+and the token's position, so a receiver knows what has to be there without having seen it:
+
+    input_ids  int64    SPACING * index + position
+    logprobs   float32  (index + position) modulo 1024
+    loss_mask  bool     position modulo 4 is not 0
+    features   float16  [tokens, width], (index + position) modulo 512; only with a width
+
+Needs numpy only: the peers' environments import it too.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+IntArray = NDArray[np.int64]
+
+#: More than any sample has tokens, so that a token id names its sample.
+SPACING = 1 << 24
+#: Bytes a token: int64, float32 and bool.
+PLAIN_BYTES = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The samples of a load. tokens: the mean. spread: sigma of the lognormal lengths, 0: equal."""
+
+    tokens: int
+    width: int = 0
+    spread: float = 0.0
+
+    @property
+    def token_bytes(self) -> int:
+        """Payload bytes of one token over all fields."""
+        return PLAIN_BYTES + 2 * self.width
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load of one size.
+
+    pool: distinct samples. batch: samples a step. micro_batch: samples a micro-batch. push: samples
+    a push. steps: steps a run.
+    """
+
+    name: str
+    shape: Shape
+    pool: int
+    batch: int
+    micro_batch: int
+    push: int
+    steps: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of one run."""
+        return self.batch * self.steps
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Tokens of each sample of the pool."""
+        shape = self.shape
+        if not shape.spread:
+            return np.full(self.pool, shape.tokens, np.int64)
+        rng = np.random.default_rng(5)
+        drawn = rng.lognormal(-(shape.spread**2) / 2, shape.spread, self.pool)
+        longest = 8 * shape.tokens
+        return np.clip(shape.tokens * drawn / drawn.mean(), 16, longest).astype(np.int64)
+
+    @cached_property
+    def nbytes(self) -> IntArray:
+        """Payload bytes of each sample of the pool."""
+        return np.multiply(self.lengths, self.shape.token_bytes)
+
+    @property
+    def run_bytes(self) -> int:
+        """Payload bytes of one run, which goes through the pool from its start."""
+        whole, rest = divmod(self.samples, self.pool)
+        return int(whole * self.nbytes.sum() + self.nbytes[:rest].sum())
+
+    def fields(self, index: int) -> dict[str, Array]:
+        """The tensors of one sample of the pool."""
+        tokens, width = int(self.lengths[index]), self.shape.width
+        position = np.arange(tokens)
+        made: dict[str, Array] = {
+            "input_ids": SPACING * index + position,
+            "logprobs": ((index + position) % 1024).astype(np.float32),
+            "loss_mask": position % 4 != 0,
+        }
+        if width:
+            made["features"] = np.repeat(_feature(index, position)[:, None], width, axis=1)
+        return made
+
+
+def _feature(index: int, position: IntArray) -> NDArray[np.float16]:
+    return ((index + position) % 512).astype(np.float16)
+
+
+LOADS = {
+    load.name: load
+    for load in (
+        Load("1k", Shape(77), pool=4096, batch=1024, micro_batch=64, push=256, steps=40),
+        Load("26k", Shape(2000, spread=0.8), pool=512, batch=256, micro_batch=8, push=64, steps=80),
+        Load("1m", Shape(7424, width=64), pool=32, batch=16, micro_batch=1, push=4, steps=48),
+        Load("50m", Shape(4096, width=6144), pool=4, batch=2, micro_batch=1, push=1, steps=12),
+    )
+}
