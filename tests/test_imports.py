@@ -1,8 +1,8 @@
 """The house: imports point downward, pure parts stay pure, and nothing unpickles.
 
-    cli -> service, simulate -> journal -> core, wire -> balance -> words (sample, plan, errors)
+    cli -> service, simulate -> journal, net -> core, wire -> balance -> words (sample, plan, errors)
 
-workers stand beside: they may use wire, balance and words; nothing in dispatcher knows them.
+workers stand beside: they may use net, wire, balance and words; nothing in dispatcher knows them.
 """
 
 import ast
@@ -20,18 +20,20 @@ MAY_IMPORT = {
     "words": WORDS,
     "balance": {"balance"} | WORDS,
     "wire": {"wire"} | WORDS,
+    "net": {"net", "wire"} | WORDS,
     "core": {"core", "balance"} | WORDS,
     "simulate": {"simulate", "core", "balance"} | WORDS,
     "journal": {"journal", "core"} | WORDS,
-    "service": {"service", "journal", "core", "wire", "balance"} | WORDS,
-    "cli": {"cli", "service", "simulate", "journal", "core", "wire", "balance"} | WORDS,
-    "workers": {"workers", "wire", "balance"} | WORDS,
+    "service": {"service", "journal", "net", "core", "wire", "balance"} | WORDS,
+    "cli": {"cli", "service", "simulate", "journal", "net", "core", "wire", "balance"} | WORDS,
+    "workers": {"workers", "net", "wire", "balance"} | WORDS,
 }
 #: Third-party packages a part may import.
 THIRD_PARTY = {
     "words": {"numpy"},
     "balance": {"numpy"},
     "wire": {"pydantic"},
+    "net": set(),
     "core": {"numpy"},
     "simulate": {"numpy"},
     "journal": {"lmdb"},

@@ -97,7 +97,7 @@ class Connection:
         budget = READ_AT_ONCE
         while budget > 0:
             try:
-                nbytes = self._sock.recv_into(self._reader.get_buffer())
+                nbytes = self._sock.recvmsg_into(self._reader.get_buffers())[0]
             except BlockingIOError:
                 break
             if not nbytes:

@@ -17,6 +17,7 @@ from dispatcher.errors import (
     ProtocolError,
     SampleRefused,
 )
+from dispatcher.net.connect import connect
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.batches import batches
@@ -187,7 +188,7 @@ class ProducerClient:
         link = ProducerLink(self._core, self._settle)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._connect(link)
+                await connect(self._endpoint, link)
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 interval_s = await link.welcomed
             self._backoff.connected(loop.time())
@@ -200,10 +201,3 @@ class ProducerClient:
             self._link = None
             link.abort()
             self._core.disconnected()
-
-    async def _connect(self, link: ProducerLink) -> None:
-        loop, to = asyncio.get_running_loop(), self._endpoint
-        if to.path:
-            await loop.create_unix_connection(lambda: link, to.path)
-        else:
-            await loop.create_connection(lambda: link, to.host, to.port)

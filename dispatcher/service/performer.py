@@ -22,7 +22,8 @@ from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.roster import Roster
 from dispatcher.wire import messages as m
-from dispatcher.wire.assemble import Buffer, filler, micro_batch, step_header
+from dispatcher.wire.assemble import filler, micro_batch, step_header
+from dispatcher.wire.outbox import Buffer
 
 log = logging.getLogger(__name__)
 

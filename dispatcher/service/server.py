@@ -23,6 +23,7 @@ from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
+from dispatcher.net.listener import Listener
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
 from dispatcher.service.config import LastBatch, ServeConfig
@@ -178,8 +179,8 @@ async def _sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[End
     async with contextlib.AsyncExitStack() as stack:
         for endpoint in config.listen:
             sock = stack.enter_context(listening_socket(endpoint))
-            server = await loop.create_server(lambda: Peer(hub, limits, loop.time), sock=sock)
-            stack.callback(server.close)
+            listener = Listener(sock, lambda: Peer(hub, limits, loop.time))
+            stack.callback(listener.close)
             bound.append(bound_endpoint(endpoint, sock))
         yield bound
 
@@ -208,7 +209,7 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
     if not endpoint.path:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         with socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024) as s:
-            # Accepted sockets inherit it; asyncio sets it only where a socket's protocol was named.
+            # Accepted sockets inherit it.
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield s
         return
