@@ -1,8 +1,9 @@
 """The house: imports point downward, pure parts stay pure, and nothing unpickles.
 
-    cli -> service, simulate -> journal, net -> core, wire -> balance -> words (sample, plan, errors)
+    cli -> service, simulate -> journal, net -> core, wire -> balance -> words
 
-workers stand beside: they may use net, wire, balance and words; nothing in dispatcher knows them.
+Words are sample, plan and errors. workers stand beside: they may use net, wire, balance and words;
+nothing in dispatcher knows them.
 """
 
 import ast

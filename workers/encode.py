@@ -72,7 +72,7 @@ def encode_sample(sample: RolloutSample, per_sample: Collection[str] = ()) -> En
     arrays = {name: _as_array(name, sample.fields[name]) for name in sorted(sample.fields)}
     tokens = _token_count(*arrays["input_ids"])
     traits: list[tuple[str, DType, bool, tuple[int, ...]]] = []
-    parts: list[NDArray[Any] | bytes] = []
+    parts: list[Any] = []  # arrays, and the zeros between them
     for name, (array, dtype) in arrays.items():
         per_token = array.ndim > 0 and name not in per_sample
         if per_token and array.shape[0] != tokens:

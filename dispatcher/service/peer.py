@@ -15,8 +15,8 @@ from typing import Protocol
 
 from dispatcher.errors import DispatcherError, ProtocolError
 from dispatcher.wire import messages as m
-from dispatcher.wire.outbox import Buffer
 from dispatcher.wire.frame import FrameLimits
+from dispatcher.wire.outbox import Buffer
 from dispatcher.wire.session import ServerSession, State
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TypeVar
 
-from dispatcher.sample import Sample, Schema, aligned
+from dispatcher.sample import ALIGNMENT, Sample, Schema, aligned
 from dispatcher.wire import messages as m
 from dispatcher.wire.outbox import Buffer
 
@@ -27,18 +27,17 @@ def samples_of(
 
     Samples live as long as they are needed, so every span has to have memory of its own.
     """
-    schema = push.schema_
-    default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
     group_ids = push.group_ids or repeat(None)
-    versions = push.policy_versions or repeat(None)
-    sizes = push.group_sizes or repeat(default)
+    default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
+    sizes: Iterable[int] = repeat(1)
+    if push.group_ids is not None:
+        given = push.group_sizes or repeat(default)
+        sizes = [size if group else 1 for group, size in zip(group_ids, given, strict=False)]
     columns = zip(
-        push.sample_ids, push.tokens, push.loss_tokens, spans, group_ids, sizes, versions
-    )
-    return tuple(
-        Sample(name, tokens, loss_tokens, schema, span, group, size if group else 1, version)
-        for name, tokens, loss_tokens, span, group, size, version in columns
-    )
+        push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
+        group_ids, sizes, push.policy_versions or repeat(None),
+    )  # fmt: skip
+    return tuple(map(Sample._make, columns))
 
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
@@ -96,16 +95,18 @@ def _gather(schema: Schema, spans: list[memoryview], tokens: list[int]) -> list[
     buffers: list[Buffer] = []
     starts = [0] * len(spans)
     for per_token, per_sample in schema.units:
-        stops = [start + per_token * n + per_sample for start, n in zip(starts, tokens, strict=True)]
-        values = [span[a:b] for span, a, b in zip(spans, starts, stops, strict=True)]
-        size = sum(stops) - sum(starts)
+        stops = [
+            start + per_token * n + per_sample for start, n in zip(starts, tokens, strict=True)
+        ]
+        values = [span[start:stop] for span, start, stop in zip(spans, starts, stops, strict=True)]
+        size = sum(sizes)
         if size < JOINED_BYTES:
             buffers.append(b"".join(values).ljust(aligned(size), b"\0"))
         else:
             buffers += values
             if aligned(size) != size:
                 buffers.append(bytes(aligned(size) - size))
-        starts = [aligned(stop) for stop in stops]
+        starts = [(stop + ALIGNMENT - 1) & -ALIGNMENT for stop in stops]  # `aligned`, unrolled
     return buffers
 
 

@@ -1,7 +1,7 @@
 """What waits to be written to one connection: buffers in order, none of them joined or copied.
 
-Sans-IO: `head` offers buffers to a gathered write, `sent` says how many bytes went. Invariant: bytes
-leave in the order in which they were put, each once, however the writes cut them.
+Sans-IO: `head` offers buffers to a gathered write, `sent` says how many bytes went. Invariant:
+bytes leave in the order in which they were put, each once, however the writes cut them.
 """
 
 from collections import deque
