@@ -95,9 +95,8 @@ def _gather(schema: Schema, spans: list[memoryview], tokens: list[int]) -> list[
     buffers: list[Buffer] = []
     starts = [0] * len(spans)
     for per_token, per_sample in schema.units:
-        stops = [
-            start + per_token * n + per_sample for start, n in zip(starts, tokens, strict=True)
-        ]
+        sizes = [per_token * count + per_sample for count in tokens]
+        stops = [start + size for start, size in zip(starts, sizes, strict=True)]
         values = [span[start:stop] for span, start, stop in zip(spans, starts, stops, strict=True)]
         size = sum(sizes)
         if size < JOINED_BYTES:
