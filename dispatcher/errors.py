@@ -10,6 +10,8 @@
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     +-- BufferFull           a cap is reached; retry after the next step
     +-- ConnectionLimit      too many connections; retry later
+    +-- Unauthorized         the token or certificate is missing or wrong
+    +-- TlsFailed            no TLS session with the other side, and trying again will not help
     +-- Stopping             the dispatcher stops and will go on from its journal; reconnect
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
@@ -121,6 +123,18 @@ class ConnectionLimit(DispatcherError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the dispatcher serves {limit} connections; raise --max-connections")
+
+
+class Unauthorized(DispatcherError):
+    """The peer did not show the token or certificate that is asked for."""
+
+    code = "unauthorized"
+
+
+class TlsFailed(DispatcherError):
+    """The two sides do not agree on TLS, or one does not trust the other's certificate."""
+
+    code = "tls"
 
 
 class Stopping(DispatcherError):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.certificates import Authority, write_token
+
 # Machines that run tests are busy: how long an example took says nothing about the code.
 settings.register_profile("dispatcher", deadline=None)
 settings.load_profile("dispatcher")
@@ -29,6 +31,17 @@ def tool() -> Callable[[str], str]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `token`, `server.pem` and `server.key`, as the README names them."""
+    folder = tmp_path_factory.mktemp("secrets")
+    pair = Authority(folder).issue("server")
+    pair.certificate.rename(folder / "server.pem")
+    pair.key.rename(folder / "server.key")
+    write_token(folder / "token")
+    return folder
 
 
 @pytest.fixture(scope="session")

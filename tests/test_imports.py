@@ -2,8 +2,10 @@
 
     cli -> service, simulate -> journal, net -> core, wire -> balance -> words
 
-Words are sample, plan and errors. workers stand beside: they may use net, wire, balance and words;
-nothing in dispatcher knows them.
+Words are sample, plan and errors.
+security (tokens and certificates from files) needs words only; service, cli and workers use it.
+workers stand beside: they may use net, wire, security, balance and words; nothing in dispatcher
+knows them.
 """
 
 import ast
@@ -19,19 +21,22 @@ WORDS = {"words"}
 #: Part of the house -> the parts that it may import, itself included.
 MAY_IMPORT = {
     "words": WORDS,
+    "security": {"security"} | WORDS,
     "balance": {"balance"} | WORDS,
     "wire": {"wire"} | WORDS,
     "net": {"net", "wire"} | WORDS,
     "core": {"core", "balance"} | WORDS,
     "simulate": {"simulate", "core", "balance"} | WORDS,
     "journal": {"journal", "core"} | WORDS,
-    "service": {"service", "journal", "net", "core", "wire", "balance"} | WORDS,
-    "cli": {"cli", "service", "simulate", "journal", "net", "core", "wire", "balance"} | WORDS,
-    "workers": {"workers", "net", "wire", "balance"} | WORDS,
-}
+    "service": {"service", "journal", "net", "core", "wire", "security", "balance"} | WORDS,
+    "cli": {"cli", "service", "simulate", "journal", "net", "core", "wire", "security", "balance"}
+    | WORDS,
+    "workers": {"workers", "net", "wire", "security", "balance"} | WORDS,
+}  # fmt: skip
 #: Third-party packages a part may import.
 THIRD_PARTY = {
     "words": {"numpy"},
+    "security": set(),
     "balance": {"numpy"},
     "wire": {"pydantic"},
     "net": set(),

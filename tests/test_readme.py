@@ -77,7 +77,10 @@ def shell_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("dispatcher ")])
-def test_a_command_that_is_shown_exists_and_takes_these_options(line: str) -> None:
+def test_a_command_that_is_shown_exists_and_takes_these_options(
+    line: str, secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(secrets)
     _, command, *argv = shlex.split(line)
     assert command in COMMANDS
     if command == "serve":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workers.collate import MicroBatch
+    from workers.credentials import Credentials
     from workers.encode import RolloutSample
     from workers.producer import RolloutProducer
     from workers.producer_async import AsyncRolloutProducer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncRolloutProducer": "workers.producer_async",
+    "Credentials": "workers.credentials",
     "LengthBucketSampler": "workers.sampler",
     "MicroBatch": "workers.collate",
     "MicroBatchStream": "workers.stream",
@@ -31,6 +33,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncRolloutProducer",
+    "Credentials",
     "LengthBucketSampler",
     "MicroBatch",
     "MicroBatchStream",

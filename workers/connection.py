@@ -7,6 +7,7 @@ connection is a ConnectionError; what goes wrong with the bytes is a ProtocolErr
 
 import selectors
 import socket
+import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic
@@ -14,6 +15,7 @@ from time import monotonic
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits, FrameReader
+from workers.tls_socket import TlsSocket
 
 #: Bytes to read before other duties (a ping, a commit) get their turn.
 READ_AT_ONCE = 4 * 1024 * 1024
@@ -49,6 +51,8 @@ class Connection:
     def __init__(self, sock: socket.socket, waker: Waker, limits: FrameLimits) -> None:
         sock.setblocking(False)
         self._sock, self._waker = sock, waker
+        # Bytes that TLS has decrypted already make no socket readable.
+        self._decrypted = sock.pending if isinstance(sock, ssl.SSLSocket) else int
         self._reader = FrameReader(limits)
         self._unsent = bytearray()  # bounded: a rank says a few short words a step
         self._selector = selectors.DefaultSelector()
@@ -69,11 +73,12 @@ class Connection:
         self._flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         self._selector.modify(self._sock, events)
-        ready = {key.fileobj: mask for key, mask in self._selector.select(timeout)}
+        held = self._decrypted()
+        ready = {key.fileobj: mask for key, mask in self._selector.select(0.0 if held else timeout)}
         if self._waker.receiver in ready:
             self._waker.clear()
         self._flush()
-        if ready.get(self._sock, 0) & selectors.EVENT_READ:
+        if held or ready.get(self._sock, 0) & selectors.EVENT_READ:
             return self._read()
         return []
 
@@ -110,12 +115,15 @@ class Connection:
         return found
 
 
-def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
-    """A connected socket. Raises OSError; blocks for at most `timeout` seconds an address."""
+def connect(endpoint: Endpoint, timeout: float, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """A connected socket. Raises OSError; each step blocks for at most `timeout` seconds.
+
+    tls: how to lead the handshake of a `tls://` endpoint.
+    """
     if not endpoint.path:
         sock = socket.create_connection((endpoint.host, endpoint.port), timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
+        return sock if tls is None else _secured(sock, endpoint.host, tls)
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(timeout)
@@ -124,6 +132,15 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _secured(sock: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
+    tls.sslsocket_class = TlsSocket
+    try:
+        return tls.wrap_socket(sock, server_hostname=host)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def take_leave(connection: Connection, deadline: float) -> None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dispatcher.errors import ClientClosed
+from workers.credentials import Credentials
 from workers.encode import ArrayLike, RolloutSample
 from workers.liveness import CLOSE_TIMEOUT_S
 from workers.producer_async import AsyncRolloutProducer, members
@@ -37,12 +38,14 @@ class RolloutProducer:
         per_sample: Collection[str] = (),
         group_size: int | None = None,
         reconnect_timeout: float = 300.0,
+        credentials: Credentials | None = None,
     ) -> None:
         self._inner = AsyncRolloutProducer(
             endpoint,
             per_sample=per_sample,
             group_size=group_size,
             reconnect_timeout=reconnect_timeout,
+            credentials=credentials,
         )
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(

@@ -13,6 +13,7 @@ from dispatcher.errors import SampleRefused
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
+from workers.credentials import Credentials
 from workers.encode import ArrayLike, EncodedSample, RolloutSample, encode_sample
 from workers.producer_client import ProducerClient
 from workers.producer_core import Outcome
@@ -21,12 +22,13 @@ from workers.producer_core import Outcome
 class AsyncRolloutProducer:
     """Pushes finished rollouts to the dispatcher; an async context manager.
 
-    endpoint: `host:port` or `unix:/path`.
+    endpoint: `host:port`, `tls://host:port` or `unix:/path`.
     per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
         without dimensions are per-sample anyway, every other field is per-token.
     group_size: members of every group, for pushes that name a `group_id` but no size.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
         call raises DispatcherUnreachable.
+    credentials: what to show and trust; default: what the environment says.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class AsyncRolloutProducer:
         per_sample: Collection[str] = (),
         group_size: int | None = None,
         reconnect_timeout: float = 300.0,
+        credentials: Credentials | None = None,
     ) -> None:
-        self._client = ProducerClient(Endpoint.parse(endpoint), reconnect_timeout)
+        shown = Credentials.from_environment() if credentials is None else credentials
+        self._client = ProducerClient(Endpoint.parse(endpoint), reconnect_timeout, shown)
         self._per_sample = frozenset(per_sample)
         self._group_size = group_size
 

@@ -21,6 +21,7 @@ from dispatcher.net.connect import connect
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.batches import batches
+from workers.credentials import Credentials, hopeless
 from workers.encode import EncodedSample
 from workers.liveness import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Backoff
 from workers.producer_core import Outcome, ProducerCore, Settled
@@ -32,8 +33,10 @@ log = logging.getLogger(__name__)
 class ProducerClient:
     """One producer's connection, for as long as the producer lives; not thread-safe."""
 
-    def __init__(self, endpoint: Endpoint, reconnect_timeout: float) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self, endpoint: Endpoint, reconnect_timeout: float, credentials: Credentials
+    ) -> None:
+        self._endpoint, self._credentials = endpoint, credentials
         self._backoff = Backoff(reconnect_timeout)
         self._core = ProducerCore(uuid4().hex)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
@@ -160,6 +163,8 @@ class ProducerClient:
                 try:
                     await self._serve()
                 except OSError as lost:
+                    if (refused := hopeless(lost, self._endpoint)) is not None:
+                        raise refused from lost
                     await self._pause(lost)
         except DispatcherError as error:
             self._fail(error)
@@ -185,12 +190,13 @@ class ProducerClient:
     async def _serve(self) -> None:
         """One connection, from connect to loss; raises OSError when it is lost."""
         loop = asyncio.get_running_loop()
+        self._core.token = self._credentials.token()
         link = ProducerLink(self._core, self._settle)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connect(self._endpoint, link)
+                await connect(self._endpoint, link, self._credentials.tls_for(self._endpoint))
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                interval_s = await link.welcomed
+                interval_s = await self._welcome(link)
             self._backoff.connected(loop.time())
             self._link = link
             if self._welcomed is not None and not self._welcomed.done():
@@ -201,3 +207,9 @@ class ProducerClient:
             self._link = None
             link.abort()
             self._core.disconnected()
+
+    async def _welcome(self, link: ProducerLink) -> float:
+        try:
+            return await link.welcomed
+        except ConnectionError as lost:
+            raise self._credentials.doubted(lost, self._endpoint) from lost

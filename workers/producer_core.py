@@ -82,6 +82,7 @@ class ProducerCore:
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
+        self.token: str | None = None  # that HELLO shows
         self.max_payload_bytes = 0
         self._credits = self._in_flight = 0
         self._next_seq = 0
@@ -147,7 +148,7 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
-        return m.HelloProducer(client_id=self.client_id)
+        return m.HelloProducer(client_id=self.client_id, token=self.token)
 
     def connected(self, welcome: m.WelcomeProducer) -> None:
         """The dispatcher took the HELLO."""

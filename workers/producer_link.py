@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dispatcher.errors import ProtocolError
+from dispatcher.net.transport import StreamProtocol
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from dispatcher.wire.outbox import Buffer
@@ -18,7 +19,7 @@ from workers.producer_core import ProducerCore, Settled
 LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 
 
-class ProducerLink(asyncio.BufferedProtocol):
+class ProducerLink(StreamProtocol):
     """Speaks for a `ProducerCore` on one transport.
 
     welcomed: resolves to the heartbeat interval in seconds. lost: resolves when the connection
@@ -112,10 +113,6 @@ class ProducerLink(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._write(self._core.hello())
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
-        """The first of `get_buffers`, for a transport that fills one at a time."""
-        return self._reader.get_buffer()
 
     def get_buffers(self) -> list[memoryview]:
         """Memory that the next bytes belong into."""

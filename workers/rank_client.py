@@ -18,6 +18,7 @@ from dispatcher.errors import ClientClosed
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
+from workers.credentials import Credentials
 from workers.rank_core import HeldStep, RankCore, Received
 from workers.rank_thread import RankThread
 
@@ -66,8 +67,10 @@ class RankClient:
     prefetch_steps: steps to receive ahead of the training loop.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then, as for
         every other failure, each call raises the error.
+    credentials: what to show and trust; default: what the environment says.
 
-    Raises DispatcherUnreachable, RankRefused, GenerationFenced.
+    Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
+    GenerationFenced.
     """
 
     def __init__(
@@ -79,14 +82,16 @@ class RankClient:
         generation: int | None = None,
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
+        credentials: Credentials | None = None,
     ) -> None:
         address = Endpoint.parse(endpoint)
+        shown = Credentials.from_environment() if credentials is None else credentials
         core = RankCore(uuid4().hex, dp_rank, dp_size, generation, prefetch_steps)
         validated(core.hello)
         self._core, self._changed = core, threading.Condition()
         self._steps_taken = self._steps_committed = self._micro_batches = 0
         self._step_wait_s = self._micro_batch_wait_s = 0.0
-        self._thread = RankThread(address, core, self._changed, reconnect_timeout)
+        self._thread = RankThread(address, core, self._changed, reconnect_timeout, shown)
         self._thread.start()
         try:
             self._welcome = self._wait(lambda: core.welcome)

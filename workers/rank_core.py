@@ -61,6 +61,7 @@ class RankCore:
         self, client_id: str, dp_rank: int, dp_size: int, generation: int | None, prefetch: int
     ) -> None:
         self._client_id = client_id
+        self.token: str | None = None  # that HELLO shows
         self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
@@ -79,6 +80,7 @@ class RankCore:
         """The first message of a connection: where this rank stands."""
         return m.HelloRank(
             client_id=self._client_id,
+            token=self.token,
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,

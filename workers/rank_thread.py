@@ -15,6 +15,7 @@ from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits
 from workers.connection import Connection, Waker, connect, take_leave
+from workers.credentials import Credentials, hopeless
 from workers.liveness import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -43,8 +44,10 @@ class RankThread:
         core: RankCore,
         changed: threading.Condition,
         reconnect_timeout: float,
+        credentials: Credentials,
     ) -> None:
         self._endpoint, self._core, self._changed = endpoint, core, changed
+        self._credentials = credentials
         self._backoff = Backoff(reconnect_timeout)
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="dispatcher-rank", daemon=True)
@@ -107,6 +110,8 @@ class RankThread:
                 self._serve()
                 return
             except OSError as lost:
+                if (refused := hopeless(lost, self._endpoint)) is not None:
+                    raise refused from lost
                 with self._changed:
                     self._core.disconnected()
                     if self._core.finished or (self.stopping and self._core.committed < 0):
@@ -135,14 +140,22 @@ class RankThread:
 
     def _serve(self) -> None:
         """One connection, to its loss (OSError) or to our own goodbye."""
-        sock = connect(self._endpoint, CONNECT_TIMEOUT_S)
+        self._core.token = self._credentials.token()
+        tls = self._credentials.tls_for(self._endpoint)
+        sock = connect(self._endpoint, CONNECT_TIMEOUT_S, tls)
         connection = Connection(sock, self._waker, LIMITS)
         try:
-            interval_s = self._handshake(connection)
+            interval_s = self._introduce(connection)
             self._exchange(connection, Heartbeat(interval_s, monotonic()))
             take_leave(connection, monotonic() + CLOSE_TIMEOUT_S)
         finally:
             connection.close()
+
+    def _introduce(self, connection: Connection) -> float:
+        try:
+            return self._handshake(connection)
+        except ConnectionError as lost:
+            raise self._credentials.doubted(lost, self._endpoint) from lost
 
     def _handshake(self, connection: Connection) -> float:
         """HELLO and welcome; returns the heartbeat interval in seconds."""

@@ -23,6 +23,7 @@ from workers.collate import (
     MicroBatch,
     collate,
 )
+from workers.credentials import Credentials
 from workers.process_group import (
     Place,
     find_place,
@@ -97,7 +98,7 @@ class Step:
 class MicroBatchStream:
     """Steps of micro-batches for this DP rank; an iterator and a context manager.
 
-    endpoint: `host:port` or `unix:/path`.
+    endpoint: `host:port`, `tls://host:port` or `unix:/path`.
     dp_rank, dp_size: this process's data-parallel position; default: of `process_group` or the
         default process group, else RANK and WORLD_SIZE, else a single process.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
@@ -108,11 +109,12 @@ class MicroBatchStream:
     grad_reduction: `mean` where the trainer averages gradients over ranks (DDP, FSDP), or `sum`.
     prefetch_steps: steps to receive ahead of the training loop.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
+    credentials: what to show and trust; default: what the environment says.
     device: where tensors go; default: they stay in host memory.
     weights_dtype: of `loss_weights`.
 
-    Raises ConfigError, DispatcherUnreachable, RankRefused, GenerationFenced; iterating raises the
-    last three too.
+    Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
+    GenerationFenced; iterating raises them too.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class MicroBatchStream:
         grad_reduction: str = "mean",
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
+        credentials: Credentials | None = None,
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -145,6 +148,7 @@ class MicroBatchStream:
                 generation=agreed,
                 prefetch_steps=prefetch_steps,
                 reconnect_timeout=reconnect_timeout,
+                credentials=credentials,
             )
 
         client = (

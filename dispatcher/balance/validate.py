@@ -48,18 +48,30 @@ def _check_micro_batches(config: PlanConfig) -> None:
 
 
 def _check_divisible(config: PlanConfig, m: int) -> None:
-    unit = config.dp_size * m * config.micro_batch_multiple
+    multiple = config.micro_batch_multiple
+    unit = config.dp_size * m * multiple
     B = config.dispatch_batch_size
     if B % unit:
         below, above = B // unit * unit, (B // unit + 1) * unit
         near = f"{below} or {above}" if below else f"{above}"
-        multiple = config.micro_batch_multiple
+        if sizes := _sizes_near(config.dp_size, B, m * multiple):
+            near += f", or dp_size {sizes}"
         raise ConfigError(
             f"dispatch_batch_size {B} is not a multiple of {unit} = dp_size {config.dp_size}"
             f" x micro_batch_size {m}"
             + (f" x micro_batch_multiple {multiple}" if multiple > 1 else "")
             + f"; use {near}"
         )
+
+
+def _sizes_near(dp_size: int, batch: int, per_rank: int) -> str:
+    """The next smaller and larger number of ranks that a batch divides over, if it does at all."""
+    if batch % per_rank:
+        return ""
+    parts = batch // per_rank
+    below = next((R for R in range(min(dp_size, parts), 0, -1) if parts % R == 0), None)
+    above = next((R for R in range(dp_size, parts + 1) if parts % R == 0), None)
+    return " or ".join(str(R) for R in (below, above) if R is not None)
 
 
 def _check_skips(config: PlanConfig, window_multiple: float) -> None:

@@ -21,9 +21,12 @@ from dispatcher.cli.fields import expects_list, flag_of, format_value, is_option
 from dispatcher.errors import ConfigError
 
 ENV_PREFIX = "DISPATCHER_"
-#: Kubernetes sets these in every pod beside a Service named `dispatcher`, and the test suite has
-#: a switch of its own; neither is meant for us.
-FOREIGN = re.compile(r"DISPATCHER_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_\w+)?|REQUIRE_TOOLS)")
+#: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read
+#: others, and the test suite has a switch of its own; none is meant for us.
+FOREIGN = re.compile(
+    r"DISPATCHER_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_\w+)?|TLS_(CA|CLIENT_CERT|CLIENT_KEY)"
+    r"|REQUIRE_TOOLS)"
+)
 #: What flags, variables and TOML write for "unset", as TOML and shells have no null.
 NONE = "none"
 

@@ -19,6 +19,9 @@ examples:
   4 samples a micro-batch, DDP with no_sync, over a Unix socket:
     dispatcher serve --dp-size 4 --dispatch-batch-size 128 --micro-batch-size 4 --sync step \\
         --listen unix:/run/dispatcher.sock
+  for other machines, with a secret and TLS (clients: DISPATCHER_TOKEN_FILE, tls://host:7077):
+    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768 \\
+        --listen 0.0.0.0:7077 --token-file token --tls-cert server.pem --tls-key server.key
   what would that use?
     dispatcher check-config --config serve.toml
 

@@ -1,10 +1,14 @@
 """What the core needs to know of the settings."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.freshness import StalenessPolicy
 from dispatcher.core.trigger import TriggerConfig
+
+#: Raises ConfigError if steps cannot be planned for so many DP ranks.
+SizeCheck = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +16,8 @@ class DispatchConfig:
     """Settings of one run; times in seconds.
 
     drop_above: accepted samples of more tokens than this are dropped, with their groups.
-    durable: facts are noted, for a journal.
+    durable: facts are noted, for a journal. check_size: which other `dp_size` a new generation may
+    bring; None: no other.
     """
 
     dp_size: int
@@ -21,6 +26,7 @@ class DispatchConfig:
     target_excess: float = 0.01
     groups_matter: bool = True
     flush_partial: bool = True
+    check_size: SizeCheck | None = None
     drop_above: int | None = None
     durable: bool = False
     group_timeout: float = 600.0

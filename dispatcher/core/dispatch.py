@@ -16,6 +16,7 @@ from dispatcher.core.events import (
     Effect,
     EndRanks,
     PlanWanted,
+    ReplanWanted,
     StepCommitted,
 )
 from dispatcher.core.facts import (
@@ -31,7 +32,7 @@ from dispatcher.core.facts import (
 )
 from dispatcher.core.freshness import Freshness, before_phase
 from dispatcher.core.ledger import StepLedger
-from dispatcher.core.planning import report_plan, request_plan
+from dispatcher.core.planning import report_plan, request_plan, request_replan
 from dispatcher.core.standing import RankHello
 from dispatcher.core.statistics import Statistics
 from dispatcher.core.step import OpenStep
@@ -53,9 +54,9 @@ class Dispatch:
         self.admission = Admission(
             self.buffer, self.totals, config.producer_credits, config.id_horizon, note
         )
-        self.ledger = StepLedger(config.dp_size, config.max_open_steps)
+        self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.freshness = Freshness(config.max_staleness, config.staleness_policy)
-        self._planning: PlanWanted | None = None
+        self._planning: PlanWanted | ReplanWanted | None = None
         self._hungry_since: float | None = None
         self._tried: int | None = None
         self._wake_at: float | None = None
@@ -75,6 +76,7 @@ class Dispatch:
             [OpenStep(s.number, s.micro_batches, s.digest, s.planned_at) for s in memory.steps],
             memory.next_step,
             memory.generation,
+            memory.dp_size,
         )
         self.admission.memory.restore(memory.producers, memory.given_ids)
         if memory.policy_version is not None:
@@ -137,8 +139,9 @@ class Dispatch:
     def join(self, hello: RankHello, now: float) -> list[Effect]:
         """A DP rank connected. Raises RankRefused or GenerationFenced."""
         effects = self.ledger.join(hello, now)
+        self._ranks_ended.discard(hello.client_id)  # its last connection may have swallowed the end
         if hello.generation is None:
-            self._note(GenerationBegan(self.ledger.generation))
+            self._note(GenerationBegan(self.ledger.generation, self.ledger.dp_size))
         rank = self.ledger.ranks[hello.dp_rank]
         effects += self._commit(hello.dp_rank, rank.committed, now)
         effects += self.ledger.release_ready()
@@ -202,6 +205,8 @@ class Dispatch:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
         assert wanted is self._planning
         self._planning = None
+        if wanted.dp_size != self.ledger.dp_size:
+            return self._consider(now)
         if wanted.trial and plan.excess > self.config.target_excess:
             self._tried = len(wanted.entries)
             return self._consider(now)
@@ -225,6 +230,17 @@ class Dispatch:
             self._note(Planned(step.number, step.digest, now, step.tickets(), left))
         return [report, *effects, *self._after_room(now)]
 
+    def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> list[Effect]:
+        """The planner's answer for an open step that was planned for other ranks."""
+        assert wanted is self._planning
+        self._planning = None
+        if wanted.step is not self.ledger.outgrown or wanted.dp_size != self.ledger.dp_size:
+            return self._consider(now)  # the number of ranks has changed once more
+        effects = self.ledger.replan(wanted.step.number, plan, wanted.entries)
+        step = self.ledger.steps[wanted.step.number]
+        self._note(Planned(step.number, step.digest, step.planned_at, step.tickets(), ()))
+        return effects + self._consider(now)
+
     def _consider(self, now: float) -> list[Effect]:
         """Ask the trigger, if a step is wanted and none is being planned."""
         self._wake_at = None
@@ -232,17 +248,22 @@ class Dispatch:
             self._hungry_since = None
         elif self._hungry_since is None:
             self._hungry_since = now
+        if self._planning is None and (outgrown := self.ledger.outgrown) is not None:
+            self._planning = request_replan(outgrown, self.ledger.dp_size)
+            return [self._planning]
         if self._planning is not None or not self.ledger.wanted:
             return self._finish()
         admitted: list[Effect] = []
         while self._drop_unwanted():
             admitted += self.admission.retry(now)
-        entries = self.freshness.window(self.buffer, self.config.trigger.window)
-        decision = decide(self.config.trigger, self._standing(len(entries), now))
+        window = self.config.trigger.window
+        ready = self.freshness.count(self.buffer, window)
+        decision = decide(self.config.trigger, self._standing(ready, now))
         if isinstance(decision, Go):
+            entries = self.freshness.window(self.buffer, window)
             batch = self.config.trigger.batch
             due = self.freshness.must_go(entries, len(self.ledger.steps), batch)
-            self._planning = request_plan(entries, due, batch, decision)
+            self._planning = request_plan(entries, due, batch, self.ledger.dp_size, decision)
             return [*admitted, self._planning]
         if decision.seconds is not None:
             self._wake_at = now + decision.seconds
@@ -350,6 +371,7 @@ class Dispatch:
             samples_committed=totals.samples_committed,
             dropped=dict(totals.dropped),
             generation=self.ledger.generation,
+            dp_size=self.ledger.dp_size,
             policy_version=self.freshness.reported,
             ranks_connected=sum(rank.connected for rank in ranks.values()),
             last_seen={dp_rank: rank.last_seen for dp_rank, rank in sorted(ranks.items())},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dispatcher.core.buffer import Entry
+from dispatcher.core.step import OpenStep
 from dispatcher.errors import BufferFull, DispatcherError
 from dispatcher.plan import Plan, Window
 
@@ -64,15 +65,34 @@ class PushHeld:
 class PlanWanted:
     """Run the planner on `window` for `take` samples and call `Dispatch.planned` with its answer.
 
-    entries: the samples behind the window's columns, in the same order.
+    entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
     trial: the plan is used only if its straggler excess is within the target.
     """
 
     entries: tuple[Entry, ...]
     window: Window
     take: int
+    dp_size: int
     trigger: Trigger
     trial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanWanted:
+    """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
+
+    step: open, and planned for another number of DP ranks. entries: its samples, oldest first.
+    """
+
+    step: OpenStep
+    entries: tuple[Entry, ...]
+    window: Window
+    dp_size: int
+
+    @property
+    def take(self) -> int:
+        """All of them."""
+        return len(self.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +170,7 @@ Effect = (
     PushAnswered
     | PushHeld
     | PlanWanted
+    | ReplanWanted
     | Deliver
     | Release
     | EndRanks

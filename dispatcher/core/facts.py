@@ -32,7 +32,10 @@ class FloorRaised:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step holds these tickets, by DP rank and micro-batch; others were passed over once more."""
+    """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
+
+    Of a step that is open already it is the new plan.
+    """
 
     step: int
     digest: str
@@ -58,9 +61,10 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class GenerationBegan:
-    """A new process group has this number."""
+    """A new process group has this number, and so many DP ranks."""
 
     generation: int
+    dp_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class Remembered:
 
     entries: what is buffered, by ticket. steps: what is open, by number. producers: floor and
     accepted numbers at or above it. given_ids: oldest first. totals: as `Dispatch.totals` gave it.
+    dp_size: of the last generation, None if there was none.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -119,6 +124,7 @@ class Remembered:
     next_ticket: int = 0
     next_step: int = 0
     generation: int = 0
+    dp_size: int | None = None
     policy_version: int | None = None
     phases: tuple[int, ...] = ()
     ended: bool = False

@@ -3,21 +3,36 @@
 import numpy as np
 
 from dispatcher.core.buffer import Entry
-from dispatcher.core.events import PlanWanted, StepPlanned, Trigger
+from dispatcher.core.events import PlanWanted, ReplanWanted, StepPlanned, Trigger
+from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import Go
 from dispatcher.plan import BoolArray, Plan, Window
 
 
-def request_plan(entries: list[Entry], must_go: BoolArray, batch: int, go: Go) -> PlanWanted:
+def request_plan(
+    entries: list[Entry], must_go: BoolArray, batch: int, dp_size: int, go: Go
+) -> PlanWanted:
     """Ask for a plan of at most a batch of these entries, oldest first."""
+    take = min(len(entries), batch)
+    window = _window(entries, must_go)
+    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
+
+
+def request_replan(step: OpenStep, dp_size: int) -> ReplanWanted:
+    """Ask for another plan of exactly the samples of an open step."""
+    entries = sorted(step.entries(), key=lambda entry: entry.ticket)
+    window = _window(entries, np.ones(len(entries), np.bool_))
+    return ReplanWanted(step, tuple(entries), window, dp_size)
+
+
+def _window(entries: list[Entry], must_go: BoolArray) -> Window:
     count = len(entries)
-    window = Window(
+    return Window(
         tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
         skips=np.fromiter((e.skips for e in entries), np.int64, count),
         group=np.fromiter((e.group for e in entries), np.int64, count),
         must_go=must_go,
     )
-    return PlanWanted(tuple(entries), window, min(count, batch), go.trigger, go.trial)
 
 
 def report_plan(

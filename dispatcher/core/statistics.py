@@ -28,6 +28,7 @@ class Statistics:
     samples_committed: int
     dropped: dict[DropReason, int]
     generation: int
+    dp_size: int
     policy_version: int | None
     ranks_connected: int
     last_seen: dict[int, float]

@@ -6,7 +6,8 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 |
 COMMITTED <------------------- every rank committed -------------------+
 
-After a restart every open step is PLANNED again, and may be committed at once: ranks tell.
+After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
+of another number of DP ranks than there are now waits in PLANNED until a new plan replaces it.
 """
 
 from collections.abc import Iterator
@@ -59,13 +60,21 @@ MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """A step that is not committed: micro_batches[dp rank][index] holds its samples' entries."""
+    """A step that is not committed: micro_batches[dp rank][index] holds its samples' entries.
+
+    dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
+    simulation seats one rank that speaks for all, so the two may differ.
+    """
 
     number: int
     micro_batches: MicroBatches
     digest: str
     planned_at: float
     state: StepState = StepState.PLANNED
+    dp_size: int = 0
+
+    def __post_init__(self) -> None:
+        self.dp_size = self.dp_size or len(self.micro_batches)
 
     def move(self, event: StepEvent) -> None:
         """Follow the table; an illegal move raises and changes nothing."""
@@ -74,12 +83,13 @@ class OpenStep:
             raise IllegalTransition(self.state, event)
         self.state = after
 
+    def entries(self) -> Iterator[Entry]:
+        """Every sample's entry, rank by rank."""
+        return (entry for rank in self.micro_batches for part in rank for entry in part)
+
     def samples(self) -> Iterator[Sample]:
         """Every sample of the step, rank by rank."""
-        for rank in self.micro_batches:
-            for micro_batch in rank:
-                for entry in micro_batch:
-                    yield entry.sample
+        return (entry.sample for entry in self.entries())
 
     def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """The tickets of its samples, in the same nesting."""

@@ -136,8 +136,8 @@ class Encoder:
                 return [DROPPED, tickets, reason]
             case FloorRaised(producer, floor):
                 return [FLOOR, producer, floor]
-            case GenerationBegan(generation):
-                return [GENERATION, generation]
+            case GenerationBegan(generation, dp_size):
+                return [GENERATION, generation, dp_size]
             case VersionReported(version):
                 return [VERSION, version]
             case PhaseEnded(version):

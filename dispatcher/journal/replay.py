@@ -126,6 +126,7 @@ def remembered(
         next_ticket=ledger.next_ticket,
         next_step=ledger.next_step,
         generation=ledger.generation,
+        dp_size=ledger.dp_size,
         policy_version=ledger.policy_version,
         phases=tuple(state.phases()),
         ended=ledger.ended,

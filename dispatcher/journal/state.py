@@ -73,6 +73,7 @@ class Ledger:
     next_ticket: int = 0
     next_step: int = 0
     generation: int = 0
+    dp_size: int | None = None
     policy_version: int | None = None
     phases: list[int] = field(default_factory=list)
     ended: bool = False
@@ -252,7 +253,7 @@ class State:
     def _note(self, row: Row) -> None:
         match row[0]:
             case records.GENERATION:
-                self.ledger.generation = row[1]
+                _, self.ledger.generation, self.ledger.dp_size = row
             case records.VERSION:
                 self.ledger.policy_version = row[1]
             case records.PHASE:

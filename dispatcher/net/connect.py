@@ -2,18 +2,25 @@
 
 import asyncio
 import socket
+import ssl
 
-from dispatcher.net.transport import Receiver, StreamTransport
+from dispatcher.net.transport import StreamProtocol, StreamTransport
 from dispatcher.wire.endpoint import Endpoint
 
 
-async def connect(endpoint: Endpoint, protocol: Receiver) -> StreamTransport:
+async def connect(
+    endpoint: Endpoint, protocol: StreamProtocol, tls: ssl.SSLContext | None = None
+) -> None:
     """Connect `protocol` to `endpoint`, to the first of its addresses that answers.
 
-    Raises OSError; put a deadline around it.
+    tls: how to lead the handshake; the connection is asyncio's own then. Raises OSError; put a
+    deadline around it.
     """
     loop = asyncio.get_running_loop()
-    return StreamTransport(loop, await _connected(loop, endpoint), protocol)
+    if tls is not None:
+        await loop.create_connection(lambda: protocol, endpoint.host, endpoint.port, ssl=tls)
+    else:
+        StreamTransport(loop, await _connected(loop, endpoint), protocol)
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> socket.socket:

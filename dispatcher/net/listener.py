@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from dispatcher.net.transport import Receiver, StreamTransport
+from dispatcher.net.transport import StreamProtocol, StreamTransport
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ ACCEPT_RETRY_SECONDS = 1.0
 class Listener:
     """Accepts until closed; `protocol` makes the protocol of one connection."""
 
-    def __init__(self, sock: socket.socket, protocol: Callable[[], Receiver]) -> None:
+    def __init__(self, sock: socket.socket, protocol: Callable[[], StreamProtocol]) -> None:
         sock.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._sock, self._protocol = sock, protocol

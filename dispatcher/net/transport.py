@@ -10,7 +10,7 @@ read costs what was written before `pause_writing`, and references rather than c
 import asyncio
 import socket
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from dispatcher.wire.outbox import Buffer, Outbox
 
@@ -20,36 +20,23 @@ WRITE_AT_ONCE_BYTES = 128 * 1024
 HIGH_WATER_BYTES = 64 * 1024
 
 
-class Receiver(Protocol):
-    """The protocol of a stream: asyncio's BufferedProtocol that offers several buffers."""
+class StreamProtocol(asyncio.BufferedProtocol):
+    """asyncio's BufferedProtocol that offers several buffers at a time."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+        """The first of `get_buffers`, for asyncio's own transports."""
+        return self.get_buffers()[0]
 
     def get_buffers(self) -> list[memoryview]:
         """Memory for the next bytes, in order; none of it empty, at most IOV_MAX pieces."""
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes of it were filled."""
-
-    def eof_received(self) -> bool | None:
-        """The peer will send nothing more; false has the connection closed."""
-
-    def pause_writing(self) -> None:
-        """More was written than was sent."""
-
-    def resume_writing(self) -> None:
-        """Everything was sent."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over."""
+        raise NotImplementedError
 
 
 class StreamTransport(asyncio.Transport):
     """Owns a connected socket of a running event loop; reads from the start."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, protocol: Receiver
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, protocol: StreamProtocol
     ) -> None:
         super().__init__({"socket": sock})
         sock.setblocking(False)

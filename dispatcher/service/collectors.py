@@ -21,13 +21,14 @@ _Label = TypeVar("_Label", bound=str)
 
 
 class PerRank:
-    """Counters with one series a DP rank.
+    """Counters with one series a DP rank of the current process group.
 
     Not `Counter`s of prometheus-client: to that, `rank_wait_seconds_total` and the histogram
     `rank_wait_seconds` are one name, which they are in OpenMetrics and not in the text format.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, core: Dispatch) -> None:
+        self._core = core
         self.wait: defaultdict[int, float] = defaultdict(float)
         self.cost: defaultdict[int, float] = defaultdict(float)
 
@@ -42,7 +43,7 @@ class PerRank:
             ("rank_dispatched_cost", "Estimated cost planned for each rank.", self.cost),
         ):
             family = CounterMetricFamily(f"dispatcher_{name}", text, labels=["dp_rank"])
-            for dp_rank in sorted(values):
+            for dp_rank in sorted(rank for rank in values if rank < self._core.ledger.dp_size):
                 family.add_metric([str(dp_rank)], values[dp_rank])
             yield family
 
@@ -109,6 +110,7 @@ class CoreCollector:
             ("samples_in_flight", "Samples of open steps.", at.in_flight),
             ("open_steps", "Steps planned and not committed.", at.open_steps),
             ("generation", "Process groups that have joined so far.", at.generation),
+            ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),
             ("step_wanted", "1 while every rank has room for one more step.", at.wanted),
             ("policy_version", "Policy version last reported.", at.policy_version or 0),

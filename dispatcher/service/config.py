@@ -7,6 +7,8 @@ with cause and remedy when it is built.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -28,6 +30,7 @@ from dispatcher.core.freshness import StalenessPolicy
 from dispatcher.errors import ConfigError
 from dispatcher.journal.policy import parse_sync
 from dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
+from dispatcher.service.access import Access, open_access
 from dispatcher.service.units import Duration, Size
 from dispatcher.wire.endpoint import Endpoint
 
@@ -94,13 +97,17 @@ class ServeConfig(BaseModel):
         "target_excess": "when to dispatch",
         "max_staleness": "freshness, groups and the end of the stream",
         "listen": "addresses",
+        "token_file": "security",
         "journal_dir": "journal",
         "max_sample_tokens": "limits and deadlines",
         "per_rank_metrics": "observability",
     }
 
     dp_size: Positive
-    """DP ranks that will connect; all must be there before training starts"""
+    """DP ranks of the first process group; all must be there before training starts"""
+    elastic: bool = True
+    """let a new process group bring another number of DP ranks; open steps are planned again for it
+    with the same samples, and --dispatch-batch-size stays"""
     dispatch_batch_size: Positive
     """samples in one step over all DP ranks, gradient accumulation included"""
     micro_batch_size: Positive | None = None
@@ -166,6 +173,18 @@ class ServeConfig(BaseModel):
     ready_file: Path | None = None
     """write the addresses in use to this file, as JSON, once serving"""
 
+    token_file: Path | None = None
+    """a file with the secret that clients must show, on both planes; it or --tls-client-ca is
+    needed to listen on addresses that other machines reach"""
+    tls_cert: Path | None = None
+    """serve TLS on TCP addresses of both planes with this certificate (PEM, with its chain)"""
+    tls_key: Path | None = None
+    """its private key (PEM, not encrypted)"""
+    tls_client_ca: Path | None = None
+    """clients must show a certificate signed by one of these authorities (PEM)"""
+    insecure: bool = False
+    """listen on addresses that other machines reach with neither token nor client certificates"""
+
     journal_dir: Path | None = None
     """keep accepted samples and open steps in this directory, so that a restart goes on with them;
     unset: a restart begins with nothing"""
@@ -180,13 +199,15 @@ class ServeConfig(BaseModel):
     producer_credits: Positive = 8
     """pushes that a producer may have unanswered"""
     max_connections: Positive = 4096
-    """connections at a time on the sample plane"""
+    """connections at a time on each plane"""
     handshake_timeout: Duration = 10.0
-    """close a connection that has not introduced itself by then"""
+    """close a connection that has not introduced itself, or made its first request, by then"""
+    request_timeout: Duration = 60.0
+    """an HTTP request has to arrive whole within this time"""
     write_timeout: Duration = 60.0
     """close a connection whose peer stops reading for so long"""
     idle_timeout: Duration = 300.0
-    """close a producer's connection that is silent, heartbeats included, for so long"""
+    """close a producer's or HTTP connection that is silent, heartbeats included, for so long"""
     heartbeat_interval: Duration = 5.0
     """how often clients say that they are alive"""
     rank_timeout: Duration = 60.0
@@ -239,11 +260,37 @@ class ServeConfig(BaseModel):
             outlier_lane=self.outlier_lane,
         )
 
+    def access(self) -> Access:
+        """What clients must show; reads the files. Raises ConfigError if one cannot be used."""
+        return open_access(
+            [*self.listen, self.http],
+            token_file=self.token_file,
+            certificate=self.tls_cert,
+            key=self.tls_key,
+            client_ca=self.tls_client_ca,
+            insecure=self.insecure,
+        )
+
+    def check_size(self) -> Callable[[int], None]:
+        """What raises ConfigError for a number of DP ranks that no step can be planned for."""
+        plan_config = self.plan_config()
+
+        def check(dp_size: int) -> None:
+            if dp_size > self.max_connections:
+                raise ConfigError(
+                    f"they would need as many connections, and --max-connections is "
+                    f"{self.max_connections}; raise it"
+                )
+            validate_config(replace(plan_config, dp_size=dp_size), self.window_multiple)
+
+        return check
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         validate_config(self.plan_config(), self.window_multiple)
         self._check_buffer()
         self._check_deadlines()
+        self.access()
         return self
 
     def _check_buffer(self) -> None:

@@ -16,6 +16,7 @@ from dispatcher import __version__
 from dispatcher.core.events import Outcome
 from dispatcher.errors import DispatcherError
 from dispatcher.sample import Sample
+from dispatcher.service.http_guard import HttpGuard, problem
 from dispatcher.service.hub import Hub
 from dispatcher.service.samples import PushRequest, parse_body
 
@@ -29,12 +30,14 @@ _STATUS = {Outcome.REFUSED: 422, Outcome.FULL: 429}
 class HttpPlane:
     """Handlers over one hub."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, hub: Hub, guard: HttpGuard) -> None:
+        self._hub, self._guard = hub, guard
 
     def application(self) -> web.Application:
         """The routes. Bodies are limited to the size of a frame."""
-        app = web.Application(client_max_size=self._hub.config.max_frame_bytes)
+        app = web.Application(
+            client_max_size=self._hub.config.max_frame_bytes, middlewares=[self._guard.middleware]
+        )
         app.add_routes(
             [
                 web.get("/metrics", self.metrics),
@@ -88,22 +91,26 @@ class HttpPlane:
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
         try:
-            body = await request.read()
+            async with asyncio.timeout(self._hub.config.request_timeout):
+                body = await request.read()
+        except TimeoutError:
+            timeout = self._hub.config.request_timeout
+            return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
         except ConnectionError:  # nobody is left to read this, and it is no fault of ours
-            return _problem(400, "invalid", "the connection ended before the body did")
+            return problem(400, "invalid", "the connection ended before the body did")
         try:
             samples, named = await asyncio.to_thread(parse_body, body, self._hub.config.group_size)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            return _problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"])
+            return problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"])
         except (DispatcherError, ValueError) as error:
-            return _problem(400, "invalid", str(error))
+            return problem(400, "invalid", str(error))
         return await self._push(samples, named)
 
     async def _push(self, samples: tuple[Sample, ...], named: bool) -> web.Response:
         if (failure := self._hub.gate.failure) is not None:
-            return _problem(503, failure.code, str(failure))
+            return problem(503, failure.code, str(failure))
         answer = self._hub.push_now(samples, named=named)
         await self._hub.gate.settled()
         worst = max((_STATUS.get(outcome, 200) for outcome in answer.outcomes), default=200)
@@ -125,7 +132,7 @@ class HttpPlane:
         version = request.match_info["policy_version"]
         if not version.isdecimal() or len(version) > MAX_VERSION_DIGITS:
             text = f"policy version {version[:40]!r} is no number of {MAX_VERSION_DIGITS} digits"
-            return _problem(400, "invalid", text)
+            return problem(400, "invalid", text)
         hub = self._hub
         hub.perform(hub.core.end_phase(int(version), hub.clock()))
         return web.json_response({})
@@ -135,10 +142,6 @@ class HttpPlane:
         hub = self._hub
         hub.perform(hub.core.end_stream(hub.clock()))
         return web.json_response({})
-
-
-def _problem(status: int, code: str, message: str) -> web.Response:
-    return web.json_response({"code": code, "message": message}, status=status)
 
 
 def _describe() -> dict[str, object]:
@@ -159,6 +162,8 @@ def _describe() -> dict[str, object]:
         "responses": {
             "200": answer,
             "400": {"description": "The body is not a sample"},
+            "401": {"description": "The token is missing or wrong"},
+            "408": {"description": "The request took longer than --request-timeout to arrive"},
             "413": {"description": "The body is larger than --max-frame-bytes"},
             "422": {"description": "A sample is refused; errors says why"},
             "429": {"description": "A cap is reached; push the samples marked full again"},

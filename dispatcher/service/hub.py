@@ -14,6 +14,7 @@ from dispatcher.core.events import Effect, PushAnswered
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConnectionLimit, DispatcherError, Stopping
 from dispatcher.sample import Sample
+from dispatcher.service.access import EVERYBODY, Access
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.gate import Gate, Log
 from dispatcher.service.metrics import Metrics
@@ -36,7 +37,10 @@ class Hub:
         metrics: Metrics,
         clock: Callable[[], float],
         journal: Log | None = None,
+        *,
+        access: Access = EVERYBODY,
     ) -> None:
+        self.access = access
         self.config = config
         self.core = core
         self.metrics = metrics
@@ -55,7 +59,12 @@ class Hub:
     def admits(self) -> DispatcherError | None:
         """Refuse connections beyond the limit."""
         limit = self.config.max_connections
-        return ConnectionLimit(limit) if len(self._roster.peers) >= limit else None
+        return ConnectionLimit(limit) if self.connections >= limit else None
+
+    @property
+    def connections(self) -> int:
+        """Connections of the sample plane, whether they have said hello or not."""
+        return len(self._roster.peers)
 
     def connected(self, peer: Peer) -> None:
         """A connection was made; it counts for its role once it has said hello."""
@@ -73,8 +82,10 @@ class Hub:
             case m.Bye():
                 self.gate.after(peer.take_leave)
             case m.HelloProducer():
+                self.access.check_token(message.token)
                 self._welcome_producer(peer)
             case m.HelloRank():
+                self.access.check_token(message.token)
                 self._welcome_rank(peer, message, now)
             case m.Push():
                 samples = samples_of(message, spans, self.config.group_size)
@@ -158,10 +169,14 @@ class Hub:
             received=dict(message.received),
         )
         effects = self.core.join(hello, now)
+        if message.generation is None:
+            self._hungry_since.clear()  # of ranks that are fenced now
         self._roster.seat(peer.client_id, message.dp_rank, peer)
         self.metrics.connections.labels("rank").inc()
         generation = self.core.ledger.generation
-        log.info("DP rank %d joined generation %d", message.dp_rank, generation)
+        log.info(
+            "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
+        )
         welcome = m.WelcomeRank(
             generation=generation,
             max_open_steps=self.config.max_open_steps,

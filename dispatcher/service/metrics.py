@@ -43,7 +43,7 @@ class Metrics:
     def __init__(self, config: ServeConfig, core: Dispatch, clock: Callable[[], float]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
-        self._config = config
+        self._config, self._core = config, core
         self._padded = config.layout is Layout.PADDED
         registry = self.registry
         ProcessCollector(registry=registry)
@@ -147,7 +147,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._per_rank = PerRank()
+        self._per_rank = PerRank(self._core)
         if self._config.per_rank_metrics:
             registry.register(self._per_rank)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dispatcher.errors import DispatcherError, ProtocolError
+from dispatcher.net.transport import StreamProtocol
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits
 from dispatcher.wire.outbox import Buffer
@@ -56,7 +57,7 @@ class Listener(Protocol):
         """A connection is over; `reason` is `bye` for a deliberate goodbye."""
 
 
-class Peer(asyncio.BufferedProtocol):
+class Peer(StreamProtocol):
     """The dispatcher's end of one connection."""
 
     def __init__(self, listener: Listener, limits: PeerLimits, clock: Callable[[], float]) -> None:
@@ -88,10 +89,6 @@ class Peer(asyncio.BufferedProtocol):
             return
         timeout = self._limits.handshake_timeout
         self._set_deadline("handshake", timeout, lambda: self._too_slow("hello", timeout))
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame knows better
-        """The first of `get_buffers`, for a transport that fills one at a time."""
-        return self.get_buffers()[0]
 
     def get_buffers(self) -> list[memoryview]:
         """Memory for the next bytes; once ending, a place to forget them."""

@@ -10,13 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial, singledispatchmethod
 
 from dispatcher.balance.planner import plan
 from dispatcher.core import events as e
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.step import OpenStep
-from dispatcher.plan import PlanConfig
+from dispatcher.plan import Oversize, PlanConfig
 from dispatcher.service.gate import Gate
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
@@ -49,7 +50,7 @@ class Performer:
         self._clock = clock
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._planning: set[asyncio.Task[None]] = set()
-        self._headers: dict[int, bytes] = {}
+        self._headers: dict[int, tuple[str, bytes]] = {}
         self._timer: asyncio.TimerHandle | None = None
         #: Fails when something of ours broke; never gets a result otherwise.
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,7 +59,7 @@ class Performer:
         """Carry out what the core decided; then set the clock for what is due next."""
         self._gate.note(self._core.take_facts(), self._core.totals.as_json)
         for effect in effects:
-            if isinstance(effect, e.PlanWanted | e.StepPlanned):
+            if isinstance(effect, e.PlanWanted | e.ReplanWanted | e.StepPlanned):
                 self._do(effect)  # nobody outside hears of these
             elif isinstance(effect, e.PushAnswered | e.PushHeld):
                 asked = self._roster.producers.get(effect.producer)
@@ -98,7 +99,7 @@ class Performer:
         self._roster.to_producer(effect.producer, blocked)
 
     @_do.register
-    def _(self, effect: e.PlanWanted) -> None:
+    def _(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
         task = asyncio.get_running_loop().create_task(self._run_planner(effect))
         self._planning.add(task)
         task.add_done_callback(self._planner_done)
@@ -158,15 +159,16 @@ class Performer:
         return standing.client_id if standing is not None else ""
 
     def _header(self, step: OpenStep) -> bytes:
-        if step.number not in self._headers:
+        digest, header = self._headers.get(step.number, ("", b""))
+        if digest != step.digest:
             count = len(step.micro_batches[0])
             header = step_header(step.number, step.digest, count, step.samples())
-            self._headers[step.number] = header
-        return self._headers[step.number]
+            self._headers[step.number] = step.digest, header
+        return header
 
     def _frame(self, step: OpenStep, dp_rank: int, index: int) -> list[Buffer] | None:
-        """The frame of one micro-batch; None once the step is over."""
-        if step.number not in self._core.ledger.steps:
+        """The frame of one micro-batch; None once the step is over, or planned again."""
+        if self._core.ledger.steps.get(step.number) is not step:
             return None
         parts = step.micro_batches[dp_rank]
         if index == len(parts) - 1:
@@ -175,13 +177,22 @@ class Performer:
             return micro_batch(step.number, index, [entry.sample for entry in parts[index]])
         return filler(step.number, index, next(step.samples()))
 
-    async def _run_planner(self, wanted: e.PlanWanted) -> None:
+    async def _run_planner(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
         began = self._clock()
+        config = replace(self._plan_config, dp_size=wanted.dp_size)
+        if isinstance(wanted, e.ReplanWanted):
+            # An earlier process may have planned it under a larger token budget.
+            config = replace(config, oversize=Oversize.ALONE)
         found = await asyncio.get_running_loop().run_in_executor(
-            self._planner, plan, wanted.window, self._plan_config, wanted.take
+            self._planner, plan, wanted.window, config, wanted.take
         )
-        self._metrics.plan_duration.observe(self._clock() - began)
-        self.perform(self._core.planned(wanted, found, self._clock()))
+        now = self._clock()
+        self._metrics.plan_duration.observe(now - began)
+        if isinstance(wanted, e.PlanWanted):
+            self.perform(self._core.planned(wanted, found, now))
+        else:
+            log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
+            self.perform(self._core.replanned(wanted, found, now))
 
     def _planner_done(self, task: asyncio.Task[None]) -> None:
         self._planning.discard(task)

@@ -7,42 +7,27 @@ signal stops at once too, since the next process goes on with what is here.
 """
 
 import asyncio
-import contextlib
-import errno
 import json
 import logging
-import os
 import signal
-import socket
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-
-from aiohttp import web
 
 from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
-from dispatcher.net.listener import Listener
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
 from dispatcher.service.config import LastBatch, ServeConfig
-from dispatcher.service.http import HttpPlane
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
-from dispatcher.service.peer import Peer, PeerLimits
+from dispatcher.service.planes import http_plane, sample_plane
 from dispatcher.wire.endpoint import Endpoint
-from dispatcher.wire.frame import FrameLimits
 
 log = logging.getLogger(__name__)
 
-#: Headers hold a few hundred bytes a sample; this is room for some ten thousand in one frame.
-MAX_HEADER_BYTES = 4 * 2**20
 #: How often the event loop's lateness is measured, and silent peers are looked for.
 LAG_PROBE_SECONDS = 0.25
-#: How long requests that are under way may hold up the end.
-HTTP_SHUTDOWN_SECONDS = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -74,6 +59,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         target_excess=config.target_excess,
         groups_matter=config.groups is not Grouping.IGNORE,
         flush_partial=config.last_batch is LastBatch.FLUSH,
+        check_size=config.check_size() if config.elastic else None,
         drop_above=budget if config.oversize is Oversize.DROP else None,
         group_timeout=config.group_timeout,
         max_staleness=config.max_staleness,
@@ -90,13 +76,13 @@ async def _serve(config: ServeConfig) -> int:
     core = Dispatch(core_config(config))
     metrics = Metrics(config, core, loop.time)
     journal = open_journal(config, core, metrics, loop.time)
-    hub = Hub(config, core, metrics, loop.time, journal)
+    hub = Hub(config, core, metrics, loop.time, journal, access=config.access())
     hub.perform(core.tick(loop.time()))  # what an earlier process left may be due
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
     try:
-        async with _sample_plane(config, hub) as listening, _http_plane(config, hub) as http:
+        async with sample_plane(config, hub) as listening, http_plane(config, hub) as http:
             _announce(config, listening, http)
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(_watch(hub))
@@ -165,89 +151,6 @@ async def _watch(hub: Hub) -> None:
         await asyncio.sleep(LAG_PROBE_SECONDS)
         hub.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
         hub.close_silent()
-
-
-@contextlib.asynccontextmanager
-async def _sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endpoint]]:
-    loop = asyncio.get_running_loop()
-    limits = PeerLimits(
-        frame=FrameLimits(MAX_HEADER_BYTES, config.max_frame_bytes),
-        handshake_timeout=config.handshake_timeout,
-        write_timeout=config.write_timeout,
-    )
-    bound: list[Endpoint] = []
-    async with contextlib.AsyncExitStack() as stack:
-        for endpoint in config.listen:
-            sock = stack.enter_context(listening_socket(endpoint))
-            listener = Listener(sock, lambda: Peer(hub, limits, loop.time))
-            stack.callback(listener.close)
-            bound.append(bound_endpoint(endpoint, sock))
-        yield bound
-
-
-@contextlib.asynccontextmanager
-async def _http_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[Endpoint]:
-    # Signals are ours: aiohttp's own handling would run beside it.
-    runner = web.AppRunner(
-        HttpPlane(hub).application(),
-        handle_signals=False,
-        access_log=None,
-        shutdown_timeout=HTTP_SHUTDOWN_SECONDS,
-    )
-    with listening_socket(config.http) as sock:
-        await runner.setup()
-        try:
-            await web.SockSite(runner, sock).start()
-            yield bound_endpoint(config.http, sock)
-        finally:
-            await runner.cleanup()
-
-
-@contextlib.contextmanager
-def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
-    """A bound socket; a Unix socket is private to this user and its path is removed again."""
-    if not endpoint.path:
-        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-        with socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024) as s:
-            # Accepted sockets inherit it.
-            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            yield s
-        return
-    path = Path(endpoint.path)
-    _remove_stale(path)
-    with socket.socket(socket.AF_UNIX) as sock:
-        before = os.umask(0o177)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(before)
-        sock.listen(1024)
-        try:
-            yield sock
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a socket that a killed process left behind. Raises OSError if somebody listens."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
-
-
-def bound_endpoint(asked: Endpoint, sock: socket.socket) -> Endpoint:
-    """Where a socket really listens, port 0 resolved."""
-    if asked.path:
-        return asked
-    host, port = sock.getsockname()[:2]
-    return Endpoint(host=host, port=port)
 
 
 def _announce(config: ServeConfig, listening: list[Endpoint], http: Endpoint) -> None:

@@ -53,6 +53,7 @@ class _Hello(Message):
 
     version: int = PROTOCOL_VERSION
     client_id: Name
+    token: Annotated[str | None, Declared(max_length=1024, repr=False)] = None
 
     @model_validator(mode="before")
     @classmethod

@@ -33,8 +33,13 @@ def test_a_consistent_config_passes() -> None:
             replace(GOOD, micro_batch_size=None, micro_batch_tokens=9, layout=Layout.PADDED),
             "set micro_batch_size instead",
         ),
-        (replace(GOOD, dispatch_batch_size=60), "multiple of 16 .* use 48 or 64"),
-        (replace(GOOD, dispatch_batch_size=6), "; use 16$"),
+        (
+            replace(GOOD, dispatch_batch_size=60),
+            "multiple of 16 .* use 48 or 64, or dp_size 6 or 10$",
+        ),
+        (replace(GOOD, dispatch_batch_size=6), "; use 16, or dp_size 3$"),
+        (replace(GOOD, dp_size=3, dispatch_batch_size=8), "; use 6 or 12, or dp_size 2 or 4$"),
+        (replace(GOOD, dispatch_batch_size=7), "; use 16$"),
         (replace(GOOD, micro_batch_multiple=3), "x micro_batch_multiple 3; use 48 or 96"),
     ],
 )

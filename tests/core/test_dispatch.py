@@ -349,11 +349,13 @@ def test_ranks_that_join_after_the_end_are_told_so() -> None:
     assert sorted(ended) == [0, 1]
 
 
-def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again() -> None:
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not noticed yet"])
+def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: bool) -> None:
     bench = Bench()
     bench.join()
     bench.perform(bench.core.end_stream(bench.now))
-    bench.perform(bench.core.leave(1, "r1", bench.now))
+    if noticed:
+        bench.perform(bench.core.leave(1, "r1", bench.now))
     bench.log.clear()
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
     assert bench.log == [EndRanks((1,), "the stream has ended")]

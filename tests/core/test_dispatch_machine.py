@@ -5,7 +5,9 @@ own: what was answered `accepted`, and what every committed step held.
 """
 
 from collections import Counter
+from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,20 +18,35 @@ from dispatcher.core.admission import Push
 from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import Deliver, Effect, Outcome, PlanWanted, PushAnswered, Release
+from dispatcher.core.events import (
+    Deliver,
+    Effect,
+    Outcome,
+    PlanWanted,
+    PushAnswered,
+    Release,
+    ReplanWanted,
+)
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig
+from dispatcher.errors import ConfigError, GenerationFenced, RankRefused
 from dispatcher.plan import Grouping, PlanConfig
 from dispatcher.sample import Sample
 from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3
+MAX_DP_SIZE = 4
+
+
+def check_size(dp_size: int) -> None:
+    if dp_size > MAX_DP_SIZE:
+        raise ConfigError("too many")
 
 
 class DispatchMachine(RuleBasedStateMachine):
-    """Producers `p` and `q`, two ranks, and whatever order hypothesis finds."""
+    """Producers `p` and `q`, one to four ranks, and whatever order hypothesis finds."""
 
     @initialize(window=st.sampled_from([4, 6, 8]), capacity=st.sampled_from([8, 12]))
     def start(self, window: int, capacity: int) -> None:
@@ -43,6 +60,7 @@ class DispatchMachine(RuleBasedStateMachine):
                 producer_credits=2,
                 max_staleness=4,
                 durable=True,
+                check_size=check_size,
             )
         )
         self.memory = Memory()
@@ -58,8 +76,10 @@ class DispatchMachine(RuleBasedStateMachine):
         self.pushes: dict[tuple[str, int], tuple[Sample, ...]] = {}
         self.accepted: set[str] = set()
         self.trained: Counter[str] = Counter()
-        self.wanted: PlanWanted | None = None
+        self.size = DP_SIZE
+        self.wanted: PlanWanted | ReplanWanted | None = None
         self.digests: dict[int, str] = {}
+        self.content: dict[int, list[str]] = {}
         self.holds: dict[int, set[int]] = {}
         self.released: dict[int, set[int]] = {}
         self.clients: dict[int, str] = {}
@@ -77,17 +97,24 @@ class DispatchMachine(RuleBasedStateMachine):
                         if outcome is Outcome.ACCEPTED:
                             assert sample.sample_id not in self.accepted, "accepted twice"
                             self.accepted.add(sample.sample_id)
-                case PlanWanted():
+                case PlanWanted() | ReplanWanted():
                     assert self.wanted is None, "two plans at a time"
                     self.wanted = effect
                 case Deliver():
                     step = self.core.ledger.steps[effect.step]
                     known = self.digests.setdefault(step.number, step.digest)
                     assert known == step.digest, "a redelivered step is not the same"
+                    names = sorted(sample.sample_id for sample in step.samples())
+                    same = self.content.setdefault(step.number, names) == names
+                    assert same, "a step that is planned again has other samples"
+                    assert step.dp_size == self.size, "a step for other ranks is delivered"
                     self.holds.setdefault(effect.dp_rank, set()).add(effect.step)
                 case Release():
-                    every = [self.holds.get(rank, set()) for rank in range(DP_SIZE)]
-                    assert all(effect.step in held for held in every), "released too early"
+                    assert all(
+                        effect.step in self.holds.get(rank, set())
+                        or self.core.ledger.ranks[rank].committed >= effect.step
+                        for rank in range(self.size)
+                    ), "released too early"
                     for rank in effect.dp_ranks:
                         self.released.setdefault(rank, set()).add(effect.step)
                 case _:
@@ -105,12 +132,13 @@ class DispatchMachine(RuleBasedStateMachine):
         self.core.restore(self.memory.remembered())
         self.wanted = None
         assert_same_state(before, self.core)
+        self.perform(self.core.tick(self.now))  # as the service does: steps may be outgrown
         for rank, client in self.clients.items():
             known = before.ledger.ranks.get(rank)
             if known is None or known.client_id != client:
                 continue
             hello = RankHello(
-                client, rank, DP_SIZE, self.core.ledger.generation,
+                client, rank, self.size, self.core.ledger.generation,
                 taken=known.taken, committed=known.taken if unheard else known.committed,
                 received=dict.fromkeys(self.holds.get(rank, set()), 1),
             )  # fmt: skip
@@ -163,28 +191,77 @@ class DispatchMachine(RuleBasedStateMachine):
 
     # -- ranks ----------------------------------------------------------------------------
 
-    @rule(dice=st.integers(0, 9))
-    def new_generation(self, dice: int) -> None:
+    @rule(dice=st.integers(0, 9), size=st.sampled_from([2, 2, 1, 3, 4]))
+    def new_generation(self, dice: int, size: int) -> None:
         if self.clients and dice:
             return  # rare, so that a generation has time to train
+        self.begin_generation(size)
+
+    @precondition(lambda self: self.clients)
+    @rule(
+        steps=st.integers(1, 2),
+        size=st.integers(1, MAX_DP_SIZE),
+        answers=st.integers(0, 3),
+        crash=st.booleans(),
+    )
+    def resize_in_mid_run(self, steps: int, size: int, answers: int, crash: bool) -> None:
+        """With open steps, as a rule; the dispatcher may die before they are all planned again."""
+        for _ in range(steps):
+            self.push("p", [3, 9, 4, 7], None)
+            for rank in range(self.size):
+                self.go_hungry(rank)
+            while self.wanted is not None:
+                self.answer_the_planner()
+            for rank in range(self.size):
+                self.prepare(rank)
+                following = self.core.ledger.ranks[rank].taken + 1
+                if following in self.released.get(rank, set()):
+                    self.perform(self.core.demand(rank, following, self.now, hungry=False))
+        self.begin_generation(size)
+        for _ in range(answers):
+            if self.wanted is not None:
+                self.answer_the_planner()
+        if crash:
+            self.crash(dice=0, unheard=False)
+
+    def begin_generation(self, size: int) -> None:
         self.births += 1
-        self.holds, self.released = {}, {}
+        self.holds, self.released, self.clients = {}, {}, {}
+        if size != self.size:
+            self.digests = {}
+        self.size = size
         generation: int | None = None
-        for rank in range(DP_SIZE):
+        for rank in range(size):
             self.clients[rank] = f"{rank}.{self.births}"
-            hello = RankHello(self.clients[rank], rank, DP_SIZE, generation)
+            hello = RankHello(self.clients[rank], rank, size, generation)
             self.perform(self.core.join(hello, self.now))
             generation = self.core.ledger.generation
 
     @precondition(lambda self: self.clients)
-    @rule(rank=st.integers(0, DP_SIZE - 1), same=st.booleans())
+    @rule(rank=st.integers(0, MAX_DP_SIZE), size=st.integers(1, MAX_DP_SIZE + 1))
+    def a_stranger_joins(self, rank: int, size: int) -> None:
+        """Of an older generation, or of a process group of another size."""
+        before = self.core.ledger.generation
+        hello = RankHello("stranger", rank, size, before)
+        if size != self.size:
+            with pytest.raises(RankRefused):
+                self.core.join(hello, self.now)
+        with pytest.raises((GenerationFenced, RankRefused)):
+            self.core.join(replace(hello, generation=before - 1), self.now)
+        with pytest.raises(RankRefused):
+            self.core.join(RankHello("stranger", 0, MAX_DP_SIZE + 1, None), self.now)
+        assert (self.core.ledger.generation, self.core.ledger.dp_size) == (before, self.size)
+
+    @precondition(lambda self: self.clients)
+    @rule(rank=st.integers(0, MAX_DP_SIZE - 1), same=st.booleans())
     def reconnect(self, rank: int, same: bool) -> None:
+        rank %= self.size
         self.perform(self.core.leave(rank, self.clients[rank], self.now))
         if not same:
             self.births += 1
             self.clients[rank] = f"{rank}.{self.births}"
             self.holds[rank], self.released[rank] = set(), set()
-        hello = RankHello(self.clients[rank], rank, DP_SIZE, self.core.ledger.generation)
+        hello = RankHello(self.clients[rank], rank, self.size, self.core.ledger.generation)
         self.perform(self.core.join(hello, self.now))
 
     def open_steps(self, rank: int) -> list[OpenStep]:
@@ -192,20 +269,23 @@ class DispatchMachine(RuleBasedStateMachine):
         return [step for step in self.core.ledger.steps.values() if step.number in held]
 
     @precondition(lambda self: self.clients)
-    @rule(rank=st.integers(0, DP_SIZE - 1))
+    @rule(rank=st.integers(0, MAX_DP_SIZE - 1))
     def prepare(self, rank: int) -> None:
+        rank %= self.size
         for step in self.open_steps(rank):
             self.perform(self.core.prepared(rank, step.number, step.digest, self.now))
 
     @precondition(lambda self: self.clients)
-    @rule(rank=st.integers(0, DP_SIZE - 1))
+    @rule(rank=st.integers(0, MAX_DP_SIZE - 1))
     def go_hungry(self, rank: int) -> None:
+        rank %= self.size
         taken = self.core.ledger.ranks[rank].taken
         self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     @precondition(lambda self: self.clients)
-    @rule(rank=st.integers(0, DP_SIZE - 1), count=st.integers(1, 3))
+    @rule(rank=st.integers(0, MAX_DP_SIZE - 1), count=st.integers(1, 3))
     def train(self, rank: int, count: int) -> None:
+        rank %= self.size
         for _ in range(count):
             following = self.core.ledger.ranks[rank].taken + 1
             if following not in self.released.get(rank, set()):
@@ -219,14 +299,14 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 3))
     def all_ranks_train(self, steps: int) -> None:
         for _ in range(steps):
-            for rank in range(DP_SIZE):
+            for rank in range(self.size):
                 self.go_hungry(rank)
             self.pass_time(1.0)
-            if self.wanted is not None:
+            while self.wanted is not None:
                 self.answer_the_planner()
-            for rank in range(DP_SIZE):
+            for rank in range(self.size):
                 self.prepare(rank)
-            for rank in range(DP_SIZE):
+            for rank in range(self.size):
                 self.train(rank, 1)
 
     # -- planner and clock ------------------------------------------------------------------
@@ -236,8 +316,12 @@ class DispatchMachine(RuleBasedStateMachine):
     def answer_the_planner(self) -> None:
         wanted, self.wanted = self.wanted, None
         assert wanted is not None
-        answer = plan(wanted.window, self.plan_config, wanted.take)
-        self.perform(self.core.planned(wanted, answer, self.now))
+        config = replace(self.plan_config, dp_size=wanted.dp_size)
+        answer = plan(wanted.window, config, wanted.take)
+        if isinstance(wanted, PlanWanted):
+            self.perform(self.core.planned(wanted, answer, self.now))
+        else:
+            self.perform(self.core.replanned(wanted, answer, self.now))
 
     @rule(seconds=st.floats(0.1, 30))
     def pass_time(self, seconds: float) -> None:
@@ -276,6 +360,10 @@ class DispatchMachine(RuleBasedStateMachine):
         assert all(count == 1 for count in self.trained.values())
 
     @invariant()
+    def a_step_for_other_ranks_is_on_its_way_to_a_new_plan(self) -> None:
+        assert self.core.ledger.outgrown is None or self.wanted is not None
+
+    @invariant()
     def caps_hold(self) -> None:
         limits = self.core.config.limits
         assert len(self.core.buffer) <= limits.samples
@@ -303,6 +391,7 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
         n: step.digest for n, step in before.ledger.steps.items()
     }
     assert after.ledger.generation == before.ledger.generation
+    assert after.ledger.dp_size == before.ledger.dp_size
     accepted, committed = before.statistics().accepted, before.statistics().samples_committed
     assert after.statistics().accepted == accepted
     assert after.statistics().samples_committed == committed

@@ -8,7 +8,13 @@ from dispatcher.core.events import Deliver, Effect, FailRanks, Redelivered, Rele
 from dispatcher.core.ledger import StepLedger
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import NEXT, OpenStep, StepEvent, StepState, step_digest
-from dispatcher.errors import GenerationFenced, IllegalTransition, ProtocolError, RankRefused
+from dispatcher.errors import (
+    ConfigError,
+    GenerationFenced,
+    IllegalTransition,
+    ProtocolError,
+    RankRefused,
+)
 from dispatcher.plan import Plan, Sync
 from tests.support.samples import make_sample
 
@@ -184,7 +190,8 @@ def test_a_new_generation_gets_every_open_step_again_identical_and_acknowledgeme
     ("greeting", "words"),
     [
         (hello(2), "out of range"),
-        (RankHello("x", 0, 3, 1), "serves 2"),
+        (RankHello("x", 0, 3, 1), "generation 1 has 2"),
+        (RankHello("x", 0, 3, None), "serves 2; start it with --dp-size 3, or with --elastic"),
         (hello(1, None), "only DP rank 0"),
         (hello(1, client_id="impostor"), "two processes claim one rank"),
     ],
@@ -198,6 +205,110 @@ def test_a_rank_that_cannot_be_seated_is_refused_and_nothing_changes(
     assert ledger.generation == 1
     assert ledger.complete
     assert ledger.ranks[1].client_id == "rank-1"
+
+
+def in_pairs_only(dp_size: int) -> None:
+    if dp_size % 2:
+        raise ConfigError("an odd number")
+
+
+def make_elastic_ledger() -> StepLedger:
+    """Of two ranks, with two open steps."""
+    ledger = StepLedger(2, 4, in_pairs_only)
+    ledger.join(hello(0, None), 0.0)
+    ledger.join(hello(1), 0.0)
+    open_step(ledger, *"abcd")
+    open_step(ledger, *"efgh")
+    prepare(ledger, 0)
+    return ledger
+
+
+def grow(ledger: StepLedger, dp_size: int) -> list[Effect]:
+    """A whole process group of another size takes over."""
+    effects = ledger.join(RankHello("new-0", 0, dp_size, None), 1.0)
+    for dp_rank in range(1, dp_size):
+        greeting = RankHello(f"new-{dp_rank}", dp_rank, dp_size, ledger.generation)
+        effects += ledger.join(greeting, 1.0)
+    return effects
+
+
+def replan(ledger: StepLedger) -> list[Effect]:
+    """Plan the first outgrown step again: its samples one by one to the ranks in turn."""
+    step = ledger.outgrown
+    assert step is not None
+    entries = tuple(sorted(step.entries(), key=lambda entry: entry.ticket))
+    places, size = np.arange(len(entries)), ledger.dp_size
+    parts = tuple((places[rank::size],) for rank in range(size))
+    return ledger.replan(step.number, Plan(parts, np.ones((size, 1)), Sync.STEP, 0, 0, 1), entries)
+
+
+def names(step: OpenStep) -> list[str]:
+    return sorted(sample.sample_id for sample in step.samples())
+
+
+def test_steps_for_another_number_of_ranks_go_out_one_by_one_once_they_are_planned_again() -> None:
+    ledger = make_elastic_ledger()
+    before = dict(ledger.steps)
+    effects = grow(ledger, 4)
+    assert Redelivered(0, "new-size") in effects
+    assert [effect for effect in effects if isinstance(effect, Deliver)] == []
+    assert replan(ledger) == [Deliver(rank, 0) for rank in range(4)]
+    late = ledger.join(RankHello("new-3", 3, 4, ledger.generation), 2.0)
+    assert [effect for effect in late if isinstance(effect, Deliver)] == [Deliver(3, 0)]
+    assert replan(ledger) == [Deliver(rank, 1) for rank in range(4)]
+    assert ledger.outgrown is None
+    for number, step in ledger.steps.items():
+        assert (step.dp_size, names(step)) == (4, names(before[number]))
+        assert step.digest != before[number].digest
+        assert step.planned_at == before[number].planned_at
+    assert prepare(ledger, 0, 0, 1, 2) == []
+    assert prepare(ledger, 0, 3) == [Release((0, 1, 2, 3), 0)]
+
+
+def test_nobody_can_speak_of_a_step_before_it_is_planned_again() -> None:
+    ledger = make_elastic_ledger()
+    digest = ledger.steps[0].digest
+    ledger.join(RankHello("new-0", 0, 4, None), 1.0)
+    with pytest.raises(ProtocolError, match="not open"):
+        ledger.prepared(0, 0, digest)
+    with pytest.raises(ProtocolError, match="committed step 0 before it was prepared"):
+        ledger.commit(0, 0)
+    boast = RankHello("new-1", 1, 4, ledger.generation, taken=1, committed=1, received={0: 1, 1: 1})
+    for _ in ("as a stranger", "as one that is known"):
+        ledger.join(boast, 1.0)
+        rank = ledger.ranks[1]
+        assert (rank.taken, rank.prepared, rank.committed) == (-1, -1, -1)
+
+
+def test_steps_that_fit_again_stay_as_they_were_behind_those_that_do_not() -> None:
+    ledger = make_elastic_ledger()
+    grow(ledger, 4)
+    second = ledger.steps[1]
+    replan(ledger)
+    assert [effect for effect in grow(ledger, 2) if isinstance(effect, Deliver)] == []
+    assert replan(ledger) == [Deliver(rank, step) for step in (0, 1) for rank in (0, 1)]
+    assert ledger.steps[1] is second
+
+
+def test_a_number_of_ranks_that_no_step_can_have_is_refused_and_nothing_changes() -> None:
+    ledger = make_elastic_ledger()
+    with pytest.raises(RankRefused, match="no steps for 3 DP ranks: an odd number"):
+        ledger.join(RankHello("x", 0, 3, None), 0.0)
+    assert (ledger.generation, ledger.dp_size, ledger.outgrown) == (1, 2, None)
+    assert ledger.complete
+    assert prepare(ledger, 1) == [Release((0, 1), 1)]
+
+
+@pytest.mark.parametrize(("dp_size", "expected"), [(None, 2), (4, 4), (3, 2)])
+def test_after_a_restart_the_number_of_ranks_is_that_of_the_last_generation_if_it_still_may_be(
+    dp_size: int | None, expected: int
+) -> None:
+    ledger = StepLedger(2, 4, in_pairs_only)
+    ledger.restore([], 0, 7, dp_size)
+    assert ledger.dp_size == expected
+    rigid = StepLedger(2, 4)
+    rigid.restore([], 0, 7, dp_size)
+    assert rigid.dp_size == 2
 
 
 @pytest.mark.parametrize(("generation", "words"), [(1, "is over"), (9, "was restarted")])

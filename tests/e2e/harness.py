@@ -1,7 +1,9 @@
 """Runs trainers and producers as processes, and reads the diaries that trainers keep."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -33,8 +35,26 @@ def running(*argv: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
         yield process
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, 9)
+            signal_family(process, signal.SIGKILL)
         process.communicate()
+
+
+def signal_family(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    """Signal a process and all its descendants: torchrun gives each worker its own session."""
+    for pid in _family(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _family(pid: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    family = [pid]
+    for member in family:  # grows on the way
+        family += [child for child, parent in parents.items() if parent == member]
+    return family
 
 
 def torchrun(ranks: int, endpoint: str, out: Path, *options: str, max_restarts: int = 0) -> Any:
@@ -71,6 +91,7 @@ class Attempt:
     """What one start of one rank saw and applied, by step number."""
 
     taken: dict[int, dict[str, Any]] = field(default_factory=dict)
+    held: dict[int, list[list[str]]] = field(default_factory=dict)
     committed: dict[int, list[list[str]]] = field(default_factory=dict)
 
 
@@ -110,6 +131,8 @@ def read_diaries(out: Path) -> Diaries:
         for line in map(json.loads, path.read_text().splitlines()):
             if line["event"] == "taken":
                 attempt.taken[line["step"]] = line
+            elif line["event"] == "held":
+                attempt.held[line["step"]] = line["samples"]
             else:
                 attempt.committed[line["step"]] = line["samples"]
     return Diaries(dict(attempts))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e.harness import finish, running
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -82,6 +83,24 @@ def test_what_the_readme_shows_trains_on_every_sample(
         assert server.wait() == 0
 
 
+def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    commands = re.findall(r"^torchrun (.*) train.py", README.read_text(), flags=re.MULTILINE)
+    assert [" 2 " in words for words in commands] == [True, False]
+    with ServeProcess(tmp_path, **serve_options()) as server:
+        producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
+        trainer = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        script = tmp_path / "train.py"
+        script.write_text(TRAINER_SETUP + trainer + TRAINER_END)
+        launcher = [sys.executable, "-m", "torch.distributed.run", *shlex.split(commands[1])]
+        with running(*launcher, str(script)) as trainers:
+            run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
+            finish(trainers)
+        assert server.wait() == 0
+
+
 def test_the_request_that_is_shown_is_accepted(tmp_path: Path) -> None:
     body = re.search(r"-d '(.*)'", README.read_text())
     assert body is not None
@@ -103,6 +122,12 @@ def test_the_balancing_alone_runs_as_written() -> None:
     assert [len(part) for part in names["ranks"]] == [4, 4]
     restored = np.concatenate([chunk["reward"] for chunk in names["chunks"]])[names["inverse"]]
     assert restored.tolist() == names["rewards"].tolist()
+
+
+def test_the_credentials_are_made_as_written() -> None:
+    names: dict[str, Any] = {}
+    exec(block("Credentials"), names)
+    assert names["credentials"].token_file == "token"
 
 
 def test_the_sampler_runs_as_written() -> None:

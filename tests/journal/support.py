@@ -189,7 +189,7 @@ def plain(remembered: Remembered) -> dict[str, object]:
         ],
         "single": (
             remembered.next_ticket, remembered.next_step, remembered.generation,
-            remembered.policy_version, remembered.ended,
+            remembered.dp_size, remembered.policy_version, remembered.ended,
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
@@ -206,6 +206,7 @@ class Model:
         self.entries: dict[int, Entry] = {}
         self.steps: dict[int, Planned] = {}
         self.next_ticket = self.next_step = self.generation = 0
+        self.dp_size: int | None = None
         self.version: int | None = None
         self.ended = False
         self.phases: set[int] = set()
@@ -243,7 +244,8 @@ class Model:
                 for number, step in sorted(self.steps.items())
             ],
             "single": (
-                self.next_ticket, self.next_step, self.generation, self.version, self.ended,
+                self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
+                self.ended,
             ),
             "phases": self._phases(),
             "producers": {
@@ -291,8 +293,8 @@ class Model:
 
     def _apply_single(self, fact: Fact) -> None:
         match fact:
-            case GenerationBegan(generation):
-                self.generation = generation
+            case GenerationBegan(generation, dp_size):
+                self.generation, self.dp_size = generation, dp_size
             case VersionReported(version):
                 self.version = version
             case PhaseEnded(version):
@@ -323,8 +325,10 @@ class Player:
         kind, random = self.random.random(), self.random
         if kind < 0.55:
             return [self._accepted(at) for at in range(random.randrange(1, 5))]
-        if kind < 0.70:
+        if kind < 0.66:
             return self._planned()
+        if kind < 0.70 and self.model.steps:
+            return self._planned_again()
         if kind < 0.83 and self.model.steps:
             return [Committed(min(self.model.steps))]
         if kind < 0.88 and self.model.buffered():
@@ -334,7 +338,7 @@ class Player:
         producer = f"p-{random.randrange(3)}"
         others: list[Fact] = [
             FloorRaised(producer, random.randrange(self.model.next_ticket + 1)),
-            GenerationBegan(self.model.generation + 1),
+            GenerationBegan(self.model.generation + 1, random.randrange(1, 5)),
             VersionReported((self.model.version or 0) + random.randrange(2)),
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
@@ -371,3 +375,12 @@ class Player:
         over = tuple(ticket for ticket in buffered if ticket not in chosen)
         number = self.model.next_step
         return [Planned(number, f"digest-{number}", number / 4, ranks, over)]
+
+    def _planned_again(self) -> list[Fact]:
+        """An open step for another number of ranks: the same samples, elsewhere."""
+        number = self.random.choice(list(self.model.steps))
+        before, size = self.model.steps[number], self.random.randrange(1, 4)
+        members = self.model.members(number)
+        self.random.shuffle(members)
+        ranks = tuple((tuple(members[rank::size]),) for rank in range(size))
+        return [Planned(number, f"{before.digest}+", before.planned_at, ranks, ())]

@@ -104,6 +104,16 @@ def test_committed_and_dropped_samples_are_gone(tmp_path: Path) -> None:
     assert (found.steps, found.next_ticket, found.next_step) == ((), 3, 1)
 
 
+def test_a_step_that_is_planned_again_has_the_new_plan(tmp_path: Path) -> None:
+    plan = Planned(0, "d", 0.0, (((0,),), ((1,),)), (2,))
+    again = Planned(0, "e", 0.0, (((1,),), ((),), ((0,),)), ())
+    found = after(tmp_path / "j", [accepted(0), accepted(1), accepted(2), plan], [again])
+    (step,) = found.steps
+    parts = [[[entry.ticket for entry in part] for part in rank] for rank in step.micro_batches]
+    assert (step.number, step.digest, parts) == (0, "e", [[[1]], [[]], [[0]]])
+    assert [(entry.ticket, entry.skips) for entry in found.entries] == [(2, 1)]
+
+
 def test_skips_counted_by_the_core_meanwhile_are_not_counted_twice(tmp_path: Path) -> None:
     fact = accepted(0)
     with opened(tmp_path / "j") as (journal, listener, _):
@@ -141,9 +151,10 @@ def test_given_ids_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
 def test_the_single_values_come_back(tmp_path: Path) -> None:
     found = after(
         tmp_path / "j",
-        [GenerationBegan(4), VersionReported(7), PhaseEnded(8), StreamEnded()],
+        [GenerationBegan(4, 3), VersionReported(7), PhaseEnded(8), StreamEnded()],
     )
-    assert (found.generation, found.policy_version, found.ended) == (4, 7, True)
+    assert (found.generation, found.dp_size) == (4, 3)
+    assert (found.policy_version, found.ended) == (7, True)
     assert (found.phases, found.totals) == ((8,), {"n": 1})
 
 

@@ -130,7 +130,7 @@ RANK = {"client_id": "mallory", "dp_rank": 0, "dp_size": 2}
     ("hello", "code", "words"),
     [
         ({"dp_rank": 2}, "rank-refused", "DP rank 2 is out of range"),
-        ({"dp_size": 4}, "rank-refused", "4"),
+        ({"dp_size": 5000}, "rank-refused", "no steps for 5000 DP ranks"),
         ({"dp_rank": 1}, "rank-refused", "only DP rank 0 may"),
         ({"generation": 2**31 - 1}, "fenced", "is not known here: the dispatcher was restarted"),
     ],

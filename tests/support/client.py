@@ -12,6 +12,7 @@ group in lockstep, one step after the other.
 """
 
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -42,7 +43,13 @@ M = TypeVar("M", bound=m.Message)
 class WireClient:
     """One connection; it hangs up when it is closed, left as a context, or forgotten."""
 
-    def __init__(self, endpoint: str, *, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        receive_buffer: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         family = socket.AF_UNIX if endpoint.startswith("unix:") else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         self._sock.settimeout(PATIENCE_S)
@@ -50,6 +57,8 @@ class WireClient:
         if receive_buffer is not None:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._sock.connect(at.path or (at.host, at.port))
+        if tls is not None:
+            self._sock = tls.wrap_socket(self._sock, server_hostname=at.host)
         self._reader = FrameReader(LIMITS)
         self._arrived: list[tuple[m.Message, memoryview]] = []
         self._pause = 0.0
@@ -219,9 +228,10 @@ class Rank(WireClient):
         generation: int | None = None,
         client_id: str | None = None,
         receive_buffer: int | None = None,
+        tls: ssl.SSLContext | None = None,
         **hello: object,
     ) -> None:
-        super().__init__(endpoint, receive_buffer=receive_buffer)
+        super().__init__(endpoint, receive_buffer=receive_buffer, tls=tls)
         self.dp_rank, self._dp_size, self._endpoint = dp_rank, dp_size, endpoint
         self.client_id = client_id or f"rank-{dp_rank}-{id(self):x}"
         facts = {

@@ -17,6 +17,7 @@ class Memory:
         self._floors: dict[str, int] = {}
         self._given_ids: list[str] = []
         self._next_ticket = self._next_step = self._generation = 0
+        self._dp_size: int | None = None
         self._version: int | None = None
         self._phases: list[int] = []
         self._ended = False
@@ -50,6 +51,7 @@ class Memory:
             next_ticket=self._next_ticket,
             next_step=self._next_step,
             generation=self._generation,
+            dp_size=self._dp_size,
             policy_version=self._version,
             phases=tuple(self._phases),
             ended=self._ended,
@@ -74,7 +76,7 @@ class Memory:
                 self._accepted[fact.producer] = {seq for seq in kept if seq >= fact.floor}
             case f.Planned():
                 self._steps[fact.step] = fact
-                self._next_step = fact.step + 1
+                self._next_step = max(self._next_step, fact.step + 1)
                 for ticket in fact.passed_over:
                     self._entries[ticket].skips += 1
             case f.Committed():
@@ -82,7 +84,7 @@ class Memory:
             case f.Dropped():
                 self._forget(fact.tickets)
             case f.GenerationBegan():
-                self._generation = fact.generation
+                self._generation, self._dp_size = fact.generation, fact.dp_size
             case f.VersionReported():
                 self._version = fact.version
             case f.PhaseEnded():

@@ -73,8 +73,8 @@ def test_a_rank_out_of_range_or_claimed_twice_is_refused(endpoint: str) -> None:
         RankClient(endpoint, dp_rank=1, dp_size=2, generation=generation)
     with pytest.raises(RankRefused, match="only DP rank 0 may"):
         RankClient(endpoint, dp_rank=1, dp_size=2)
-    with pytest.raises(RankRefused, match="start it with --dp-size 3"):
-        RankClient(endpoint, dp_rank=0, dp_size=3)
+    with pytest.raises(RankRefused, match=f"generation {generation} has 2"):
+        RankClient(endpoint, dp_rank=0, dp_size=3, generation=generation)
     for rank in ranks:
         rank.close()
 

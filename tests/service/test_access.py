@@ -1,0 +1,233 @@
+"""Who may connect: off loopback nobody without a token or certificate, and what a token opens."""
+
+import http.client
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.cli.main import main
+from dispatcher.errors import ConfigError
+from dispatcher.service.config import ServeConfig
+from dispatcher.wire import messages as m
+from dispatcher.wire.endpoint import Endpoint
+from dispatcher.wire.frame import encode_frame
+from tests.service.conftest import Serve
+from tests.support.certificates import Authority, write_token
+from tests.support.client import WireClient
+from tests.support.server import Response, ServeProcess, eventually, series
+
+SECRET = "correct-horse-battery-staple"
+FLAGS = ["--dp-size", "2", "--dispatch-batch-size", "4", "--micro-batch-tokens", "64"]
+BODY = b'{"fields": {"input_ids": [5, 6, 7], "loss_mask": [false, true, true]}}'
+
+
+def config(**changes: Any) -> ServeConfig:
+    return ServeConfig.model_validate(
+        {"dp_size": 2, "dispatch_batch_size": 8, "micro_batch_size": 2} | changes
+    )
+
+
+def ask(
+    server: ServeProcess, path: str, authorization: str | None = None, body: bytes | None = None
+) -> Response:
+    """A GET, or with a body a POST."""
+    at = Endpoint.parse(server.http)
+    connection = http.client.HTTPConnection(at.host, at.port, timeout=20)
+    headers = {} if authorization is None else {"Authorization": authorization}
+    try:
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        answer = connection.getresponse()
+        return Response(answer.status, dict(answer.getheaders()), answer.read().decode())
+    finally:
+        connection.close()
+
+
+def count(server: ServeProcess, role: str, reason: str) -> float:
+    found = series(ask(server, "/metrics", f"Bearer {SECRET}").text)
+    return found.get(f"connection_errors_total{{reason={reason},role={role}}}", 0)
+
+
+OFF_LOOPBACK: list[dict[str, Any]] = [
+    {"listen": ["0.0.0.0:0"]},
+    {"listen": ["[::]:0"]},
+    {"listen": ["127.0.0.1:0", "192.0.2.7:0"]},
+    {"http": "0.0.0.0:0"},
+]
+
+
+@pytest.mark.parametrize("changes", OFF_LOOPBACK, ids=str)
+def test_off_loopback_it_needs_a_token_or_client_certificates(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**changes)
+    assert "can be reached from other machines" in str(caught.value)
+    assert "--token-file" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    authority = Authority(tmp_path)
+    tls = authority.issue("localhost").options()
+    with pytest.raises(ConfigError, match="can be reached"):
+        config(**changes, **tls)  # TLS alone does not say who connects
+    config(**changes, token_file=write_token(tmp_path / "token"))
+    config(**changes, **tls, tls_client_ca=authority.ca)
+    config(**changes, insecure=True)
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_the_refusal_is_one_line_and_exit_code_2(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *FLAGS, "--listen", "0.0.0.0:7077"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("dispatcher: 0.0.0.0:7077 can be reached from other machines")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"tls_cert": "a.pem"}, "give both or neither"),
+        ({"tls_key": "a.key"}, "give both or neither"),
+        ({"tls_client_ca": "ca.pem"}, "give --tls-cert and --tls-key too"),
+        ({"listen": ["tls://127.0.0.1:0"]}, "without --tls-cert and --tls-key"),
+        ({"token_file": "/nonexistent/token"}, "/nonexistent/token cannot be read"),
+        ({"tls_cert": "/nonexistent/a", "tls_key": "/nonexistent/b"}, "cannot be read"),
+    ],
+)
+def test_what_is_half_said_or_absent_is_refused(changes: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        config(**changes)
+
+
+def test_a_unix_socket_needs_neither(tmp_path: Path) -> None:
+    config(listen=[f"unix:{tmp_path}/a"], http=f"unix:{tmp_path}/b")
+
+
+def test_it_serves_other_machines_with_a_token(serve: Serve, tmp_path: Path) -> None:
+    address = own_address()
+    server = serve(listen=f"{address}:0", token_file=write_token(tmp_path / "token"))
+    with WireClient(server.endpoint) as client:
+        client.send(m.HelloProducer(client_id="p", token=SECRET))
+        client.expect(m.WelcomeProducer)
+    assert "no TLS: samples, and a token, travel unencrypted" in server.log()
+
+
+def test_insecure_is_obeyed_with_a_warning(serve: Serve) -> None:
+    server = serve(listen=f"{own_address()}:0", insecure=True)
+    with WireClient(server.endpoint) as client:
+        client.send(m.HelloProducer(client_id="p"))
+        client.expect(m.WelcomeProducer)
+    assert "--insecure: whoever reaches" in server.log()
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback; no packet is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        address: str = probe.getsockname()[0]
+    if address.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    return address
+
+
+def hello(role: str, token: str | None) -> m.HelloProducer | m.HelloRank:
+    if role == "producer":
+        return m.HelloProducer(client_id="p", token=token)
+    return m.HelloRank(client_id="r", dp_rank=0, dp_size=2, token=token)
+
+
+@pytest.mark.parametrize("role", ["producer", "rank"])
+def test_the_token_lets_in_and_nothing_else_does(role: str, serve: Serve, tmp_path: Path) -> None:
+    server = serve(token_file=write_token(tmp_path / "token"))
+    for wrong in (None, "", SECRET + "x", SECRET[:-1], SECRET.upper(), "é" * 20):
+        with WireClient(server.endpoint) as client:
+            client.send(hello(role, wrong))
+            error = client.expect_error("unauthorized")
+            assert not error.retriable
+            assert "--token-file" in error.message
+            assert SECRET not in error.message
+    eventually(lambda: count(server, role, "unauthorized") == 6, "six refusals are counted")
+    with WireClient(server.endpoint) as client:
+        client.send(hello(role, SECRET))
+        assert isinstance(client.receive()[0], m.WelcomeProducer | m.WelcomeRank)
+    assert SECRET not in server.log()
+    assert (wrong or "") not in server.log()
+
+
+def test_nothing_is_taken_from_whoever_has_not_shown_it(serve: Serve, tmp_path: Path) -> None:
+    server = serve(token_file=write_token(tmp_path / "token"))
+    with WireClient(server.endpoint) as client:
+        hello = m.encode(m.HelloProducer(client_id="p", token="wrong" * 5))
+        client.send_bytes(hello + m.encode(m.EndStream()))  # in one go, before any answer
+        client.expect_error("unauthorized")
+    status = ask(server, "/statusz", f"Bearer {SECRET}").json
+    assert status["phase"] == "running"
+
+
+def test_a_token_that_is_too_long_costs_no_memory(serve: Serve, tmp_path: Path) -> None:
+    server = serve(token_file=write_token(tmp_path / "token"))
+    with WireClient(server.endpoint) as client:
+        hello = b'{"client_id":"p","token":"' + b"x" * 2000 + b'"}'
+        client.send_bytes(encode_frame(1, hello))
+        client.expect_error("protocol")
+    with WireClient(server.endpoint) as client:
+        client.send_bytes(encode_frame(1, b"x" * 20000))
+        client.expect_error("frame-too-large")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/statusz", "/openapi.json", "/nowhere"])
+def test_over_http_every_route_but_the_probes_needs_the_token(
+    path: str, serve: Serve, tmp_path: Path
+) -> None:
+    server = serve(token_file=write_token(tmp_path / "token"))
+    refused = [None, "", f"Basic {SECRET}", SECRET, f"Bearer {SECRET}x", "Bearer", "Bearer é"]
+    for wrong in refused:
+        answer = ask(server, path, wrong)
+        assert answer.status == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert answer.json["code"] == "unauthorized"
+    for right in (f"Bearer {SECRET}", f"bearer {SECRET}"):
+        assert ask(server, path, right).status == (404 if path == "/nowhere" else 200)
+    assert count(server, "http", "unauthorized") == len(refused)
+    for probe in ("/livez", "/readyz"):
+        assert ask(server, probe).status == 200
+    assert main(["wait-ready", "--http", server.http, "--timeout", "5s"]) == 0
+
+
+def test_samples_are_taken_over_http_with_the_token_only(serve: Serve, tmp_path: Path) -> None:
+    server = serve(token_file=write_token(tmp_path / "token"))
+    for path in ("/v1/samples", "/v1/stream/end", "/v1/phases/3/end", "/v1/groups/g/close"):
+        assert ask(server, path, body=BODY).status == 401
+    answer = ask(server, "/v1/samples", f"Bearer {SECRET}", BODY)
+    assert answer.json["outcomes"] == ["accepted"]
+    assert ask(server, "/statusz", f"Bearer {SECRET}").json["phase"] == "running"
+
+
+def test_the_secret_is_shown_nowhere(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token_file = write_token(tmp_path / "token")
+    server = serve(token_file=token_file, log_level="debug")
+    for path in ("/statusz", "/metrics"):
+        assert SECRET not in ask(server, path, f"Bearer {SECRET}").text
+    assert SECRET not in server.log()
+    assert main(["check-config", *FLAGS, "--token-file", str(token_file)]) == 0
+    assert SECRET not in capsys.readouterr().out
+    assert SECRET not in repr(config(token_file=token_file).access())
+    assert SECRET not in repr(m.HelloProducer(client_id="p", token=SECRET))
+
+
+def test_a_unix_socket_is_private_from_its_first_moment(serve: Serve, tmp_path: Path) -> None:
+    paths = [tmp_path / "sample.sock", tmp_path / "http.sock"]
+    serve(listen=f"unix:{paths[0]}", http=f"unix:{paths[1]}")
+    for path in paths:
+        found = path.stat()
+        assert found.st_mode & 0o777 == 0o600
+        # A mode that was set after the socket was made would have changed its inode since.
+        assert found.st_ctime_ns == found.st_mtime_ns

@@ -1,0 +1,291 @@
+"""TLS on both planes: certificates, limits and deadlines hold as they do on plain sockets."""
+
+import http.client
+import socket
+import ssl
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from dispatcher.cli.main import main
+from dispatcher.sample import DType
+from dispatcher.wire import messages as m
+from dispatcher.wire.endpoint import Endpoint
+from tests.service.conftest import Serve
+from tests.support.certificates import Authority, Pair
+from tests.support.client import PATIENCE_S, Producer, Rank, WireClient
+from tests.support.server import Response, ServeProcess, eventually, series
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def pair(authority: Authority) -> Pair:
+    return authority.issue("127.0.0.1", "localhost")
+
+
+def raw(endpoint: str) -> socket.socket:
+    """A plain connection to a TLS port."""
+    at = Endpoint.parse(endpoint)
+    sock = socket.socket()
+    sock.settimeout(PATIENCE_S)
+    sock.connect((at.host, at.port))
+    return sock
+
+
+def ask(server: ServeProcess, path: str, tls: ssl.SSLContext) -> Response:
+    at = Endpoint.parse(server.http)
+    connection = http.client.HTTPSConnection(at.host, at.port, timeout=PATIENCE_S, context=tls)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return Response(answer.status, dict(answer.getheaders()), answer.read().decode())
+    finally:
+        connection.close()
+
+
+def count(server: ServeProcess, tls: ssl.SSLContext, role: str, reason: str) -> float:
+    found = series(ask(server, "/metrics", tls).text)
+    return found.get(f"connection_errors_total{{reason={reason},role={role}}}", 0)
+
+
+@pytest.fixture
+def client(authority: Authority) -> ssl.SSLContext:
+    return authority.client()
+
+
+def greet(server: ServeProcess, tls: ssl.SSLContext) -> None:
+    """Somebody well-behaved is served."""
+    with WireClient(server.endpoint, tls=tls) as peer:
+        peer.send(m.HelloProducer(client_id="polite"))
+        peer.expect(m.WelcomeProducer)
+        peer.bye()
+
+
+def test_both_planes_speak_it_and_say_so(serve: Serve, pair: Pair, client: ssl.SSLContext) -> None:
+    server = serve(**pair.options())
+    assert server.endpoint.startswith("tls://127.0.0.1:")
+    assert server.http.startswith("tls://127.0.0.1:")
+    greet(server, client)
+    assert ask(server, "/readyz", client).status == 200
+
+
+def test_a_unix_socket_stays_plain_beside_it(
+    serve: Serve, pair: Pair, tmp_path: Path, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), listen=["127.0.0.1:0", f"unix:{tmp_path}/s"])
+    greet(server, client)
+    Producer(server.endpoints[1], "p").bye()
+
+
+def test_wait_ready_needs_the_authority_and_nothing_secret(
+    serve: Serve, pair: Pair, authority: Authority
+) -> None:
+    server = serve(**pair.options(), tls_client_ca=authority.ca)
+    probe = ["wait-ready", "--http", server.http, "--timeout"]
+    assert main([*probe, "10s", "--tls-ca", str(authority.ca)]) == 0
+    assert main([*probe, "10s", "--insecure"]) == 0
+    assert main([*probe, "200ms"]) == 1
+
+
+def test_older_tls_is_refused(serve: Serve, pair: Pair, client: ssl.SSLContext) -> None:
+    server = serve(**pair.options())
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with raw(server.endpoint) as sock, pytest.raises((ssl.SSLError, ConnectionError)):
+        old.wrap_socket(sock)
+    greet(server, client)
+
+
+def test_a_plain_client_is_told_that_this_is_tls(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options())
+    plain = server.endpoint.removeprefix("tls://")
+    with WireClient(plain) as peer:
+        peer.send(m.HelloProducer(client_id="p"))
+        error = peer.expect_error("tls")
+        assert "tls://host:port" in error.message
+    at = Endpoint.parse(server.http)
+    connection = http.client.HTTPConnection(at.host, at.port, timeout=PATIENCE_S)
+    connection.request("GET", "/metrics")
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert b"https://" in answer.read()
+    connection.close()
+    eventually(lambda: count(server, client, "unknown", "plain") == 1, "it is counted")
+    eventually(lambda: count(server, client, "http", "plain") == 1, "it is counted")
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16", bytes.fromhex("1603010200010001fc")], ids=len)
+@pytest.mark.parametrize("plane", ["sample", "http"])
+def test_a_handshake_that_never_ends_is_ended(
+    said: bytes, plane: str, serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), handshake_timeout="500ms")
+    role = {"sample": "unknown", "http": "http"}[plane]
+    with raw(server.endpoint if plane == "sample" else server.http) as sock:
+        sock.sendall(said)
+        assert sock.recv(1) == b""
+    assert count(server, client, role, "handshake-timeout") == 1
+    greet(server, client)
+
+
+@pytest.mark.parametrize("plane", ["sample", "http"])
+def test_connections_that_never_finish_a_handshake_count_against_the_limit(
+    plane: str, serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), max_connections=3, handshake_timeout="60s")
+    at = server.endpoint if plane == "sample" else server.http
+    role = {"sample": "unknown", "http": "http"}[plane]
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(raw(at)).sendall(b"\x16")
+        with raw(at) as fourth:
+            assert fourth.recv(1) == b""
+
+    def is_counted() -> bool:
+        try:
+            return count(server, client, role, "connection-limit") >= 1
+        except OSError:  # the dispatcher has not noticed yet that they are gone
+            return False
+
+    eventually(is_counted, "there is room again, and it is counted")
+    greet(server, client)
+
+
+def test_a_tls_session_without_a_hello_is_ended_too(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), handshake_timeout="500ms")
+    with WireClient(server.endpoint, tls=client) as silent:
+        assert silent.expect_error("protocol").message == "no hello within 0.5 s"
+
+
+def test_garbage_inside_and_outside_of_tls_harms_nobody(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options())
+    with WireClient(server.endpoint, tls=client) as inside:
+        inside.send_bytes(b"GET / HTTP/1.1\r\n\r\n")
+        inside.expect_error("protocol")
+    with raw(server.endpoint) as outside:
+        outside.sendall(b"\x16" * 500)
+        assert outside.recv(1) == b""
+    eventually(lambda: count(server, client, "unknown", "tls") == 1, "it is counted")
+    greet(server, client)
+
+
+def test_with_a_client_authority_everybody_but_a_probe_shows_a_certificate(
+    serve: Serve, pair: Pair, authority: Authority, tmp_path: Path
+) -> None:
+    server = serve(**pair.options(), tls_client_ca=authority.ca)
+    bare, known = authority.client(), authority.client(authority.issue("trainer.example"))
+    with WireClient(server.endpoint, tls=bare) as stranger:
+        stranger.send(m.HelloProducer(client_id="p"))
+        assert "--tls-client-ca" in stranger.expect_error("unauthorized").message
+    assert ask(server, "/metrics", bare).status == 401
+    assert ask(server, "/livez", bare).status == 200
+    assert ask(server, "/readyz", bare).status == 200
+    greet(server, known)
+    assert count(server, known, "unknown", "unauthorized") == 1
+    assert count(server, known, "http", "unauthorized") == 1
+
+    forger = Authority(tmp_path, "forged").issue("trainer.example")
+    with pytest.raises((ssl.SSLError, ConnectionError, EOFError)):
+        greet(server, authority.client(forger))
+    eventually(lambda: count(server, known, "unknown", "tls") == 1, "the forger is counted")
+
+
+def fill_a_large_step(server: ServeProcess, tls: ssl.SSLContext) -> None:
+    """One micro-batch of some 40 MB: larger than all that kernels buffer."""
+    with WireClient(server.endpoint, tls=tls) as peer:
+        peer.send(m.HelloProducer(client_id="p"))
+        peer.expect(m.WelcomeProducer)
+        for seq in range(4):
+            peer.send(*large_push(seq))
+            assert peer.expect(m.Pushed).outcomes == ["accepted"]
+        peer.bye()
+
+
+def large_push(seq: int) -> tuple[m.Push, bytes]:
+    tokens = 2**20
+    push = m.Push(
+        first_seq=seq,
+        floor=0,
+        fields=[m.FieldHeader(name="input_ids", dtype=DType.INT64)],
+        tokens=[tokens],
+        loss_tokens=[tokens],
+        sample_ids=[f"p/{seq}"],
+    )
+    return push, bytes([seq]) * (8 * tokens)
+
+
+LARGE = {"dp_size": 1, "micro_batch_tokens": 2**22}
+
+
+def test_a_rank_that_stops_reading_is_dropped(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), **LARGE, write_timeout="1s")
+    fill_a_large_step(server, client)
+    with Rank(server.endpoint, 0, 1, receive_buffer=4096, tls=client) as deaf:
+        deaf.demand(taken=-1)
+        eventually(
+            lambda: count(server, client, "rank", "write-timeout") == 1, "the deaf rank is dropped"
+        )
+    greet(server, client)
+
+
+def test_a_rank_that_reads_slowly_is_left_alone_and_gets_it_all(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    timeout = 0.5
+    options = LARGE | {"micro_batch_tokens": 2**21}  # two frames, each slow by itself
+    server = serve(**pair.options(), **options, write_timeout=f"{timeout}s")
+    fill_a_large_step(server, client)
+    with Rank(server.endpoint, 0, 1, receive_buffer=1 << 16, tls=client) as slow:
+        slow.demand(taken=-1)
+        began = monotonic()
+        slow.hold(0, pause=0.0015)
+        assert monotonic() - began > 4 * timeout, "this was not slow enough to show anything"
+        slow.prepare(0)
+        step = slow.await_release(0)
+        assert len(step.micro_batches) == 2
+        for message, payload in step.micro_batches:
+            order = [int(sample.partition("/")[2]) for sample in message.sample_ids]
+            assert payload == b"".join(bytes([seq]) * (8 * 2**20) for seq in order)
+        assert count(server, client, "rank", "write-timeout") == 0
+
+
+def test_a_producer_that_is_silent_is_closed(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), idle_timeout="600ms", heartbeat_interval="50ms")
+    with WireClient(server.endpoint, tls=client) as silent:
+        silent.send(m.HelloProducer(client_id="silent"))
+        silent.expect(m.WelcomeProducer)
+        silent.expect_end()
+    assert count(server, client, "producer", "silent") == 1
+
+
+def test_a_goodbye_ends_a_session_that_is_not_read_from(
+    serve: Serve, pair: Pair, client: ssl.SSLContext
+) -> None:
+    server = serve(**pair.options(), **LARGE, write_timeout="60s")
+    fill_a_large_step(server, client)
+    with Rank(server.endpoint, 0, 1, receive_buffer=4096, tls=client) as leaver:
+        leaver.demand(taken=-1)
+        leaver.send(m.Bye())
+        eventually(
+            lambda: "ranks_connected 0.0" in ask(server, "/metrics", client).text,
+            "the rank is gone",
+        )
