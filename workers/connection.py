@@ -8,9 +8,11 @@ connection is a ConnectionError; what goes wrong with the bytes is a ProtocolErr
 import selectors
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic
+
+import numpy as np
 
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
@@ -19,6 +21,15 @@ from workers.tls_socket import TlsSocket
 
 #: Bytes to read before other duties (a ping, a commit) get their turn.
 READ_AT_ONCE = 4 * 1024 * 1024
+
+
+#: Gives memory for so many bytes; what is in it is overwritten.
+Memory = Callable[[int], memoryview]
+
+
+def uninitialised(nbytes: int) -> memoryview:
+    """Memory of its own; not even zeroed, which would take as long as to receive into it."""
+    return np.empty(nbytes, np.uint8).data
 
 
 class Waker:
@@ -46,18 +57,28 @@ class Waker:
 
 
 class Connection:
-    """Messages in and out over a connected socket. bytes_received: total on this connection."""
+    """Messages in and out over a connected socket; payloads are received straight into `memory`.
 
-    def __init__(self, sock: socket.socket, waker: Waker, limits: FrameLimits) -> None:
+    bytes_received: total on this connection.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        waker: Waker,
+        limits: FrameLimits,
+        memory: Memory = uninitialised,
+    ) -> None:
         sock.setblocking(False)
         self._sock, self._waker = sock, waker
         # Bytes that TLS has decrypted already make no socket readable.
         self._decrypted = sock.pending if isinstance(sock, ssl.SSLSocket) else int
-        self._reader = FrameReader(limits)
+        self._reader = FrameReader(limits, lambda kind, header, size: (memory(size),))  # noqa: ARG005
         self._unsent = bytearray()  # bounded: a rank says a few short words a step
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker.receiver, selectors.EVENT_READ)
         self._selector.register(sock, selectors.EVENT_READ)
+        self._events = selectors.EVENT_READ
         self.bytes_received = 0
 
     def send(self, messages: Iterable[m.Message]) -> None:
@@ -72,7 +93,9 @@ class Connection:
         """
         self._flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        self._selector.modify(self._sock, events)
+        if events != self._events:
+            self._events = events
+            self._selector.modify(self._sock, events)
         held = self._decrypted()
         ready = {key.fileobj: mask for key, mask in self._selector.select(0.0 if held else timeout)}
         if self._waker.receiver in ready:
