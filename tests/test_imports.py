@@ -39,7 +39,7 @@ THIRD_PARTY = {
     "security": set(),
     "balance": {"numpy"},
     "wire": {"pydantic"},
-    "net": set(),
+    "net": {"numpy"},
     "core": {"numpy"},
     "simulate": {"numpy"},
     "journal": {"lmdb"},

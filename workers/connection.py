@@ -8,12 +8,11 @@ connection is a ConnectionError; what goes wrong with the bytes is a ProtocolErr
 import selectors
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic
 
-import numpy as np
-
+from dispatcher.net.memory import Memory, uninitialised
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits, FrameReader
@@ -21,15 +20,6 @@ from workers.tls_socket import TlsSocket
 
 #: Bytes to read before other duties (a ping, a commit) get their turn.
 READ_AT_ONCE = 4 * 1024 * 1024
-
-
-#: Gives memory for so many bytes; what is in it is overwritten.
-Memory = Callable[[int], memoryview]
-
-
-def uninitialised(nbytes: int) -> memoryview:
-    """Memory of its own; not even zeroed, which would take as long as to receive into it."""
-    return np.empty(nbytes, np.uint8).data
 
 
 class Waker:

@@ -15,10 +15,10 @@ from typing import Literal, Self, TypeVar
 from uuid import uuid4
 
 from dispatcher.errors import ClientClosed
+from dispatcher.net.memory import Memory, uninitialised
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
-from workers.connection import Memory, uninitialised
 from workers.credentials import Credentials
 from workers.rank_core import HeldStep, RankCore, Received
 from workers.rank_thread import RankThread

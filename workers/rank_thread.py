@@ -11,10 +11,11 @@ import threading
 from time import monotonic
 
 from dispatcher.errors import DispatcherError, DispatcherUnreachable, ProtocolError
+from dispatcher.net.memory import Memory
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits
-from workers.connection import Connection, Memory, Waker, connect, take_leave
+from workers.connection import Connection, Waker, connect, take_leave
 from workers.credentials import Credentials, hopeless
 from workers.liveness import (
     CLOSE_TIMEOUT_S,

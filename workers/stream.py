@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dispatcher.errors import ConfigError
+from dispatcher.net.memory import Memory, uninitialised
 from workers.collate import (
     CollateConfig,
     Collation,
@@ -23,7 +24,6 @@ from workers.collate import (
     MicroBatch,
     collate,
 )
-from workers.connection import Memory, uninitialised
 from workers.credentials import Credentials
 from workers.process_group import (
     Place,

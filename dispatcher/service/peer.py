@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dispatcher.errors import DispatcherError, ProtocolError
+from dispatcher.net.memory import uninitialised
 from dispatcher.net.transport import StreamProtocol
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits
@@ -64,7 +65,7 @@ class Peer(StreamProtocol):
         self._listener = listener
         self._limits = limits
         self._clock = clock
-        self._session = ServerSession(limits.frame)
+        self._session = ServerSession(limits.frame, uninitialised)
         self._transport: asyncio.Transport | None = None
         self._jobs: deque[Job] = deque()
         self._paused = False

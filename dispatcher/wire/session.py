@@ -9,7 +9,7 @@ changes nothing. Sans-IO: bytes go in through `get_buffers`/`received`, messages
 A message is read before its payload is received, since it says how that is cut up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
 from dispatcher.errors import ProtocolError
@@ -43,9 +43,17 @@ NEXT: dict[tuple[State, type[m.Message]], State] = {
 
 
 class ServerSession:
-    """Decodes what a peer says and holds it to the protocol."""
+    """Decodes what a peer says and holds it to the protocol.
 
-    def __init__(self, limits: FrameLimits) -> None:
+    memory: gives what a sample's span is received into, for a number of bytes.
+    """
+
+    def __init__(
+        self,
+        limits: FrameLimits,
+        memory: Callable[[int], memoryview] = lambda nbytes: memoryview(bytearray(nbytes)),
+    ) -> None:
+        self._memory = memory
         self.state = State.AWAIT_HELLO
         self._limits = limits
         self._reader = FrameReader(HANDSHAKE_LIMITS, self._allocate)
@@ -72,7 +80,7 @@ class ServerSession:
         if (self.state, type(message)) not in NEXT:
             raise ProtocolError(f"{type(message).__name__} is not legal in state {self.state}")
         if isinstance(message, m.Push):
-            return [memoryview(bytearray(nbytes)) for nbytes in message.spans(size)]
+            return [self._memory(nbytes) for nbytes in message.spans(size)]
         if size:
             raise ProtocolError(f"{type(message).__name__} does not carry a payload")
         return ()
