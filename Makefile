@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test bench chaos lint clean
+.PHONY: help demo test bench bench-plane chaos lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
 	@echo "make bench  how long planning takes and how good the plans are"
+	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (10 minutes)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (8 minutes)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv, build and caches"
@@ -41,6 +42,19 @@ build/bench/peers/verl: $(STAMP)
 bench: build/bench/peers/verl
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 	$(BIN)/python -m tests.bench.approaches
+
+# Peers run, so they come with what they depend on, in an environment of their own. torch first, in
+# the version that is used here.
+PEERS := build/bench/peers-plane
+$(PEERS)/.installed: constraints.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		TransferQueue==0.1.11 ray==2.60.0
+	touch $@
+
+bench-plane: $(STAMP) $(PEERS)/.installed
+	$(BIN)/python -m tests.bench.plane --json build/bench/plane.json
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --out build/chaos.json

@@ -57,6 +57,8 @@ class WireClient:
         if receive_buffer is not None:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._sock.connect(at.path or (at.host, at.port))
+        if family == socket.AF_INET:  # small words one after the other, as a rank's are
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self._sock = tls.wrap_socket(self._sock, server_hostname=at.host)
         self._reader = FrameReader(LIMITS)

@@ -102,6 +102,11 @@ class ServeProcess:
         """The first address of the sample plane."""
         return self.endpoints[0]
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
     def log(self) -> str:
         """What the process has written, both streams."""
         return self._log.read_text(errors="replace")
@@ -175,6 +180,7 @@ class _Started:
         command = [sys.executable, *checks, "-m", "dispatcher.cli.main", *arguments]
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
+        self.pid = self._process.pid
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -192,13 +198,15 @@ class _Forked:
     def __init__(self, arguments: list[str], log: Path) -> None:
         self._process = self._context.Process(target=_main, args=(arguments, str(log)))
         self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
 
     def poll(self) -> int | None:
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self._process.exitcode is None and self._process.pid is not None:
-            os.kill(self._process.pid, number)
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
 
 
 def _main(arguments: list[str], log: str) -> None:

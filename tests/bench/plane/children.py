@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[3]
@@ -26,11 +27,16 @@ Answer = dict[str, Any]
 class Child:
     """A Python module that runs as a process of its own, told its arguments as JSON.
 
-    python: its interpreter, for a peer that lives in another environment.
+    python: its interpreter, for a peer that lives in another environment. environ: what its
+    environment has besides.
     """
 
     def __init__(
-        self, module: str, arguments: Mapping[str, object], python: str = sys.executable
+        self,
+        module: str,
+        arguments: Mapping[str, object],
+        python: str = sys.executable,
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = module.rpartition(".")[2]
         self._process = subprocess.Popen(
@@ -39,7 +45,7 @@ class Child:
             stdout=subprocess.PIPE,
             start_new_session=True,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         )
         self._unread = b""
 

@@ -6,6 +6,7 @@ raw relay moves the same bytes; runs alternate, each side after a run that does 
 """
 
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 
 from tests.bench.plane.floor import floor
 from tests.bench.plane.loads import Load
@@ -13,6 +14,27 @@ from tests.bench.plane.plane import plane
 from tests.bench.plane.rows import Row, row
 
 MEGA = 1e6
+
+
+def beside_journal(load: Load, rounds: int) -> Iterator[Row]:
+    """The same runs without and with a journal that is synced before a push is answered."""
+    rates: dict[str, list[float]] = {"no-journal": [], "journal": []}
+    with (
+        TemporaryDirectory(prefix="plane-journal-") as folder,
+        plane(load) as without,
+        plane(load, journal_dir=folder, journal_sync="batch") as journaled,
+    ):
+        for moving in (without, journaled):
+            moving.join()
+            moving.run()
+        for _ in range(rounds):
+            for name, moving in (("no-journal", without), ("journal", journaled)):
+                rates[name].append(load.run_bytes / moving.run() / MEGA)
+        for moving in (without, journaled):
+            moving.finish()
+    plain = row(f"end-to-end-{load.name}-no-journal", "MB/s", rates["no-journal"])
+    yield plain
+    yield row(f"end-to-end-{load.name}-journal", "MB/s", rates["journal"], plain)
 
 
 def end_to_end(load: Load, rounds: int) -> Iterator[Row]:

@@ -24,12 +24,24 @@ class Floor:
         ended = max(receiver.hear()["ended"] for receiver in self._receivers)
         return self._load.run_bytes / float(ended - began)
 
+    def pace(self, rate: float) -> list[float]:
+        """Seconds that each buffer took to a receiver, sent at `rate` bytes a second."""
+        for receiver in self._receivers:
+            receiver.tell(do="stamp")
+        sent = self._sender.ask(do="pace", rate=rate)["sent"]
+        arrived = [receiver.hear()["arrived"] for receiver in self._receivers]
+        took = []
+        for at, began in enumerate(sent):
+            turn, place = divmod(at, RECEIVERS)
+            took.append(arrived[place][turn] - began)
+        return took
+
 
 @contextmanager
 def floor(load: Load, *, relay: bool) -> Iterator[Floor]:
     """A sender, two receivers and, if wanted, a relay between them."""
     receivers = [
-        Child(MODULE, {"role": "receiver", "load": load.name, "place": place})
+        Child(MODULE, {"role": "receiver", "place": place, **load.order()})
         for place in range(RECEIVERS)
     ]
     with all_of(*receivers):
@@ -47,4 +59,4 @@ def floor(load: Load, *, relay: bool) -> Iterator[Floor]:
 
 
 def _child(role: str, load: Load, ports: list[int]) -> Child:
-    return Child(MODULE, {"role": role, "load": load.name, "ports": ports})
+    return Child(MODULE, {"role": role, "ports": ports, **load.order()})

@@ -11,7 +11,8 @@ and the token's position, so a receiver knows what has to be there without havin
 Needs numpy only: the peers' environments import it too.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,11 +30,16 @@ PLAIN_BYTES = 13
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The samples of a load. tokens: the mean. spread: sigma of the lognormal lengths, 0: equal."""
+    """The samples of a load.
+
+    tokens: the mean. spread: sigma of the lognormal lengths, 0: all equal. least: tokens of the
+    shortest.
+    """
 
     tokens: int
     width: int = 0
     spread: float = 0.0
+    least: int = 16
 
     @property
     def token_bytes(self) -> int:
@@ -71,7 +77,9 @@ class Load:
         rng = np.random.default_rng(5)
         drawn = rng.lognormal(-(shape.spread**2) / 2, shape.spread, self.pool)
         longest = 8 * shape.tokens
-        return np.clip(shape.tokens * drawn / drawn.mean(), 16, longest).astype(np.int64)
+        return np.asarray(
+            np.clip(shape.tokens * drawn / drawn.mean(), shape.least, longest), np.int64
+        )
 
     @cached_property
     def nbytes(self) -> IntArray:
@@ -83,6 +91,15 @@ class Load:
         """Payload bytes of one run, which goes through the pool from its start."""
         whole, rest = divmod(self.samples, self.pool)
         return int(whole * self.nbytes.sum() + self.nbytes[:rest].sum())
+
+    @property
+    def quick(self) -> "Load":
+        """The same in a tenth of the steps, to see that it works."""
+        return replace(self, steps=-(-self.steps // QUICK))
+
+    def order(self) -> dict[str, object]:
+        """What a process has to be told to find this load."""
+        return {"load": self.name, "steps": self.steps}
 
     def fields(self, index: int) -> dict[str, Array]:
         """The tensors of one sample of the pool."""
@@ -102,12 +119,37 @@ def _feature(index: int, position: IntArray) -> NDArray[np.float16]:
     return ((index + position) % 512).astype(np.float16)
 
 
+#: 26 kB in the mean, as reasoning rollouts of some thousand tokens are.
+LOGNORMAL = Shape(2000, spread=0.8)
+
+#: One step in so many of a run is left when it is to be quick.
+QUICK = 10
+
 LOADS = {
     load.name: load
     for load in (
         Load("1k", Shape(77), pool=4096, batch=1024, micro_batch=64, push=256, steps=40),
-        Load("26k", Shape(2000, spread=0.8), pool=512, batch=256, micro_batch=8, push=64, steps=80),
+        Load("26k", LOGNORMAL, pool=512, batch=256, micro_batch=8, push=64, steps=80),
         Load("1m", Shape(7424, width=64), pool=32, batch=16, micro_batch=1, push=4, steps=48),
         Load("50m", Shape(4096, width=6144), pool=4, batch=2, micro_batch=1, push=1, steps=12),
+        # One step a push, so that no sample waits for others.
+        Load("hop", LOGNORMAL, pool=512, batch=16, micro_batch=8, push=16, steps=300),
+        Load("512x8", LOGNORMAL, pool=512, batch=512, micro_batch=8, push=64, steps=40),
+        Load("crowd", Shape(77), pool=4096, batch=4096, micro_batch=8, push=64, steps=10),
+        # No sample is smaller than a page.
+        Load(
+            "held",
+            Shape(2000, spread=0.8, least=316),
+            pool=512,
+            batch=4096,
+            micro_batch=8,
+            push=64,
+            steps=3,
+        ),
     )
 }
+
+
+def find(order: Mapping[str, Any]) -> Load:
+    """The load of an `order`."""
+    return replace(LOADS[order["load"]], steps=order["steps"])

@@ -34,7 +34,7 @@ class Plane:
     def __init__(
         self, load: Load, server: ServeProcess, producer: Child, ranks: list[Child]
     ) -> None:
-        self.load, self.server, self._producer, self._ranks = load, server, producer, ranks
+        self.load, self.server, self.producer, self._ranks = load, server, producer, ranks
         self._ids: Counter[str] = Counter()
         self._seen = np.zeros(load.pool, np.int64)
         self._pushed = np.zeros(load.pool, np.int64)
@@ -49,22 +49,64 @@ class Plane:
 
     def push(self, count: int) -> float:
         """Push so many samples; returns when that began."""
-        self._pushed += np.bincount(np.arange(count) % self.load.pool, minlength=self.load.pool)
-        began: float = self._producer.ask(do="run", count=count)["began"]
-        return began
+        self._count(count)
+        return float(self.producer.ask(do="run", count=count)["began"])
 
-    def join(self) -> float:
-        """Have the ranks join; returns when the last of them began to."""
-        joined = self._ranks[0].ask(do="join")
-        for rank in self._ranks[1:]:
-            joined |= {"began": rank.ask(do="join", generation=joined["generation"])["began"]}
-        return float(joined["began"])
+    def fill(self, count: int) -> None:
+        """Have so many samples accepted."""
+        self._count(count)
+        self.producer.ask(do="fill", count=count)
+
+    def pace(self, rate: float) -> tuple[list[float], list[list[float]]]:
+        """Push one run at `rate` bytes a second.
+
+        Returns when each push began and, for each rank, when each micro-batch arrived.
+        """
+        self._count(self.load.samples)
+        for rank in self._ranks:
+            rank.tell(do="run", steps=self.load.steps)
+        pushed = self.producer.ask(do="pace", rate=rate)["pushed"]
+        told = [rank.hear() for rank in self._ranks]
+        for item in told:
+            self._take(item)
+        return pushed, [item["arrived"] for item in told]
+
+    def join(self) -> None:
+        """Have the ranks join, as one generation."""
+        first, *others = self._ranks
+        generation = first.ask(do="join")["generation"]
+        for rank in others:
+            rank.ask(do="join", generation=generation)
+
+    def train(self, steps: int) -> None:
+        """Train so many steps of what is there."""
+        for rank in self._ranks:
+            rank.tell(do="run", steps=steps)
+        for rank in self._ranks:
+            self._take(rank.hear())
+
+    def unload(self) -> float:
+        """Seconds from when the last rank begins to join until a run that is held is committed."""
+        first, *others = self._ranks
+        generation = first.ask(do="join")["generation"]
+        for rank in others:
+            rank.tell(do="join", generation=generation)
+        for rank in self._ranks:
+            rank.tell(do="run", steps=self.load.steps)
+        began = max(rank.hear()["began"] for rank in others)
+        ended = max(self._take(rank.hear()) for rank in self._ranks)
+        for rank in self._ranks:
+            rank.ask(do="leave")
+        return ended - float(began)
+
+    def _count(self, count: int) -> None:
+        self._pushed += np.bincount(np.arange(count) % self.load.pool, minlength=self.load.pool)
 
     def finish(self) -> None:
         """End the stream; raises AssertionError unless every sample came exactly once."""
         for rank in self._ranks:
             rank.tell(do="run")
-        self._producer.ask(do="end")
+        self.producer.ask(do="end")
         for rank in self._ranks:
             self._take(rank.hear())
             rank.ask(do="leave")
@@ -86,7 +128,7 @@ def plane(
         TemporaryDirectory(prefix="plane-") as folder,
         ServeProcess(Path(folder), checked=False, **settings(load, options)) as server,
     ):
-        common = {"endpoint": server.endpoint, "load": load.name}
+        common = {"endpoint": server.endpoint, **load.order()}
         producer = Child("tests.bench.plane.producer", common)
         ranks = [
             Child("tests.bench.plane.rank", {**common, **(rank or {}), "dp_rank": dp_rank})

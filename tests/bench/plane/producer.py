@@ -9,11 +9,12 @@ samples are numpy arrays that exist before the clock starts; encoding them is pa
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from tests.bench.plane.children import Answer, answer, arguments, orders_in_a_loop
-from tests.bench.plane.loads import LOADS, Load
+from tests.bench.plane.loads import Load, find
 from workers import AsyncRolloutProducer, RolloutSample
 
 #: Pushes under way: enough that the next is there when one is answered.
@@ -21,26 +22,56 @@ IN_FLIGHT = 4
 
 
 class Pusher:
-    """Pushes runs of one load, each from the start of its pool."""
+    """Pushes runs of one load, each from the start of its pool, through one or many producers."""
 
-    def __init__(self, producer: AsyncRolloutProducer, load: Load) -> None:
-        self._producer, self._load = producer, load
+    def __init__(self, producers: list[AsyncRolloutProducer], load: Load) -> None:
+        self._producers, self._load = producers, load
         self._phase = 0
         self._pool = [RolloutSample(load.fields(index)) for index in range(load.pool)]
 
     async def run(self, count: int) -> Answer:
-        """Push so many samples and wait until all are accepted; then end the phase."""
+        """Push so many samples, wait until all are accepted, and end the phase."""
         self._pool = [replace(sample, policy_version=self._phase) for sample in self._pool]
         self._phase += 1
         began = time.monotonic()
-        chunks = self._chunks(count)
-        await asyncio.gather(*(self._push(chunks) for _ in range(IN_FLIGHT)))
-        await self._producer.end_phase(self._phase)
+        await self.fill(count)
+        await self._producers[0].end_phase(self._phase)
         return {"began": began}
 
-    async def _push(self, chunks: Iterator[list[RolloutSample]]) -> None:
+    async def fill(self, count: int) -> Answer:
+        """Push so many samples and wait until all are accepted."""
+        chunks = self._chunks(count)
+        workers = [self._push(it, chunks) for it in self._producers for _ in range(IN_FLIGHT)]
+        await asyncio.gather(*workers)
+        return {}
+
+    async def pace(self, rate: float) -> Answer:
+        """Push one run at `rate` bytes a second; tells when each push began.
+
+        A push is begun when it is due, whether those before it are answered or not.
+        """
+        loop, pushed = asyncio.get_running_loop(), []
+        due = loop.time()
+        async with asyncio.TaskGroup() as pushes:
+            for chunk, nbytes in zip(
+                self._chunks(self._load.samples), self._push_bytes(), strict=True
+            ):
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                due += nbytes / rate
+                pushed.append(time.monotonic())
+                pushes.create_task(self._producers[0].push_many(chunk))
+        return {"pushed": pushed}
+
+    def _push_bytes(self) -> Iterator[int]:
+        load = self._load
+        for first in range(0, load.samples, load.push):
+            members = [at % load.pool for at in range(first, first + load.push)]
+            yield int(load.nbytes[members].sum())
+
+    @staticmethod
+    async def _push(producer: AsyncRolloutProducer, chunks: Iterator[list[RolloutSample]]) -> None:
         for chunk in chunks:
-            await self._producer.push_many(chunk)
+            await producer.push_many(chunk)
 
     def _chunks(self, count: int) -> Iterator[list[RolloutSample]]:
         size, pool = self._load.push, self._pool
@@ -51,14 +82,23 @@ class Pusher:
 async def main() -> None:
     """Connect, and push when told."""
     given = arguments()
-    async with AsyncRolloutProducer(given["endpoint"]) as producer:
-        pusher = Pusher(producer, LOADS[given["load"]])
+    async with AsyncExitStack() as stack:
+        producers = [
+            await stack.enter_async_context(AsyncRolloutProducer(given["endpoint"]))
+            for _ in range(given.get("producers", 1))
+        ]
+        pusher = Pusher(producers, find(given))
+        work: dict[str, Callable[..., Awaitable[Answer]]] = {
+            "run": pusher.run,
+            "fill": pusher.fill,
+            "pace": pusher.pace,
+        }
         answer(ready=True)
         async for order in orders_in_a_loop():
             if order["do"] == "end":
                 break
-            answer(**await pusher.run(order["count"]))
-        await producer.end_stream()
+            answer(**await work[order.pop("do")](**order))
+        await producers[0].end_stream()
     answer(ended=True)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from tests.bench.plane.check import Checker
 from tests.bench.plane.children import Answer, answer, arguments, obey
-from tests.bench.plane.loads import LOADS
+from tests.bench.plane.loads import find
 from workers import MicroBatchStream
 
 DP_SIZE = 2
@@ -25,7 +25,7 @@ class Trainer:
     def __init__(self, given: Answer) -> None:
         self._endpoint, self._dp_rank = given["endpoint"], given["dp_rank"]
         self._prefetch_steps = given.get("prefetch_steps", 1)
-        load = LOADS[given["load"]]
+        load = find(given)
         self._checker = Checker(load)
         self._fields = tuple(load.fields(0))
         self._stream: MicroBatchStream | None = None
@@ -45,18 +45,18 @@ class Trainer:
     def run(self, order: Answer) -> Answer:
         """Train so many steps, or all that come; then tell what came."""
         assert self._stream is not None
-        steps = 0
+        arrived: list[float] = []
         for step in islice(self._stream, order.get("steps")):
             for micro_batch in step:
+                arrived.append(time.monotonic())
                 if not micro_batch.is_filler:
                     tensors = {name: micro_batch[name].numpy() for name in self._fields}
                     bounds = micro_batch.cu_seqlens.numpy()
                     self._checker.packed(tensors, bounds, micro_batch.sample_ids)
             step.commit()
-            steps += 1
         ended = time.monotonic()
         ids, seen = self._checker.take()
-        return {"ended": ended, "steps": steps, "ids": ids, "seen": seen}
+        return {"ended": ended, "arrived": arrived, "ids": ids, "seen": seen}
 
     def leave(self, _: Answer) -> Answer:
         """Close the stream."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from tests.bench.plane.children import Answer, answer, arguments, obey
-from tests.bench.plane.loads import LOADS, Load
+from tests.bench.plane.loads import Load, find
 
 CHUNK = 1 << 20
 RECEIVERS = 2
@@ -48,8 +48,18 @@ def serve_sender(load: Load, ports: list[int]) -> None:
             peers[at % len(peers)].sendall(pool[at % period])
         return {"began": began}
 
+    def pace(order: Answer) -> Answer:
+        due, sent = time.monotonic(), []
+        for first in range(0, len(sizes), RECEIVERS):
+            time.sleep(max(0.0, due - time.monotonic()))
+            for at in range(first, first + RECEIVERS):
+                sent.append(time.monotonic())
+                peers[at % len(peers)].sendall(pool[at % period])
+                due += sizes[at] / order["rate"]
+        return {"sent": sent}
+
     answer(ready=True)
-    obey({"run": run})
+    obey({"run": run, "pace": pace})
 
 
 def serve_relay(load: Load, ports: list[int]) -> None:
@@ -74,11 +84,11 @@ def serve_receiver(load: Load, place: int) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     answer(port=listener.getsockname()[1])
     source, _ = listener.accept()
-    expected = sum(units(load, load.steps)[place::RECEIVERS])
-    buffer = bytearray(CHUNK)
+    sizes = units(load, load.steps)[place::RECEIVERS]
+    buffer = bytearray(max(CHUNK, *sizes))
 
     def run(order: Answer) -> Answer:
-        left = expected
+        left = sum(sizes)
         while left:
             got = source.recv_into(buffer, min(CHUNK, left))
             if not got:
@@ -86,13 +96,21 @@ def serve_receiver(load: Load, place: int) -> None:
             left -= got
         return {"ended": time.monotonic()}
 
-    obey({"run": run})
+    def stamp(order: Answer) -> Answer:
+        arrived = []
+        for size in sizes:
+            if source.recv_into(buffer, size, socket.MSG_WAITALL) < size:
+                raise EOFError("the sender is gone")
+            arrived.append(time.monotonic())
+        return {"arrived": arrived}
+
+    obey({"run": run, "stamp": stamp})
 
 
 def main() -> None:
     """Play the role that the arguments say."""
     given = arguments()
-    load = LOADS[given["load"]]
+    load = find(given)
     match given["role"]:
         case "sender":
             serve_sender(load, given["ports"])
