@@ -116,13 +116,11 @@ class Performer:
 
     @_do.register
     def _(self, effect: e.Release) -> None:
-        for dp_rank in effect.dp_ranks:
-            self._roster.to_rank(self._client_of(dp_rank), m.Release(step=effect.step))
+        self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
 
     @_do.register
     def _(self, effect: e.EndRanks) -> None:
-        for dp_rank in effect.dp_ranks:
-            self._roster.to_rank(self._client_of(dp_rank), m.End(reason=effect.reason))
+        self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
 
     @_do.register
     def _(self, effect: e.FailRanks) -> None:
@@ -153,6 +151,13 @@ class Performer:
         """Answer on the connection that asked; on a newer one the push is sent and asked again."""
         if self._roster.producers.get(effect.producer) is asked:
             self._do(effect)
+
+    def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
+        """Tell these ranks, as far as they are connected, the same; encoded once."""
+        frame = m.encode(message)
+        for dp_rank in dp_ranks:
+            if (peer := self._roster.rank(self._client_of(dp_rank))) is not None:
+                peer.write(frame)
 
     def _client_of(self, dp_rank: int) -> str:
         standing = self._core.ledger.ranks.get(dp_rank)
