@@ -8,6 +8,7 @@ bug, and stops the service rather than stall it unseen.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +28,9 @@ from dispatcher.wire.assemble import filler, micro_batch, step_header
 from dispatcher.wire.outbox import Buffer
 
 log = logging.getLogger(__name__)
+
+#: How long micro-batches are handed out before others get their turn on the event loop.
+DELIVERY_SLICE_SECONDS = 0.005
 
 
 class Performer:
@@ -51,6 +55,7 @@ class Performer:
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._planning: set[asyncio.Task[None]] = set()
         self._headers: dict[int, tuple[str, bytes]] = {}
+        self._deliveries: deque[tuple[Peer, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         #: Fails when something of ours broke; never gets a result otherwise.
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,8 +116,10 @@ class Performer:
         if peer is None or step is None:
             return  # the rank is away: it gets the step when it comes back
         peer.write(self._header(step))
-        for index in range(effect.first_micro_batch, len(step.micro_batches[effect.dp_rank])):
-            peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+        if not self._deliveries:
+            # A turn later: first every rank hears of the step, then they get their parts.
+            asyncio.get_running_loop().call_later(0, self._deliver)
+        self._deliveries.append((peer, step, effect))
 
     @_do.register
     def _(self, effect: e.Release) -> None:
@@ -130,7 +137,8 @@ class Performer:
 
     @_do.register
     def _(self, effect: e.StepPlanned) -> None:
-        self._metrics.step_planned(effect)
+        # Ranks wait for the step, nobody for its metrics.
+        asyncio.get_running_loop().call_soon(self._metrics.step_planned, effect)
 
     @_do.register
     def _(self, effect: e.Redelivered) -> None:
@@ -151,6 +159,17 @@ class Performer:
         """Answer on the connection that asked; on a newer one the push is sent and asked again."""
         if self._roster.producers.get(effect.producer) is asked:
             self._do(effect)
+
+    def _deliver(self) -> None:
+        """Hand micro-batches to the peers, for a slice of time."""
+        until = self._clock() + DELIVERY_SLICE_SECONDS
+        while self._deliveries:
+            peer, step, effect = self._deliveries.popleft()
+            for index in range(effect.first_micro_batch, len(step.micro_batches[effect.dp_rank])):
+                peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+            if self._deliveries and self._clock() > until:
+                asyncio.get_running_loop().call_later(0, self._deliver)
+                return
 
     def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
