@@ -5,15 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test bench bench-plane chaos lint clean
+.PHONY: help demo test bench bench-plane chaos fuzz soak lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
-	@echo "make bench  how long planning takes and how good the plans are"
+	@echo "make bench  how long planning takes, how good the plans are, what the journal costs"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (10 minutes)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (8 minutes)"
+	@echo "make fuzz   100,000 inputs that no well-behaved peer would send (6 minutes)"
+	@echo "make soak   400,000 samples under backpressure, and what memory is held (6 minutes)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv, build and caches"
 
@@ -42,6 +44,8 @@ build/bench/peers/verl: $(STAMP)
 bench: build/bench/peers/verl
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 	$(BIN)/python -m tests.bench.approaches
+	$(BIN)/python -m tests.bench.journal
+	$(BIN)/python -m tests.bench.journal_service
 
 # Peers run, so they come with what they depend on, in an environment of their own. torch first, in
 # the version that is used here.
@@ -58,6 +62,12 @@ bench-plane: $(STAMP) $(PEERS)/.installed
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --out build/chaos.json
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --out build/soak.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@
     +-- Stopping             the dispatcher stops and will go on from its journal; reconnect
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
+    +-- CheckpointRefused    a loaded checkpoint fits neither this run nor the other ranks'
     +-- JournalError         the journal cannot be opened or has failed
     |   +-- JournalFull      no room on its disk or in its index; it retries by itself
     |   +-- JournalCorrupt   what it wrote is not what can be read
@@ -154,6 +155,12 @@ class GenerationFenced(DispatcherError):
     """The process group was superseded by a newer one, or failed as a whole."""
 
     code = "fenced"
+
+
+class CheckpointRefused(DispatcherError):
+    """A checkpoint that was loaded does not fit this run, or not what other DP ranks loaded."""
+
+    code = "checkpoint"
 
 
 class JournalError(DispatcherError):

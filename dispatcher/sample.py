@@ -133,7 +133,8 @@ def _describe(item: Field) -> str:
 class Sample(NamedTuple):
     """One finished rollout; a tuple, as there are many and a dataclass takes five times as long.
 
-    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes.
+    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes; empty where only the
+        journal has it.
     loss_tokens: tokens that the loss counts, 0 to `tokens`.
     group_size: members that `group_id` will have in the end; 1 without a group.
     policy_version: version of the weights that wrote its oldest token; None if not tracked.
@@ -152,6 +153,11 @@ class Sample(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the payload."""
         return self.payload.nbytes
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the payload is in memory."""
+        return len(self.payload) > 0  # none has no bytes at all
 
     def __repr__(self) -> str:
         shown = {name: value for name, value in self._asdict().items() if name != "payload"}

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from prometheus_client import Metric
@@ -16,6 +17,7 @@ from dispatcher.cli.main import COMMANDS
 from dispatcher.cli.options import load_config
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.service.config import ServeConfig
+from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.server import core_config
 
@@ -47,10 +49,18 @@ def metrics_table() -> str:
 
 
 def families() -> Iterator[Metric]:
-    """What a dispatcher exports before anything has happened."""
-    config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1)
-    metrics = Metrics(config, Dispatch(core_config(config)), lambda: 0.0)
-    yield from (item for item in metrics.registry.collect() if item.name.startswith("dispatcher_"))
+    """What a dispatcher with a journal exports before anything has happened."""
+    with TemporaryDirectory() as folder:
+        config = ServeConfig(
+            dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=Path(folder)
+        )
+        core = Dispatch(core_config(config))
+        metrics = Metrics(config, core, lambda: 0.0)
+        journal = open_journal(config, core, metrics, lambda: 0.0)
+        found = list(metrics.registry.collect())
+        assert journal is not None
+        journal.close()
+    yield from (item for item in found if item.name.startswith("dispatcher_"))
 
 
 TABLES = {"settings": settings_table, "metrics": metrics_table}

@@ -8,7 +8,7 @@ connection is a ConnectionError; what goes wrong with the bytes is a ProtocolErr
 import selectors
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -63,7 +63,7 @@ class Connection:
         self._sock, self._waker = sock, waker
         # Bytes that TLS has decrypted already make no socket readable.
         self._decrypted = sock.pending if isinstance(sock, ssl.SSLSocket) else int
-        self._reader = FrameReader(limits, lambda kind, header, size: (memory(size),))  # noqa: ARG005
+        self._reader, self._memory = FrameReader(limits), memory
         self._unsent = bytearray()  # bounded: a rank says a few short words a step
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker.receiver, selectors.EVENT_READ)
@@ -110,6 +110,9 @@ class Connection:
                 # The dispatcher may have said why before it closed: let reading find out.
                 self._unsent.clear()
 
+    def _allocate(self, kind: int, header: memoryview, size: int) -> Sequence[memoryview]:  # noqa: ARG002
+        return (self._memory(size),)
+
     def _read(self) -> list[tuple[m.Message, memoryview]]:
         found: list[tuple[m.Message, memoryview]] = []
         budget = READ_AT_ONCE
@@ -124,7 +127,10 @@ class Connection:
                 raise ConnectionError("the dispatcher closed the connection")
             budget -= nbytes
             self.bytes_received += nbytes
-            found += [(m.decode(frame), frame.payload) for frame in self._reader.received(nbytes)]
+            found += [
+                (m.decode(frame), frame.payload)
+                for frame in self._reader.received(nbytes, self._allocate)
+            ]
         return found
 
 

@@ -115,6 +115,7 @@ _REFUSALS: dict[str, type[errors.DispatcherError]] = {
     errors.TlsFailed.code: errors.TlsFailed,
     errors.RankRefused.code: errors.RankRefused,
     errors.GenerationFenced.code: errors.GenerationFenced,
+    errors.CheckpointRefused.code: errors.CheckpointRefused,
 }
 
 

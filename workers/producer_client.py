@@ -102,12 +102,14 @@ class ProducerClient:
             return
         closed = ClientClosed("the producer is closed")
         self._failure = self._failure or closed
-        if self._link is not None:
-            self._link.say_goodbye()
-            await asyncio.wait([self._link.lost], timeout=CLOSE_TIMEOUT_S)
-        task.cancel()
+        try:
+            if self._link is not None:
+                self._link.say_goodbye()
+                await asyncio.wait([self._link.lost], timeout=CLOSE_TIMEOUT_S)
+        finally:  # a close that is cancelled closes too, with less of a goodbye
+            task.cancel()
+            self._fail(closed)
         await asyncio.wait([task])
-        self._fail(closed)
 
     def _give_up(self, tickets: Sequence[int], timeout: float | None) -> Exception:
         """Withdraw what is not answered; the error that tells the caller."""

@@ -104,6 +104,7 @@ class RankClient:
         except BaseException:
             self.close()
             raise
+        self.run_id = self._welcome.run_id
         self.generation = self._welcome.generation
         self.layout = self._welcome.layout
 
@@ -175,6 +176,32 @@ class RankClient:
         with self._changed:
             self._check()
             validated(lambda: self._core.set_policy_version(version))
+        self._thread.wake()
+
+    @property
+    def position(self) -> int:
+        """The last step that is in the trainer's weights, as far as was said; -1 for none."""
+        with self._changed:
+            return self._core.position
+
+    def resume(self, position: m.Position) -> None:
+        """The trainer has loaded a checkpoint: go on after it, as every rank has to say.
+
+        Returns once the dispatcher has agreed; `self.position` is later than asked for if steps
+        cannot be given again. Raises StepContractError after the first `next_step`, or
+        CheckpointRefused; the client is over then.
+        """
+        with self._changed:
+            self._check()
+            self._core.resume(position)
+        self._thread.wake()
+        self._wait(lambda: None if self._core.resuming else True)
+
+    def checkpoint_saved(self, step: int) -> None:
+        """A checkpoint taken after that step is durable; DP rank 0's word counts."""
+        with self._changed:
+            self._check()
+            self._core.checkpoint_saved(step)
         self._thread.wake()
 
     def statistics(self) -> RankStatistics:

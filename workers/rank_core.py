@@ -5,8 +5,9 @@ A step on its way through a rank:
     PREPARED --Release--> RELEASED --take--> TAKEN --commit--> (gone)
 
 Training sees a step only once it is RELEASED, whatever has arrived of it before. What a rank says
-is its state (taken, committed, hungry, policy version), so that a HELLO repeats whatever a lost
-connection swallowed. A message out of turn raises ProtocolError and changes nothing.
+is its state (taken, committed, hungry, policy version, the checkpoint it has loaded), so that a
+HELLO repeats whatever a lost connection swallowed. A message out of turn raises ProtocolError and
+changes nothing.
 
 What is held is bounded by the dispatcher: at most `max_open_steps` that are taken, and
 `prefetch_steps` ahead of them.
@@ -66,12 +67,15 @@ class RankCore:
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
         self.taken = self.committed = -1
-        self.hungry = False
+        self.hungry = self._begun = False
         self.end_reason: str | None = None
         self._policy_version: int | None = None
+        self._resume: m.Position | None = None
+        self._saved = -1
+        self._begun_after = -1
         self._steps: dict[int, HeldStep] = {}  # uncommitted, in ascending order
         self._newest = -1
-        self._connected = False
+        self._connected = self._resuming = False
         self._outbox: list[m.Message] = []
 
     # -- the connection
@@ -90,6 +94,8 @@ class RankCore:
             hungry=self.hungry,
             received=[(number, len(held.micro_batches)) for number, held in self._steps.items()],
             policy_version=self._policy_version,
+            resume=self._resume,
+            saved=self._saved,
         )
 
     def disconnected(self) -> None:
@@ -112,6 +118,8 @@ class RankCore:
                 raise refusal(message)
             case m.WelcomeRank():
                 self._on_welcome(message)
+            case _ if self._resuming:
+                pass  # said before the dispatcher heard of the checkpoint
             case _ if not self._connected:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.Step():
@@ -142,6 +150,54 @@ class RankCore:
             held.state is StepState.TAKEN for held in self._steps.values()
         )
 
+    # -- checkpoints
+
+    @property
+    def position(self) -> int:
+        """The last step that is in the weights of this rank's trainer, -1 for none."""
+        return max(self.committed, self._begun_after)
+
+    @property
+    def said_nothing(self) -> bool:
+        """Whether there is nothing that the dispatcher must not miss."""
+        return self.committed < 0 and self._saved < 0
+
+    def resume(self, position: m.Position) -> None:
+        """The trainer has loaded a checkpoint: say hello again, and forget what was sent so far.
+
+        Raises StepContractError once the training loop has begun, or has loaded another one.
+        """
+        if self._begun:
+            raise StepContractError(
+                "a checkpoint is loaded after the first step was asked for; load it before"
+            )
+        if self._resume == position:
+            return
+        if self._resume is not None:
+            raise StepContractError(
+                f"a checkpoint taken after step {self._resume.step} is loaded already; make a new "
+                "stream to load another one"
+            )
+        self._resume = position
+        self._steps.clear()
+        self._newest = -1
+        self.end_reason = None
+        self._resuming = True
+        if self._connected:
+            self._connected = False
+            self._outbox = [self.hello()]
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the dispatcher has yet to hear of the checkpoint, or to answer."""
+        return self._resuming
+
+    def checkpoint_saved(self, step: int) -> None:
+        """A checkpoint taken after that step is durable."""
+        if step > self._saved:
+            self._saved = step
+            self._say(m.CheckpointSaved(step=step))
+
     # -- the training loop
 
     def ready(self) -> HeldStep | None:
@@ -168,6 +224,7 @@ class RankCore:
 
     def wait(self, *, hungry: bool) -> None:
         """The training loop begins, or ceases, to wait for a step."""
+        self._begun |= hungry
         if hungry != self.hungry:
             self.hungry = hungry
             self._say(m.Demand(taken=self.taken, hungry=hungry))
@@ -176,6 +233,7 @@ class RankCore:
         """The training loop begins a step that was `ready`."""
         held.state = StepState.TAKEN
         self.taken, self.hungry = held.header.step, False
+        self._begun = True
         self._say(m.Demand(taken=self.taken, hungry=False))
 
     def commit(self, step: int) -> None:
@@ -223,8 +281,10 @@ class RankCore:
                 f"this rank belongs to generation {self.generation}, the dispatcher serves "
                 f"{welcome.generation} now"
             )
+        if self.welcome is None or self._resuming:
+            self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
-        self._connected = True
+        self._connected, self._resuming = True, False
 
     def _on_step(self, header: m.Step) -> None:
         held = self._steps.get(header.step)

@@ -117,7 +117,7 @@ class RankThread:
                     raise refused from lost
                 with self._changed:
                     self._core.disconnected()
-                    if self._core.finished or (self.stopping and self._core.committed < 0):
+                    if self._core.finished or (self.stopping and self._core.said_nothing):
                         return
                 if last_attempt:
                     log.warning(
@@ -168,7 +168,7 @@ class RankThread:
         before = self._core.welcome
         while self._core.welcome is before:
             left = deadline - monotonic()
-            if left <= 0 or (self.stopping and self._core.committed < 0):
+            if left <= 0 or (self.stopping and self._core.said_nothing):
                 raise TimeoutError("the dispatcher did not answer the HELLO")
             self._receive(connection, left)
         self._welcomes += 1

@@ -5,8 +5,9 @@ or of the dispatcher is raised in every rank's training loop rather than left to
 collective. Bytes become tensors in the training thread, when a micro-batch is asked for.
 """
 
+import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import TracebackType
 from typing import Self, TypeVar
@@ -14,8 +15,9 @@ from typing import Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from dispatcher.errors import ConfigError
+from dispatcher.errors import CheckpointRefused, ConfigError
 from dispatcher.net.memory import Memory, uninitialised
+from workers.checkpoint import position_of, state_of
 from workers.collate import (
     CollateConfig,
     Collation,
@@ -34,6 +36,8 @@ from workers.process_group import (
     share_generation,
 )
 from workers.rank_client import RankClient, RankStatistics, RankStep
+
+log = logging.getLogger(__name__)
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -213,6 +217,51 @@ class MicroBatchStream:
         """
         if self._is_leader:
             self._client.set_policy_version(version)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """What a checkpoint of the trainer has to hold of this stream; the same on every rank.
+
+        It counts the steps that this rank has said it committed, not those prefetched, so take it
+        at the same place of every rank's loop. It releases nothing: see `checkpoint_saved`.
+        """
+        return state_of(self._client.run_id, self._client.position)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on after the step that `state_dict` was taken after; on every rank, before any step.
+
+        With `--retain checkpoint` the steps that were committed since come again, identical. With
+        `--retain commit` they are gone: that is logged as a warning, and counted, and the stream
+        goes on with the next step. Raises CheckpointRefused when the checkpoint is of another run,
+        ahead of the dispatcher or older than one reported saved, or when other ranks have loaded
+        another one (which iterating may raise too); StepContractError after the first step.
+        """
+        asked = position_of(state)
+        self._client.resume(asked)
+        missing = self._client.position - asked.step
+        if missing > 0:
+            log.warning(
+                "the %d steps after step %d were trained after this checkpoint and cannot be given "
+                "again; training goes on after step %d. Start the dispatcher with --retain "
+                "checkpoint to have such steps again",
+                missing, asked.step, asked.step + missing,
+            )  # fmt: skip
+
+    def checkpoint_saved(self, state: Mapping[str, object]) -> None:
+        """The checkpoint with this state is durable: nothing up to it is needed again.
+
+        With `--retain checkpoint` this frees the samples; the run can no longer go back behind it.
+        DP rank 0's word counts; on other ranks this does nothing, so every rank may call it.
+        Raises CheckpointRefused for a state that is not of this stream's past.
+        """
+        position = position_of(state)
+        if position.run_id != self._client.run_id or position.step > self._client.position:
+            raise CheckpointRefused(
+                f"the checkpoint saved was taken after step {position.step} of run "
+                f"{position.run_id}, and this stream stands after step {self._client.position} of "
+                f"run {self._client.run_id}; hand over what its own state_dict returned"
+            )
+        if self._is_leader:
+            self._client.checkpoint_saved(position.step)
 
     def statistics(self) -> RankStatistics:
         """A frozen snapshot of what this stream has done so far."""

@@ -2,11 +2,12 @@
 
 Invariant: a bound never exceeds the time of any legal split. `x` is always cost in descending
 order; the bounds are the mean rank, the largest sample with the smallest company it can have,
-the pigeonhole pair (of R+1 samples two share a rank), and, where micro-batches have a fixed
-size, the sorted columns: the j-th most expensive micro-step holds at most R*m samples, so it
-costs at least what the (j*R*m)-th largest sample costs.
+the pigeonhole pair (of R+1 samples two share a rank), the crowd (of the k largest each has a rank
+to itself, and then they share the smallest company there is, or two of them share one), and,
+where micro-batches have a fixed size, the sorted columns: the j-th most expensive micro-step
+holds at most R*m samples, so it costs at least what the (j*R*m)-th largest sample costs.
 
-Dell'Amico & Martello 1995 discuss the first three. Example: x = [9, 3, 2, 2], R = 2, two
+Dell'Amico & Martello 1995 discuss the first three of them. Example: x = [9, 3, 2, 2], R = 2, two
 samples a rank: mean 8, largest with smallest company 9 + 2 = 11, pair 3 + 2 = 5; bound 11.
 """
 
@@ -24,7 +25,18 @@ def rank_bound(x: FloatArray, R: int, p: int | None = None) -> float:
         bound = max(bound, float(x[R - 1] + x[R]))
     if p is not None and len(x) == R * p:
         bound = max(bound, float(x[0] + x[len(x) - p + 1 :].sum()))
+        if p > 1 and R > 1:
+            bound = max(bound, _crowd(x, R, p))
     return bound
+
+
+def _crowd(x: FloatArray, R: int, p: int) -> float:
+    """The k largest apart, with the k*(p-1) smallest on the k ranks, or two of them together."""
+    k = np.arange(2, R + 1)
+    sums = np.concatenate(([0.0], np.cumsum(x)))
+    apart = (sums[k] + sums[-1] - sums[len(x) - k * (p - 1)]) / k
+    together = x[k - 2] + x[k - 1] + sums[-1] - sums[len(x) - p + 2]
+    return float(np.minimum(apart, together).max())
 
 
 def column_bound(x: FloatArray, R: int, m: int, padded: bool = False) -> float:

@@ -77,21 +77,19 @@ def _lpt_budget_one_by_one(x: FloatArray, s: IntArray, bins: int, budget: int) -
         while parked and -parked[0][0] >= tokens:
             _, load, b = heapq.heappop(parked)
             heapq.heappush(heap, (load, b))
-        while heap and not _fits(room[heap[0][1]], tokens, budget):
-            load, b = heapq.heappop(heap)
-            heapq.heappush(parked, (-room[b], load, b))
-        if not heap:
+        while heap:
+            load, b = heap[0]
+            left = room[b]
+            if tokens <= left or (tokens > budget and left == budget):
+                break  # room enough, or an item over the budget has an empty bin to itself
+            heapq.heappop(heap)
+            heapq.heappush(parked, (-left, load, b))
+        else:
             return None
-        load, b = heap[0]
-        room[b] -= tokens
+        room[b] = left - tokens
         placed.append(b)
         heapq.heapreplace(heap, (load + cost, b))
     return np.array(placed, dtype=np.int64)
-
-
-def _fits(room: int, tokens: int, budget: int) -> bool:
-    """Room enough, or an item over the budget that has an empty bin to itself."""
-    return tokens <= room or (tokens > budget and room == budget)
 
 
 def best_fit(s: IntArray, bins: int, budget: int) -> Labels | None:

@@ -109,15 +109,20 @@ def _surely_taken(size: IntArray, take: int) -> int:
 def _judge(
     window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConfig
 ) -> Callable[[BoolArray], float]:
-    """Straggler excess that a good split of what a mask keeps will have."""
+    """Waiting that a good split of what a mask keeps will have, over the work of a mean batch.
+
+    Not over the batch's own work: taking the dear samples early would seem to wait less, and it
+    is the sum over all steps that counts.
+    """
+    mean = float(cost.mean())
     costs, tokens = cost[by_cost], window.tokens[by_cost]
 
     def judge(keep: BoolArray) -> float:
         kept = np.flatnonzero(keep[by_cost])
         x = costs[kept]
-        total = float(x.sum())
+        work = mean * len(kept)
         time = estimate(x, tokens[kept], config)
-        return time * config.dp_size / total - 1 if total > 0 else 0.0
+        return (time * config.dp_size - float(x.sum())) / work if work > 0 else 0.0
 
     return judge
 

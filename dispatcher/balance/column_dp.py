@@ -2,7 +2,9 @@
 
 Invariant: the answer keeps exactly `take` items, all of `forced` among them, and at any point of
 the sorted window what is skipped so far stays within a band around its share, so that the
-lengths that leave follow the lengths that arrived.
+lengths that leave follow the lengths that arrived. Inside the band the square of the distance has
+a price: what is held then looks much the same after every step, and only what changes between
+the start and the end of a stretch of steps biases what left in it.
 
 Sorted by falling cost, a column of G neighbours costs G * largest - sum in waiting. The program
 walks the columns from the heavy end; its state is how many items were skipped so far. Skipping
@@ -20,6 +22,8 @@ from dispatcher.plan import BoolArray, FloatArray, IntArray
 _STATES = 1024
 #: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
 _SINGLE_COLUMNS, _RUNS = 32, 4
+#: Price of skips that are all ahead of their share, or all behind, in mean costs a skip.
+_PRICE = 0.05
 
 
 def column_dp(
@@ -57,6 +61,7 @@ def _solve(
     Z = _strided_suffix(x, G)
     best = P[skipped]
     best[skipped > slack] = np.inf
+    price = _PRICE * float(S[-1]) / N / max(E, 1) * (take / N) ** 2
     taken, tables = 0, []
     for g in runs:
         n = min(g * G, take - taken)
@@ -65,7 +70,9 @@ def _solve(
         table = best + waste - (S[i + n] - S[i]) - P[i + n]
         taken += n
         if taken < take:
-            table[np.abs(skipped - E * taken / take) > slack] = np.inf
+            ahead = skipped - E * taken / take
+            table += price * ahead * ahead
+            table[np.abs(ahead) > slack] = np.inf
         tables.append((table, n))
         best = np.minimum.accumulate(table) + P[skipped + taken]
     return _backtrack(tables, N, take, q)

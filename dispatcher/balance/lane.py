@@ -15,12 +15,15 @@ Those that stand alone need company, which takes time to gather: an eighth of a 
 held as long as there is one of them.
 
 What is held back is not free: when it is due it may have to go without company. `debt` charges a
-candidate for that, but only in steps in which the lane has to open anyway.
+candidate for that, but only in steps in which the lane has to open anyway. And what is held should
+look alike after every step: `bias` charges a candidate that would change its lengths much, unless
+there is so little to spare that the outliers take all of it.
 
 Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %.
 Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,21 +31,23 @@ import numpy as np
 
 from dispatcher.plan import BoolArray, FloatArray, IntArray
 
-#: At most one of so many of a dispatch batch is held: columns, or outliers with company; outliers
-#: that stand alone; without an outlier, where it is the shape of a packing that waits, which
-#: takes few to mend. More gains little and biases what is left.
+#: At most one of so many of a dispatch batch is held: outliers with company; outliers that stand
+#: alone; without an outlier, where it is the shape of a packing that waits, which takes few to
+#: mend. More gains little and biases what is left.
 _HELD, _HELD_ALONE, _HELD_FOR_SHAPE = 4, 8, 16
 #: An outlier has company if a sample for every fourth rank costs at least this part of it.
 _COMPANY_RANKS, _COMPANY_COST = 4, 0.6
 #: From one count to be held to the next.
 _GROWTH = 2.5
-#: How many columns' worth of the heaviest leave together, as tried in turn; more of them where
-#: micro-steps are columns, as elsewhere it would only leave the lightest behind.
-_COMPANY_OF_COLUMNS, _COMPANY = (1, 4, 16), (1, 4)
+#: How many columns' worth of the heaviest leave together, as tried in turn.
+_COMPANY = (1, 4)
 #: Columns from the heavy end that are watched for running into their deadline.
 _WATCHED_COLUMNS = 2
 #: Weight of a debt against waiting now.
 _DEBT_WEIGHT = 2.0
+#: Share of what is held that may differ from the window's lengths, besides what chance makes of
+#: so few, and the price of the rest.
+_UNLIKE, _BIAS_WEIGHT = 0.1, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +82,13 @@ class Lane:
     neighbours: int
     outliers: int
     has_company: bool
-    in_columns: bool
+    weighs_bias: bool
+    shares: FloatArray
     watched: IntArray
     charge: FloatArray
 
     @classmethod
-    def of(cls, pool: Pool) -> "Lane":
+    def of(cls, pool: Pool, take: int) -> "Lane":
         """Find the heavy end; `charge` is what holding each watched item longer may cost."""
         order = pool.order
         cost = pool.cost[order[: _WATCHED_COLUMNS * pool.neighbours + 1]]
@@ -100,19 +106,30 @@ class Lane:
             neighbours=pool.neighbours,
             outliers=outliers,
             has_company=bool(companion >= _COMPANY_COST * cost[0]),
-            in_columns=pool.columns,
+            weighs_bias=not pool.columns and (not outliers or 2 * (len(order) - take) >= take),
+            shares=np.arange(1, len(order) + 1) / len(order),
             watched=order[:count],
             charge=charge / max(pool.share, 1e-300),
         )
 
     def debt(self, keep: BoolArray) -> float:
         """What the worst of the watched items that stay behind may cost later, as excess."""
+        if not len(self.watched):
+            return 0.0
         return float(self.charge[~keep[self.watched]].max(initial=0.0))
+
+    def bias(self, keep: BoolArray) -> float:
+        """Price of holding lengths unlike the window's, as excess: Kolmogorov-Smirnov distance."""
+        if not self.weighs_bias:
+            return 0.0
+        held = np.cumsum(~keep[self.order])
+        count = max(int(held[-1]), 1)
+        distance = float(np.abs(held / count - self.shares).max())
+        return _BIAS_WEIGHT * max(distance - _UNLIKE - 1 / math.sqrt(count), 0.0)
 
     def candidates(self, take: int) -> Iterator[BoolArray]:
         """The heaviest together; then some of the heaviest held, and the next ones together."""
-        columns = _COMPANY_OF_COLUMNS if self.in_columns else _COMPANY
-        company = [min(k * self.neighbours, take) for k in columns]
+        company = [min(k * self.neighbours, take) for k in _COMPANY]
         for k in company:
             yield keep_oldest(self.forced, take, first=self.order[:k])
         for h in self._held_counts(take):
@@ -125,11 +142,8 @@ class Lane:
     def _held_counts(self, take: int) -> list[int]:
         """How many to hold, as tried in turn."""
         spare = len(self.order) - take
-        if self.in_columns:
-            counts = _quarters(min(take // _HELD, spare))
-            return counts if self.outliers else counts[::-1]
         if not self.outliers:
-            return _quarters(min(take // _HELD_FOR_SHAPE, spare))[::-1]
+            return _quarters(min(take // _HELD_FOR_SHAPE, spare))[1::-1]
         if not self.has_company:
             return _quarters(min(take // _HELD_ALONE, spare))
         most = max(min(take // _HELD, spare), 1)

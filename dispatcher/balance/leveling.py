@@ -114,11 +114,13 @@ def swap_level(
     moved = [flat, cost] if tokens is None else [flat, cost, tokens]
     stalled = np.zeros(rows, dtype=np.int64)
     patience = _OTHER_PAIRINGS if tokens is None else _OTHER_SLOTS
+    mean = cost.reshape(rows, -1).sum(axis=1) / bins  # of a row: swaps do not change it
     for turn in range(rounds):
         loads = cost.sum(axis=1).reshape(rows, bins)
-        high, low, gap, top = _uneven_pairs(loads, stalled, patience, enough)
-        if not len(high):
+        uneven = _uneven(loads, mean, stalled > patience, enough)
+        if not len(uneven):
             break
+        high, low, gap, top = _pairs(loads, mean, uneven, stalled)
         u, v = _slots(slots, turn), _slots(slots, turn + 1)
         error = _differences(_at(cost, high, u), _at(cost, low, v))
         np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
@@ -138,33 +140,40 @@ def swap_level(
     ids[...] = flat.reshape(ids.shape)
 
 
-def _uneven_pairs(
-    loads: FloatArray, stalled: IntArray, patience: int, enough: float
+def _uneven(loads: FloatArray, mean: FloatArray, given_up: BoolArray, enough: float) -> IntArray:
+    """Rows that are worth a round; none if what they wait together is `enough` or less.
+
+    loads: float64[rows, bins].
+    """
+    over = loads.max(axis=1) - mean
+    uneven = (over > mean * TOLERANCE) & ~given_up
+    if loads.shape[1] < 2 or float(over[uneven].sum()) <= enough * float(mean.sum()):
+        uneven[:] = False
+    rows: IntArray = uneven.nonzero()[0]
+    return rows
+
+
+def _pairs(
+    loads: FloatArray, mean: FloatArray, rows: IntArray, stalled: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray, BoolArray]:
     """More loaded bin, less loaded bin, half their difference, and which pairs are a row's top.
 
-    loads: float64[rows, bins]; bins are numbered through all rows. stalled: how often a row's top
-    pair gained nothing; so far the less loaded are moved on against the more loaded, until
-    patience ends.
+    Bins are numbered through all rows. stalled: how often a row's top pair gained nothing; so far
+    the less loaded are moved on against the more loaded.
     """
     bins = loads.shape[1]
     half = bins // 2
-    mean, most = loads.mean(axis=1), loads.max(axis=1)
-    uneven = (most > mean * (1 + TOLERANCE)) & (stalled <= patience)
-    if not half or float((most - mean)[uneven].sum()) <= enough * float(mean.sum()):
-        uneven[:] = False
-    rows = np.flatnonzero(uneven)
-    order = np.argsort(loads[rows], axis=1, kind="stable") + rows[:, None] * bins
+    order = loads[rows].argsort(axis=1, kind="stable")
+    order += rows[:, None] * bins
     high, low = order[:, : -half - 1 : -1], order[:, :half]
     if stalled[rows].any():
         shifted = (np.arange(half) - stalled[rows, None]) % half
         low = low[np.arange(len(rows))[:, None], shifted]
-    flat = loads.ravel()
-    gap, mean = (flat[high] - flat[low]) / 2, mean[rows, None]
-    worth = (flat[high] > mean) & (gap > mean * (TOLERANCE / 4))
-    top = np.zeros(worth.shape, dtype=bool)
-    top[:, :1] = True
-    return high[worth], low[worth], gap[worth], top[worth]
+    flat, mean = loads.ravel(), mean[rows, None]
+    dear = flat[high]
+    gap = (dear - flat[low]) / 2
+    worth = (dear > mean) & (gap > mean * (TOLERANCE / 4))
+    return high[worth], low[worth], gap[worth], worth.nonzero()[1] == 0
 
 
 def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:

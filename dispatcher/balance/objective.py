@@ -81,9 +81,10 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
             spread = 1 - cheapest * tokens / left  # of the cost a token
             tight = max(tokens / (R * (M - column) * budget) - _EASY, 0.0)
             return time + share * (M - column + _TIGHT * tight * spread**2)
-        seeds = slice(first, min(first + R * (M - column if shared else 1), n))
-        rest = max(tokens - float(s[seeds].sum()), 1.0)
-        price = max((left - float(x[seeds].sum())) / rest, 0.0) or left / tokens
+        end = min(first + R * (M - column if shared else 1), n)
+        seeds = slice(first, end)
+        rest = max(tokens - float(held[end] - held[first]), 1.0)
+        price = max((left - float(cost[end] - cost[first])) / rest, 0.0) or left / tokens
         if shared:
             level = max(share, level)
             level = _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)

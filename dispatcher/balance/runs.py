@@ -19,19 +19,15 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
     """
     held = np.concatenate(([0], np.cumsum(s)))
     fits = np.searchsorted(held, held[:-1] + budget, "right") - 1
-    stops = np.maximum(fits, np.arange(1, len(s) + 1)).tolist()  # of a run that starts here
-    ranks, start = [], 0
-    for end in np.cumsum(sizes).tolist():
-        counts = []
-        while start < end:
-            stop = min(stops[start], end)
-            counts.append(stop - start)
-            start = stop
-        ranks.append(counts)
-    out = np.zeros((len(ranks), max(1, *map(len, ranks))), dtype=np.int64)
-    for row, counts in zip(out, ranks, strict=True):
-        row[: len(counts)] = counts
-    return out
+    stops = np.append(np.maximum(fits, np.arange(1, len(s) + 1)), len(s))  # of a run from here on
+    ends = np.cumsum(sizes)
+    at = ends - sizes
+    counts: list[IntArray] = []
+    while not counts or (at < ends).any():
+        to = np.minimum(stops[at], ends)
+        counts.append(to - at)
+        at = to
+    return np.stack(counts, axis=1)
 
 
 def first_fit(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntArray]]:

@@ -7,8 +7,8 @@ Candidates are tried from the least to the most selective, and the first that wa
 `GOOD_ENOUGH` ends the search, so that ages and lengths are disturbed only as far as it pays:
 the oldest; the outlier lane (lane.py), which holds the heaviest back or lets them leave together;
 the column DP (column_dp.py), which looks for micro-steps of alike samples. Where micro-steps have
-a fixed size the DP comes before the lane, which is then asked only if something is due: nothing
-else beats the DP there.
+a fixed size there is the DP alone, and once more if something is due, with the heaviest leaving
+together: nothing else beats it there.
 
 Example: 3 of 5 to take, two ranks, costs in arrival order 9 1 1 1 1: the oldest three, 9 1 1,
 make one rank wait (9 | 2); holding the 9 back gives 1 1 1 with less waiting. Once the 9 is due,
@@ -23,10 +23,13 @@ from dispatcher.balance.column_dp import column_dp
 from dispatcher.balance.lane import Lane, Pool, keep_oldest
 from dispatcher.plan import BoolArray, IntArray
 
-#: Mask of the items to keep -> straggler excess that a good split of them will have.
+#: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
 Judge = Callable[[BoolArray], float]
 #: Straggler excess below which a better selection is not worth disturbing the order of arrival.
 GOOD_ENOUGH = 1e-3
+#: Columns of the heaviest that leave together when something is due; with one the next to be due
+#: is left alone, four leave less to choose from.
+_TOGETHER = 2
 
 
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
@@ -38,6 +41,8 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = N
     left 4 - 1 * 2 = 2 must go: the first and one more.
     """
     size = np.ones(len(left), dtype=np.int64) if size is None else size
+    if not must_go.any() and int(size.sum()) <= int(left.min(initial=0)) * take:
+        return np.zeros(len(left), dtype=bool)  # even the first deadline leaves room for all
     urgency = np.where(must_go, -1, np.clip(left, 0, 32767)).astype(np.int16)  # sorts by radix
     order = np.argsort(urgency, kind="stable")
     held = np.cumsum(size[order])
@@ -56,10 +61,12 @@ def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
     least = judge(best)
     if least <= GOOD_ENOUGH:
         return best
-    lane = Lane.of(pool)
-    least += lane.debt(best)
+    lane = Lane.of(pool, take)
+    least += lane.debt(best) + lane.bias(best)
     for candidate in _candidates(pool, lane, take):
-        excess = judge(candidate) + lane.debt(candidate)
+        excess = judge(candidate)
+        if excess < least:  # else it has lost already
+            excess += lane.debt(candidate) + lane.bias(candidate)
         if excess < least - 1e-9:
             best, least = candidate, excess
         if least <= GOOD_ENOUGH:
@@ -68,20 +75,22 @@ def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
 
 
 def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
-    """Where waiting comes from columns the DP, and the lane if any are due; else the lane first."""
-    if pool.columns or not pool.lane:
-        yield _by_columns(pool, take)
-        if pool.lane and pool.forced.any():
-            yield from lane.candidates(take)
-    else:
+    """Where waiting comes from columns the DP; else the lane first."""
+    if not pool.columns and pool.lane:
         yield from lane.candidates(take)
-        yield _by_columns(pool, take)
+    yield _by_columns(pool, take)
+    if pool.columns and pool.lane and pool.forced.any():
+        yield _by_columns(pool, take, together=_TOGETHER * pool.neighbours)
 
 
-def _by_columns(pool: Pool, take: int) -> BoolArray:
+def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
+    """What the column DP keeps; the `together` heaviest go first, after what is forced."""
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
-    penalty = x.mean() * (np.minimum(pool.age[order], 1.0) ** 2 + 1000.0 * forced)
+    penalty = np.minimum(pool.age[order], 1.0) ** 2 + 1000.0 * forced
+    penalty[:together] += 100.0
     keep = np.zeros(len(order), dtype=bool)
-    keep[order] = column_dp(x, penalty, forced, take=take, G=pool.neighbours, band=pool.band)
+    keep[order] = column_dp(
+        x, x.mean() * penalty, forced, take=take, G=pool.neighbours, band=pool.band
+    )
     return keep

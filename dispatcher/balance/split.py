@@ -185,7 +185,8 @@ def _as_integers(x: FloatArray) -> list[int]:
 def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     if strategy is Strategy.ROUND_ROBIN:
-        sequence = np.concatenate([np.arange(r, len(batch), R) for r in range(R)])
+        dealt = np.arange(round_up(len(batch), R)).reshape(-1, R).T.ravel()
+        sequence = dealt[dealt < len(batch)]
         sizes = (len(batch) - np.arange(R) + R - 1) // R
         return Parts(sequence, _rounded(next_fit(batch.tokens[sequence], sizes, budget), config))
     if strategy is not Strategy.WINDOW:

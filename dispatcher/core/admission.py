@@ -13,8 +13,12 @@ from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
 from dispatcher.core.facts import Accepted, FloorRaised, Note
 from dispatcher.core.totals import Totals
-from dispatcher.errors import BufferFull, SampleRefused
+from dispatcher.errors import BufferFull, ProtocolError, SampleRefused
 from dispatcher.sample import Sample
+
+#: Sample numbers that a producer may have above its floor, each of which is remembered; far above
+#: what its credits allow, and a bound on what a producer can cost that never raises its floor.
+MAX_UNANSWERED = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +77,16 @@ class Admission:
         return len(self._held)
 
     def push(self, push: Push, now: float, *, may_hold: bool) -> list[Effect]:
-        """Decide what can be decided now; hold or refuse the rest."""
+        """Decide what can be decided now; hold or refuse the rest.
+
+        Raises ProtocolError for a floor so low that it would have too much remembered.
+        """
+        if push.producer and push.first_seq + len(push.samples) - push.floor > MAX_UNANSWERED:
+            raise ProtocolError(
+                f"sample number {push.first_seq} with a floor of {push.floor}: a producer may have "
+                f"{MAX_UNANSWERED} unanswered samples; raise the floor to the lowest number that "
+                "may be sent again"
+            )
         raised = bool(push.producer) and self.memory.raise_floor(push.producer, push.floor)
         if raised and self._note is not None:
             self._note(FloorRaised(push.producer, push.floor))

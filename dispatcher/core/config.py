@@ -16,8 +16,9 @@ class DispatchConfig:
     """Settings of one run; times in seconds.
 
     drop_above: accepted samples of more tokens than this are dropped, with their groups.
-    durable: facts are noted, for a journal. check_size: which other `dp_size` a new generation may
-    bring; None: no other.
+    durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
+    that covers them is reported saved; needs a journal, which has their payloads. check_size: which
+    other `dp_size` a new generation may bring; None: no other.
     """
 
     dp_size: int
@@ -29,6 +30,7 @@ class DispatchConfig:
     check_size: SizeCheck | None = None
     drop_above: int | None = None
     durable: bool = False
+    retain: bool = False
     group_timeout: float = 600.0
     max_staleness: int | None = None
     staleness_policy: StalenessPolicy = StalenessPolicy.DROP

@@ -2,13 +2,14 @@
 
 It ties the parts together and adds nothing of its own: admission lets samples into the buffer, the
 trigger says when a step is planned, the ledger follows the step through the ranks. Invariant, at
-every return: accepted = buffered + in flight + committed + dropped.
+every return: accepted = buffered + in flight + (committed - rewound) + dropped.
 """
 
 from collections.abc import Callable
 
 from dispatcher.core.admission import Admission, Push
 from dispatcher.core.buffer import Entry, SampleBuffer
+from dispatcher.core.checkpoints import Checkpoints
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.events import (
     Drained,
@@ -20,19 +21,20 @@ from dispatcher.core.events import (
     StepCommitted,
 )
 from dispatcher.core.facts import (
-    Committed,
     Dropped,
     Fact,
     GenerationBegan,
     PhaseEnded,
     Planned,
     Remembered,
+    RunBegan,
     StreamEnded,
     VersionReported,
 )
 from dispatcher.core.freshness import Freshness, before_phase
 from dispatcher.core.ledger import StepLedger
 from dispatcher.core.planning import report_plan, request_plan, request_replan
+from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.core.statistics import Statistics
 from dispatcher.core.step import OpenStep
@@ -44,10 +46,14 @@ STREAM_ENDED = "the stream has ended: a producer called end_stream"
 
 
 class Dispatch:
-    """One run: from pushed samples to committed steps."""
+    """One run: from pushed samples to committed steps.
 
-    def __init__(self, config: DispatchConfig) -> None:
+    run_id: its name if it begins here; one that goes on keeps its own.
+    """
+
+    def __init__(self, config: DispatchConfig, run_id: str = "run") -> None:
         self.config = config
+        self.run_id = run_id
         self.buffer = SampleBuffer(config.limits, groups_matter=config.groups_matter)
         self.totals = Totals()
         note = self._note if config.durable else None  # a fact a sample: not built for nobody
@@ -55,6 +61,7 @@ class Dispatch:
             self.buffer, self.totals, config.producer_credits, config.id_horizon, note
         )
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
+        self.checkpoints = Checkpoints(self.ledger, self.totals, self._note, retain=config.retain)
         self.freshness = Freshness(config.max_staleness, config.staleness_policy)
         self._planning: PlanWanted | ReplanWanted | None = None
         self._hungry_since: float | None = None
@@ -72,12 +79,11 @@ class Dispatch:
         """Go on where an earlier process stopped; to be called before anything else."""
         self.totals.restore(memory.totals)
         self.buffer.restore(memory.entries, memory.next_ticket)
-        self.ledger.restore(
-            [OpenStep(s.number, s.micro_batches, s.digest, s.planned_at) for s in memory.steps],
-            memory.next_step,
-            memory.generation,
-            memory.dp_size,
-        )
+        self.checkpoints.restore(memory)
+        if memory.run_id:
+            self.run_id = memory.run_id
+        else:
+            self._note(RunBegan(self.run_id))
         self.admission.memory.restore(memory.producers, memory.given_ids)
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version)
@@ -137,13 +143,24 @@ class Dispatch:
     # -- ranks ------------------------------------------------------------------------------
 
     def join(self, hello: RankHello, now: float) -> list[Effect]:
-        """A DP rank connected. Raises RankRefused or GenerationFenced."""
-        effects = self.ledger.join(hello, now)
+        """A DP rank connected, or has loaded a checkpoint since.
+
+        Raises RankRefused, GenerationFenced, or CheckpointRefused for a checkpoint that does not
+        fit this run; one that does not fit the other ranks' fails the generation.
+        """
+        self.ledger.check(hello)
+        if hello.generation is not None and (error := self.ledger.disagreement(hello)) is not None:
+            return self.ledger.fail(error, hello.client_id)
+        effects: list[Effect] = []
+        if hello.resume is not None and self.ledger.resumed is None:
+            effects += self._resume(hello.resume, now)
+        effects += self.ledger.join(hello, now)
         self._ranks_ended.discard(hello.client_id)  # its last connection may have swallowed the end
         if hello.generation is None:
             self._note(GenerationBegan(self.ledger.generation, self.ledger.dp_size))
         rank = self.ledger.ranks[hello.dp_rank]
         effects += self._commit(hello.dp_rank, rank.committed, now)
+        self.checkpoint_saved(hello.dp_rank, hello.saved)
         effects += self.ledger.release_ready()
         return effects + self._consider(now)
 
@@ -161,8 +178,7 @@ class Dispatch:
 
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> list[Effect]:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
-        self.ledger.demand(dp_rank, taken, hungry=hungry)
-        return self._consider(now)
+        return self.ledger.demand(dp_rank, taken, hungry=hungry) + self._consider(now)
 
     def prepared(self, dp_rank: int, step: int, digest: str, now: float) -> list[Effect]:
         """A rank holds a step's header."""
@@ -178,14 +194,27 @@ class Dispatch:
         self._note(VersionReported(version))
         return self._after_room(now)
 
+    def checkpoint_saved(self, dp_rank: int, step: int) -> None:
+        """A checkpoint taken after `step` is durable; DP rank 0 speaks for all.
+
+        Raises ProtocolError for a step that was never planned.
+        """
+        if dp_rank == 0:
+            self.checkpoints.saved(step)
+
     def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for done in self.ledger.commit(dp_rank, step):
-            self.totals.steps_committed += 1
-            self.totals.samples_committed += done.num_samples
-            self._note(Committed(done.number))
-            effects.append(StepCommitted(done.number, done.num_samples, now - done.planned_at))
-        return effects
+        done = self.ledger.commit(dp_rank, step)
+        for one in done:
+            self.checkpoints.committed(one)
+        return [_report_commit(one, now) for one in done]
+
+    def _resume(self, position: Position, now: float) -> list[Effect]:
+        """The generation's first rank has loaded a checkpoint."""
+        done, went = self.checkpoints.resume(position, self.run_id)
+        if went.steps:
+            self.freshness.reported = None  # the weights are older ones again
+        self.drained = False
+        return [*(_report_commit(step, now) for step in done), went]
 
     # -- time and plans ---------------------------------------------------------------------
 
@@ -211,7 +240,7 @@ class Dispatch:
             self._tried = len(wanted.entries)
             return self._consider(now)
         chosen = [wanted.entries[int(at)] for at in plan.chosen]
-        version = self.freshness.training_version(len(self.ledger.steps))
+        version = self.freshness.training_version(len(self.ledger.uncommitted()))
         report = report_plan(
             self.ledger.next_step, plan, chosen, wanted.trigger, version=version, now=now
         )
@@ -225,7 +254,7 @@ class Dispatch:
         self.totals.small_steps += len(chosen) < self.config.trigger.batch
         effects = self.ledger.open(plan, wanted.entries, now)
         if self.config.durable:  # the fact is as large as the window: not built for nobody
-            step, gone = self.ledger.steps[report.step], set(chosen)
+            step, gone = self.ledger.uncommitted()[-1], set(chosen)
             left = tuple(entry.ticket for entry in wanted.entries if entry not in gone)
             self._note(Planned(step.number, step.digest, now, step.tickets(), left))
         return [report, *effects, *self._after_room(now)]
@@ -248,12 +277,14 @@ class Dispatch:
             self._hungry_since = None
         elif self._hungry_since is None:
             self._hungry_since = now
+        admitted: list[Effect] = []
+        while self.ledger.again and self.ledger.wanted:
+            admitted += self.ledger.open_again()
         if self._planning is None and (outgrown := self.ledger.outgrown) is not None:
             self._planning = request_replan(outgrown, self.ledger.dp_size)
-            return [self._planning]
+            return [*admitted, self._planning]
         if self._planning is not None or not self.ledger.wanted:
-            return self._finish()
-        admitted: list[Effect] = []
+            return admitted + self._finish()
         while self._drop_unwanted():
             admitted += self.admission.retry(now)
         window = self.config.trigger.window
@@ -262,7 +293,7 @@ class Dispatch:
         if isinstance(decision, Go):
             entries = self.freshness.window(self.buffer, window)
             batch = self.config.trigger.batch
-            due = self.freshness.must_go(entries, len(self.ledger.steps), batch)
+            due = self.freshness.must_go(entries, len(self.ledger.uncommitted()), batch)
             self._planning = request_plan(entries, due, batch, self.ledger.dp_size, decision)
             return [*admitted, self._planning]
         if decision.seconds is not None:
@@ -288,7 +319,7 @@ class Dispatch:
         if above is not None:
             oversize = self.buffer.drop_ready(lambda entry: entry.sample.tokens > above)
             self._drop(DropReason.OVERSIZE, oversize)
-        is_stale = self.freshness.stale(len(self.ledger.steps))
+        is_stale = self.freshness.stale(len(self.ledger.uncommitted()))
         if is_stale is not None:
             self._drop(DropReason.STALE, self.buffer.drop_ready(is_stale))
         return before - len(self.buffer)
@@ -326,7 +357,7 @@ class Dispatch:
 
     def _finish(self) -> list[Effect]:
         """After the end: tell ranks that nothing is left, and the shell when all is done."""
-        if not self._ended or self._planning is not None:
+        if not self._ended or self._planning is not None or self.ledger.again:
             return []
         if not self.freshness.flushing and not self._flushes(self.buffer.num_ready):
             self._drop_all(DropReason.LAST_BATCH)
@@ -346,11 +377,20 @@ class Dispatch:
             effects.append(Drained("drained" if self._draining else "done"))
         return effects
 
+    @property
+    def deserted(self) -> bool:
+        """Whether no rank is left that may come back.
+
+        After a restart with steps that no saved checkpoint covers, ranks are still to come.
+        """
+        awaited = not self.ledger.ranks and len(self.checkpoints.retained) > 0
+        return self.ledger.deserted and not awaited
+
     # -- looking ----------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""
-        ranks, totals = self.ledger.ranks, self.totals
+        ranks, totals, retained = self.ledger.ranks, self.totals, self.checkpoints.retained
         return Statistics(
             received=dict(totals.received),
             received_tokens=totals.arrived.tokens,
@@ -364,12 +404,19 @@ class Dispatch:
             pushes_held=self.admission.num_held,
             backpressure=self.buffer.pressed is not None,
             in_flight=self.ledger.in_flight,
-            open_steps=len(self.ledger.steps),
+            open_steps=len(self.ledger.uncommitted()),
             steps_planned=dict(totals.planned),
             small_steps=totals.small_steps,
             steps_committed=totals.steps_committed,
             samples_committed=totals.samples_committed,
+            steps_rewound=totals.steps_rewound,
+            samples_rewound=totals.samples_rewound,
+            steps_not_rewound=totals.steps_not_rewound,
+            steps_retained=len(retained),
+            samples_retained=retained.samples,
+            retained_bytes=retained.nbytes,
             dropped=dict(totals.dropped),
+            run_id=self.run_id,
             generation=self.ledger.generation,
             dp_size=self.ledger.dp_size,
             policy_version=self.freshness.reported,
@@ -385,3 +432,7 @@ class Dispatch:
         if self.drained:
             return "drained"
         return "draining" if self._draining else "ended" if self._ended else "running"
+
+
+def _report_commit(step: OpenStep, now: float) -> StepCommitted:
+    return StepCommitted(step.number, step.num_samples, now - step.planned_at)

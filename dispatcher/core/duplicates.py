@@ -4,8 +4,8 @@ Two memories, both bounded:
 
 - per producer, the accepted sequence numbers at or above its *floor*: the lowest number that it
   may still send again, which it states with every push. What is below can never come back, so the
-  memory is as small as the producer's unanswered pushes. The least recently active producer is
-  forgotten when there are more than `MAX_PRODUCERS`.
+  memory is as small as the producer's unanswered pushes, and admission bounds those. The least
+  recently active producer is forgotten when there are more than `MAX_PRODUCERS`.
 - the last `horizon` sample ids that users gave themselves, over all producers.
 """
 

@@ -144,7 +144,7 @@ class StepPlanned:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """For metrics: an open step goes out again, because of a reconnect or a new generation."""
+    """For metrics: a step goes out again: a reconnect, a new generation or a rewind."""
 
     step: int
     reason: str
@@ -157,6 +157,20 @@ class StepCommitted:
     step: int
     num_samples: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """For the log: a generation goes on after a checkpoint's step, and not after the last one.
+
+    steps, samples: committed before, and given again. missing: steps trained after the checkpoint
+    that cannot be given again.
+    """
+
+    after: int
+    steps: int
+    samples: int
+    missing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +192,6 @@ Effect = (
     | StepPlanned
     | Redelivered
     | StepCommitted
+    | WentBack
     | Drained
 )

@@ -46,9 +46,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A step is done, and its samples with it."""
+    """A step is done, and its samples with it unless they are retained."""
 
     step: int
+    retained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,32 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class RunBegan:
+    """The run has this name, by which checkpoints know it."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationBegan:
     """A new process group has this number, and so many DP ranks."""
 
     generation: int
     dp_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """This generation goes on after this step: retained steps after it are open again."""
+
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint covers the steps up to this one: what is retained of them is not needed."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +114,10 @@ Fact = (
     | Planned
     | Committed
     | Dropped
+    | RunBegan
     | GenerationBegan
+    | Resumed
+    | CheckpointSaved
     | VersionReported
     | PhaseEnded
     | StreamEnded
@@ -102,29 +127,40 @@ Note = Callable[[Fact], None]
 
 @dataclass(frozen=True, slots=True)
 class RememberedStep:
-    """An open step: its entries by DP rank and micro-batch."""
+    """An open or retained step: its entries by DP rank and micro-batch.
+
+    rewound: it was committed, and is open again. Entries of such steps and of retained ones come
+    without payload.
+    """
 
     number: int
     digest: str
     planned_at: float
     micro_batches: tuple[tuple[tuple[Entry, ...], ...], ...]
+    rewound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
     """What facts add up to.
 
-    entries: what is buffered, by ticket. steps: what is open, by number. producers: floor and
+    entries: what is buffered, by ticket. steps: what is open, by number; retained: what is
+    committed and retained. resumed: the step after which the current generation goes on, if it
+    loaded a checkpoint; saved: the last step that a saved checkpoint covers. producers: floor and
     accepted numbers at or above it. given_ids: oldest first. totals: as `Dispatch.totals` gave it.
     dp_size: of the last generation, None if there was none.
     """
 
     entries: tuple[Entry, ...] = ()
     steps: tuple[RememberedStep, ...] = ()
+    retained: tuple[RememberedStep, ...] = ()
     next_ticket: int = 0
     next_step: int = 0
+    run_id: str = ""
     generation: int = 0
     dp_size: int | None = None
+    resumed: int | None = None
+    saved: int = -1
     policy_version: int | None = None
     phases: tuple[int, ...] = ()
     ended: bool = False

@@ -1,13 +1,16 @@
 """The step ledger: which steps are open, which DP ranks stand where, and what follows from it.
 
 A rank's standing is a few watermarks over step numbers, since it prepares, takes and commits
-steps in order. Invariants: a step is released only when every DP rank holds it; it is committed
-only when every DP rank has said so in one generation; a step that is delivered again is identical,
-unless a generation brought another number of DP ranks: then open steps are planned again one by
-one, in order, from the same samples, and from the first that is not yet on nothing is delivered.
+steps in order. Invariants: a step is released only when every DP rank holds it and has said where
+it goes on; it is committed only when every DP rank has said so in one generation; a step that is
+delivered again is identical, unless a generation brought another number of DP ranks: then open
+steps are planned again one by one, in order, from the same samples, and from the first that is not
+yet on nothing is delivered. Steps that a rewind has made uncommitted wait in `again` and are opened
+one by one, as ranks have room for them.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from dispatcher.core.buffer import Entry
@@ -19,10 +22,12 @@ from dispatcher.core.standing import (
     RankStanding,
     committed,
     has_room,
+    is_ready,
     prepared,
 )
 from dispatcher.core.step import MicroBatches, OpenStep, StepEvent, StepState, step_digest
 from dispatcher.errors import (
+    CheckpointRefused,
     ConfigError,
     DispatcherError,
     GenerationFenced,
@@ -45,6 +50,10 @@ class StepLedger:
         self.generation = 0
         self.next_step = 0
         self.steps: dict[int, OpenStep] = {}
+        #: Planned steps that come after the open ones, in order.
+        self.again: deque[OpenStep] = deque()
+        #: The step after which this generation goes on, if its ranks have loaded a checkpoint.
+        self.resumed: int | None = None
         self.ranks: dict[int, RankStanding] = {}
         self.failed: DispatcherError | None = None
         self._prepared, self._committed = Everyone(self.ranks), Everyone(self.ranks)
@@ -57,7 +66,7 @@ class StepLedger:
 
         Raises RankRefused or GenerationFenced; nothing has changed then.
         """
-        self._check_hello(hello)
+        self.check(hello)
         effects: list[Effect] = []
         if hello.generation is None:
             self.dp_size = hello.dp_size
@@ -70,6 +79,12 @@ class StepLedger:
         if rank is not None and rank.client_id == client_id:
             rank.connected = rank.hungry = False
             rank.gone = for_good
+
+    def check(self, hello: RankHello) -> None:
+        """Raise RankRefused or GenerationFenced for a rank that may not join."""
+        self._check_hello(hello)
+        if hello.generation is None and hello.resume is not None:
+            raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
 
     def _check_hello(self, hello: RankHello) -> None:
         if hello.dp_rank >= hello.dp_size:
@@ -133,7 +148,7 @@ class StepLedger:
         # Whoever asks may have asked before, and lost its connection before it heard the answer.
         fenced = tuple(rank.client_id for rank in self.ranks.values() if rank.client_id != asked_by)
         self.generation += 1
-        self.failed = None
+        self.failed = self.resumed = None
         self.ranks.clear()
         effects: list[Effect] = []
         if fenced:
@@ -149,8 +164,10 @@ class StepLedger:
 
     def _seat(self, hello: RankHello, now: float) -> list[Effect]:
         known = self.ranks.get(hello.dp_rank)
+        if known is not None and hello.resume is not None and not known.begun:
+            known = None  # it has loaded a checkpoint since, and let go of what it was given
         same_client = known is not None and known.client_id == hello.client_id
-        begun = min(self.steps, default=self.next_step) - 1
+        effects: list[Effect] = []
         rank = RankStanding(hello.client_id, hello.prefetch_steps, now)
         if known is not None and same_client:
             rank = known
@@ -163,13 +180,18 @@ class StepLedger:
             rank.prepared = known.committed
         else:
             # New here; or it outlived the dispatcher that knew it, and says itself where it stands.
-            last = self.last_ready
+            told = max(hello.taken, hello.committed, *hello.received, -1) if hello.begun else -1
+            while self.again and self.again[0].number <= told:
+                effects += self.open_again()
+            begun, last = self.committed, self.last_ready
             rank.committed = min(max(begun, hello.committed), last)
             rank.taken = min(max(begun, hello.taken), last)
             rank.prepared = min(max(begun, hello.taken, *hello.received, -1), last)
         rank.hungry = hello.hungry
+        rank.begun = hello.begun or (known is not None and known.begun)
         self.ranks[hello.dp_rank] = rank
-        effects: list[Effect] = []
+        if not self._agrees(rank):
+            return effects
         for number in self._ready_after(rank.committed):
             first = hello.received.get(number, 0) if known is None or same_client else 0
             effects.append(Deliver(hello.dp_rank, number, first))
@@ -179,16 +201,21 @@ class StepLedger:
 
     # -- ranks speak ------------------------------------------------------------------------
 
-    def demand(self, dp_rank: int, taken: int, *, hungry: bool) -> None:
+    def demand(self, dp_rank: int, taken: int, *, hungry: bool) -> list[Effect]:
         """A rank's training loop has begun `taken` and waits for the next step, or not.
 
-        Raises ProtocolError for a step that this rank cannot have.
+        Raises ProtocolError for a step that this rank cannot have. Fails the generation if others
+        have loaded a checkpoint and this rank has not.
         """
         rank = self.ranks[dp_rank]
         if taken > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} took step {taken} before it was prepared")
+        if not self._agrees(rank):
+            return self.fail(_disagreement(dp_rank, None, self.resumed))
+        first, rank.begun = not rank.begun, True
         rank.taken = max(rank.taken, taken)
         rank.hungry = hungry
+        return self.release_ready() if first else []
 
     def prepared(self, dp_rank: int, number: int, digest: str) -> list[Effect]:
         """A rank holds the header of step `number`; releases it if that was the last one missing.
@@ -196,6 +223,8 @@ class StepLedger:
         A digest that is not ours fails the generation: no rank may train what others do not.
         """
         rank = self.ranks[dp_rank]
+        if not self._agrees(rank):
+            return []  # of a step that was open before the others went back
         step = self.steps.get(number)
         if step is None or number > self.last_ready:
             raise ProtocolError(f"DP rank {dp_rank} prepared step {number}, which is not open")
@@ -212,14 +241,14 @@ class StepLedger:
         return self.release_ready()
 
     def release_ready(self) -> list[Effect]:
-        """Release every step that all DP ranks hold, while all of them are connected."""
+        """Release every step that all DP ranks hold, while all are connected and have begun."""
         effects: list[Effect] = []
         for step in self.steps.values():
             if step.state is StepState.PLANNED:
                 if not self._prepared.all(self.dp_size, prepared(step.number)):
                     break
                 step.move(StepEvent.ALL_PREPARED)
-            if step.state is StepState.PREPARED and self._all_connected():
+            if step.state is StepState.PREPARED and self._all(is_ready):
                 step.move(StepEvent.ALL_CONNECTED)
                 effects.append(Release(tuple(sorted(self.ranks)), step.number))
         return effects
@@ -241,18 +270,81 @@ class StepLedger:
             done.append(self.steps.pop(step.number))
         return done
 
-    def fail(self, error: DispatcherError) -> list[Effect]:
-        """End the current generation with one error on all of its ranks."""
+    def fail(self, error: DispatcherError, *also: str) -> list[Effect]:
+        """End the current generation with one error on all of its ranks, and on clients `also`."""
         self.failed = error
-        return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
+        clients = dict.fromkeys([*(rank.client_id for rank in self.ranks.values()), *also])
+        return [FailRanks(tuple(clients), error)]
 
-    def _all_connected(self) -> bool:
-        return len(self.ranks) == self.dp_size and all(r.connected for r in self.ranks.values())
+    # -- a checkpoint is loaded ---------------------------------------------------------------
+
+    def disagreement(self, hello: RankHello) -> CheckpointRefused | None:
+        """Why this rank cannot go on where it says, beside what other ranks have said."""
+        after = None if hello.resume is None else hello.resume.step
+        known = self.ranks.get(hello.dp_rank)
+        if after is None and (not hello.begun or (known is not None and known.begun)):
+            return None
+        others = self.resumed is not None or max(hello.taken, hello.committed) >= 0
+        others = others or any(rank.begun for rank in self.ranks.values())
+        if after == self.resumed or (after is not None and not others):
+            return None
+        return _disagreement(hello.dp_rank, after, self.resumed)
+
+    def pass_over(self, through: int) -> list[OpenStep]:
+        """A checkpoint covers the steps up to there; returns those that are committed with it."""
+        done = [step for step in self.uncommitted() if step.number <= through]
+        for step in done:
+            step.move(StepEvent.ALL_COMMITTED)
+        self.steps = {number: step for number, step in self.steps.items() if number > through}
+        self.again = deque(step for step in self.again if step.number > through)
+        return done
+
+    def go_back(self, after: int, steps: Iterable[OpenStep]) -> None:
+        """This generation goes on after that step: with `steps`, then with what was open."""
+        back = [*steps, *self.steps.values()]
+        for step in back:
+            step.move(StepEvent.WENT_BACK)
+        self.again.extendleft(reversed(back))
+        self.steps = {}
+        self.resumed = after
+
+    def open_again(self) -> list[Effect]:
+        """Open the next step of those that wait; returns its delivery."""
+        step = self.again.popleft()
+        self.steps[step.number] = step
+        effects = self._deliver(step.number) if step.number <= self.last_ready else []
+        return [Redelivered(step.number, "rewind"), *effects]
+
+    def uncommitted(self) -> list[OpenStep]:
+        """Every step that is planned and not committed, by number."""
+        return [*self.steps.values(), *self.again]
+
+    def _agrees(self, rank: RankStanding) -> bool:
+        """Whether the rank goes on where its generation does, as far as it has said."""
+        return self.resumed is None or rank.begun
+
+    def _deliver(self, number: int) -> list[Effect]:
+        return [
+            Deliver(dp_rank, number)
+            for dp_rank, rank in sorted(self.ranks.items())
+            if self._agrees(rank)
+        ]
+
+    def _all(self, holds: Callable[[RankStanding], bool]) -> bool:
+        """Whether every DP rank is there and this holds for it."""
+        return len(self.ranks) == self.dp_size and all(map(holds, self.ranks.values()))
 
     # -- after a restart ---------------------------------------------------------------------
 
     def restore(
-        self, steps: Iterable[OpenStep], next_step: int, generation: int, dp_size: int | None
+        self,
+        steps: Iterable[OpenStep],
+        next_step: int,
+        generation: int,
+        dp_size: int | None,
+        *,
+        again: Iterable[OpenStep] = (),
+        resumed: int | None = None,
     ) -> None:
         """Start from what an earlier process left open; no rank is seated yet.
 
@@ -260,7 +352,8 @@ class StepLedger:
         ranks cannot come back, and open steps wait for the next generation.
         """
         self.steps = {step.number: step for step in steps}
-        self.next_step, self.generation = next_step, generation
+        self.again = deque(again)
+        self.next_step, self.generation, self.resumed = next_step, generation, resumed
         if dp_size is not None and self._check_size is not None:
             with suppress(ConfigError):
                 self._check_size(dp_size)
@@ -269,13 +362,17 @@ class StepLedger:
     # -- steps ------------------------------------------------------------------------------
 
     def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
-        """Add the next step; returns its first delivery to every rank."""
+        """Add the next step; returns its first delivery to every rank, if none comes before it."""
         number = self.next_step
         self.next_step += 1
         micro_batches = _lay_out(plan, entries)
         digest = step_digest(number, micro_batches)
-        self.steps[number] = OpenStep(number, micro_batches, digest, now, dp_size=self.dp_size)
-        return [Deliver(dp_rank, number) for dp_rank in sorted(self.ranks)]
+        step = OpenStep(number, micro_batches, digest, now, dp_size=self.dp_size)
+        if self.again:  # it was being planned when the ranks went back
+            self.again.append(step)
+            return []
+        self.steps[number] = step
+        return self._deliver(number)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
         """Replace an outgrown step's plan; returns the delivery of what it held back."""
@@ -283,8 +380,9 @@ class StepLedger:
         digest, planned_at = step_digest(number, micro_batches), self.steps[number].planned_at
         step = OpenStep(number, micro_batches, digest, planned_at, dp_size=self.dp_size)
         self.steps[number] = step
-        ready = self._ready_after(number - 1)
-        return [Deliver(dp_rank, step) for step in ready for dp_rank in sorted(self.ranks)]
+        return [
+            effect for ready in self._ready_after(number - 1) for effect in self._deliver(ready)
+        ]
 
     @property
     def outgrown(self) -> OpenStep | None:
@@ -296,7 +394,7 @@ class StepLedger:
     def last_ready(self) -> int:
         """The last step that ranks may hear of."""
         outgrown = self.outgrown
-        return (self.next_step if outgrown is None else outgrown.number) - 1
+        return self.last if outgrown is None else outgrown.number - 1
 
     def _ready_after(self, number: int) -> list[int]:
         last = self.last_ready
@@ -304,13 +402,23 @@ class StepLedger:
 
     @property
     def in_flight(self) -> int:
-        """Samples of all open steps."""
-        return sum(step.num_samples for step in self.steps.values())
+        """Samples of all uncommitted steps."""
+        return sum(step.num_samples for step in self.uncommitted())
+
+    @property
+    def committed(self) -> int:
+        """The last committed step, -1 for none."""
+        return next((step.number for step in self.uncommitted()), self.next_step) - 1
+
+    @property
+    def last(self) -> int:
+        """The last step that was opened, -1 for none."""
+        return (self.again[0].number if self.again else self.next_step) - 1
 
     @property
     def complete(self) -> bool:
         """Whether every DP rank of a live generation is connected."""
-        return self.failed is None and self._all_connected()
+        return self.failed is None and self._all(lambda r: r.connected and self._agrees(r))
 
     @property
     def absent(self) -> list[int]:
@@ -329,13 +437,24 @@ class StepLedger:
         """Whether every DP rank has room for one more step."""
         if self.failed is not None or len(self.steps) >= self.max_open_steps:
             return False
-        return self._with_room.all(self.dp_size, has_room(self.next_step - 1))
+        room = has_room(self.last)
+        return self._with_room.all(self.dp_size, lambda r: room(r) and self._agrees(r))
 
     @property
     def hungry(self) -> bool:
         """Whether some DP rank waits for a step that is not planned yet."""
-        last = self.next_step - 1
+        last = self.last
         return any(rank.hungry and rank.taken == last for rank in self.ranks.values())
+
+
+def _disagreement(dp_rank: int, after: int | None, others: int | None) -> CheckpointRefused:
+    def told(step: int | None) -> str:
+        return "no checkpoint" if step is None else f"a checkpoint taken after step {step}"
+
+    return CheckpointRefused(
+        f"DP rank {dp_rank} has loaded {told(after)}, other DP ranks {told(others)}; every rank "
+        "must load the same checkpoint, before its first step: restart all ranks"
+    )
 
 
 def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:

@@ -4,10 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from dispatcher.core.retained import Position
+
 
 @dataclass(slots=True)
 class RankStanding:
-    """What one DP rank of the current generation has said; -1 for no step yet."""
+    """What one DP rank of the current generation has said; -1 for no step yet.
+
+    begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
+    """
 
     client_id: str
     prefetch_steps: int
@@ -18,11 +23,16 @@ class RankStanding:
     prepared: int = -1
     committed: int = -1
     hungry: bool = False
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """How a DP rank introduces itself; `generation=None` asks for a new one."""
+    """How a DP rank introduces itself; `generation=None` asks for a new one.
+
+    resume: the checkpoint that it has loaded. saved: the last step of a checkpoint that it has
+    reported saved.
+    """
 
     client_id: str
     dp_rank: int
@@ -33,6 +43,13 @@ class RankHello:
     committed: int = -1
     hungry: bool = False
     received: dict[int, int] = field(default_factory=dict)
+    resume: Position | None = None
+    saved: int = -1
+
+    @property
+    def begun(self) -> bool:
+        """Whether it says where it goes on."""
+        return self.resume is not None or self.hungry or max(self.taken, self.committed) >= 0
 
 
 class Everyone:
@@ -75,3 +92,8 @@ def has_room(last: int) -> Callable[[RankStanding], bool]:
         return rank.connected and (ahead < rank.prefetch_steps or (rank.hungry and not ahead))
 
     return holds
+
+
+def is_ready(rank: RankStanding) -> bool:
+    """Whether a rank is there and has said where it goes on."""
+    return rank.connected and rank.begun

@@ -26,7 +26,14 @@ class Statistics:
     small_steps: int
     steps_committed: int
     samples_committed: int
+    steps_rewound: int
+    samples_rewound: int
+    steps_not_rewound: int
+    steps_retained: int
+    samples_retained: int
+    retained_bytes: int
     dropped: dict[DropReason, int]
+    run_id: str
     generation: int
     dp_size: int
     policy_version: int | None
@@ -45,6 +52,5 @@ class Statistics:
     @property
     def balanced(self) -> bool:
         """Whether the books balance."""
-        return self.accepted == (
-            self.buffered + self.in_flight + self.samples_committed + sum(self.dropped.values())
-        )
+        done = self.samples_committed - self.samples_rewound
+        return self.accepted == (self.buffered + self.in_flight + done + sum(self.dropped.values()))

@@ -5,13 +5,14 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 +------- new generation ---------+----------------------------------+
 |
 COMMITTED <------------------- every rank committed -------------------+
+    +---- the trainer went back to a checkpoint ----> PLANNED
 
 After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
 of another number of DP ranks than there are now waits in PLANNED until a new plan replaces it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 
@@ -36,6 +37,7 @@ class StepEvent(StrEnum):
     ALL_CONNECTED = "all-connected"
     ALL_COMMITTED = "all-committed"
     NEW_GENERATION = "new-generation"
+    WENT_BACK = "went-back"
 
 
 NEXT: dict[tuple[StepState, StepEvent], StepState] = {
@@ -51,6 +53,11 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
         (state, StepEvent.NEW_GENERATION): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
     },
+    # Ranks say that they go back before any of them is given a step.
+    **{
+        (state, StepEvent.WENT_BACK): StepState.PLANNED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
+    },
 }
 
 
@@ -60,7 +67,7 @@ MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """A step that is not committed: micro_batches[dp rank][index] holds its samples' entries.
+    """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries.
 
     dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
     simulation seats one rank that speaks for all, so the two may differ.
@@ -91,6 +98,14 @@ class OpenStep:
         """Every sample of the step, rank by rank."""
         return (entry.sample for entry in self.entries())
 
+    def without_payloads(self) -> "OpenStep":
+        """The same step, of which only the journal has the payloads."""
+        micro_batches = tuple(
+            tuple(tuple(_without_payload(entry) for entry in part) for part in rank)
+            for rank in self.micro_batches
+        )
+        return replace(self, micro_batches=micro_batches)
+
     def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """The tickets of its samples, in the same nesting."""
         return tuple(
@@ -102,6 +117,16 @@ class OpenStep:
     def num_samples(self) -> int:
         """Samples in the step, over all ranks."""
         return sum(len(part) for rank in self.micro_batches for part in rank)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of its samples, wherever they are."""
+        return sum(sample.schema.nbytes(sample.tokens) for sample in self.samples())
+
+
+def _without_payload(entry: Entry) -> Entry:
+    sample = entry.sample._replace(payload=memoryview(b""))
+    return Entry(sample, entry.ticket, entry.arrived, entry.group, entry.skips)
 
 
 def step_digest(number: int, micro_batches: MicroBatches) -> str:

@@ -9,13 +9,20 @@ from dispatcher.core.events import DropReason, Outcome, Trigger
 from dispatcher.core.lengths import LengthCounts
 from dispatcher.sample import Sample
 
+#: Counters that are one number.
+_PLAIN = (
+    "received_bytes", "small_steps", "steps_committed", "samples_committed", "steps_rewound",
+    "samples_rewound", "steps_not_rewound",
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class Totals:
     """Counts of samples or steps.
 
     received: pushed samples by outcome. arrived, dispatched: lengths of accepted and of planned
-    samples, in tokens. small_steps: steps of fewer samples than a dispatch batch.
+    samples, in tokens. small_steps: steps of fewer samples than a dispatch batch. *_rewound: of
+    what was committed, that was taken back. steps_not_rewound: that should have been and could not.
     """
 
     received: Counter[Outcome] = field(default_factory=lambda: Counter(dict.fromkeys(Outcome, 0)))
@@ -29,6 +36,9 @@ class Totals:
     small_steps: int = 0
     steps_committed: int = 0
     samples_committed: int = 0
+    steps_rewound: int = 0
+    samples_rewound: int = 0
+    steps_not_rewound: int = 0
 
     def accepted(self, samples: Sequence[Sample]) -> None:
         """Count samples that were accepted."""
@@ -41,15 +51,11 @@ class Totals:
         """Everything, as JSON can hold it."""
         return {
             "received": dict(self.received),
-            "received_bytes": self.received_bytes,
             "arrived": [self.arrived.counts, self.arrived.tokens],
             "dispatched": [self.dispatched.counts, self.dispatched.tokens],
             "planned": dict(self.planned),
             "dropped": dict(self.dropped),
-            "small_steps": self.small_steps,
-            "steps_committed": self.steps_committed,
-            "samples_committed": self.samples_committed,
-        }
+        } | {name: getattr(self, name) for name in _PLAIN}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Start from what `as_json` gave; nothing was saved yet in a new journal."""
@@ -60,5 +66,5 @@ class Totals:
         self.dropped.update({DropReason(key): count for key, count in saved["dropped"].items()})
         self.arrived.restore(*saved["arrived"])
         self.dispatched.restore(*saved["dispatched"])
-        for name in ("received_bytes", "small_steps", "steps_committed", "samples_committed"):
-            setattr(self, name, saved[name])
+        for name in _PLAIN:
+            setattr(self, name, saved.get(name, 0))

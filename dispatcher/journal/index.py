@@ -143,7 +143,7 @@ class Index:
             if step is None:
                 write.delete(_key(number), db=self._steps)
             else:
-                row = [step.digest, step.planned_at, step.micro_batches]
+                row = [step.digest, step.planned_at, step.micro_batches, step.stage]
                 write.put(_key(number), _sealed(row), db=self._steps)
 
     def _put_producers(self, write: "_Transaction", state: State) -> None:

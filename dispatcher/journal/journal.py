@@ -16,7 +16,8 @@ every second; a broken journal writes nothing more, so nothing later can look du
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -34,9 +35,19 @@ MOVES = 4
 RETRY_SECONDS = 1.0
 
 
+class Trouble(StrEnum):
+    """Why nothing more became durable."""
+
+    FULL = "full"
+    BROKEN = "broken"
+
+
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """A snapshot. LSNs are as `append` returned them; bytes are on disk, preallocated ones too."""
+    """A snapshot. LSNs are as `append` returned them; bytes are on disk, preallocated ones too.
+
+    errors: how often each trouble began.
+    """
 
     durable_lsn: int
     appended_lsn: int
@@ -50,6 +61,7 @@ class JournalStatistics:
     live_samples: int
     segments: int
     torn_tail: bool
+    errors: Mapping[Trouble, int] = field(default_factory=dict)
 
 
 class Journal:
@@ -68,6 +80,7 @@ class Journal:
         self._max_block = max_block
         self._wake = threading.Condition()
         self._queue: deque[Batch] = deque()
+        self._errors = dict.fromkeys(Trouble, 0)
         self._closing = self._broken = False
         self._appended = self._durable = store.lsn
         self._batches = 0
@@ -128,9 +141,21 @@ class Journal:
             self._wake.notify()
             return self._appended
 
+    def fetch(self, ticket: int) -> bytes:
+        """Read back the payload of a sample that is neither dropped nor done with.
+
+        Raises JournalError if it is not kept, JournalCorrupt if it is not what was written.
+        """
+        return self._store.fetch(ticket)
+
     def statistics(self) -> JournalStatistics:
         """What there is now."""
-        return replace(self._snapshot, appended_lsn=self._appended, queued_batches=len(self._queue))
+        return replace(
+            self._snapshot,
+            appended_lsn=self._appended,
+            queued_batches=len(self._queue),
+            errors=dict(self._errors),
+        )
 
     def close(self, timeout: float = 10.0) -> bool:
         """Write and sync what is queued, then let go of the directory; within `timeout` seconds.
@@ -221,7 +246,7 @@ class Journal:
             try:
                 action()
             except JournalFull as error:
-                self.failure = error
+                self._set_failure(error)
             else:
                 return True
             with self._wake:
@@ -231,8 +256,14 @@ class Journal:
     def _synced(self, seconds: float) -> None:
         self.on_sync(seconds)
 
+    def _set_failure(self, failure: JournalError | None) -> None:
+        """Say what is wrong, if something is; what goes on is one trouble, not many."""
+        if failure is not None and type(failure) is not type(self.failure):
+            self._errors[Trouble.FULL if isinstance(failure, JournalFull) else Trouble.BROKEN] += 1
+        self.failure = failure
+
     def _publish(self) -> None:
-        self.failure = self._store.trouble
+        self._set_failure(self._store.trouble)
         self._snapshot = self._observe()
 
     def _observe(self) -> JournalStatistics:
@@ -258,7 +289,8 @@ class Journal:
         else:
             failure = JournalError(f"the journal failed: {type(error).__name__}: {error}")
         with self._wake:
-            self.failure, self._broken = failure, True
+            self._set_failure(failure)
+            self._broken = True
             self._queue.clear()
         self._store.abandon()
         self.on_broken(failure)

@@ -13,6 +13,7 @@ from typing import Any
 from dispatcher.core.buffer import Entry
 from dispatcher.core.facts import (
     Accepted,
+    CheckpointSaved,
     Committed,
     Dropped,
     Fact,
@@ -20,6 +21,8 @@ from dispatcher.core.facts import (
     GenerationBegan,
     PhaseEnded,
     Planned,
+    Resumed,
+    RunBegan,
     StreamEnded,
     VersionReported,
 )
@@ -31,6 +34,7 @@ Row = list[Any]
 SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
+RUN, RESUMED, SAVED = "run", "resumed", "saved"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -40,9 +44,9 @@ PRODUCER = 14
 
 @dataclass(slots=True)
 class Kept:
-    """A sample that is neither committed nor dropped; the order of the fields is the row's.
+    """A sample that is neither done with nor dropped; the order of the fields is the row's.
 
-    arrived: wall time. step: the open step that holds it, -1 for none.
+    arrived: wall time. step: the open or retained step that holds it, -1 for none.
     """
 
     ticket: int
@@ -130,12 +134,18 @@ class Encoder:
         match fact:
             case Planned(step, digest, planned_at, parts, passed_over):
                 return [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
-            case Committed(step):
-                return [COMMITTED, step]
+            case Committed(step, retained):
+                return [COMMITTED, step, retained]
             case Dropped(tickets, reason):
                 return [DROPPED, tickets, reason]
             case FloorRaised(producer, floor):
                 return [FLOOR, producer, floor]
+            case RunBegan(run_id):
+                return [RUN, run_id]
+            case Resumed(after):
+                return [RESUMED, after]
+            case CheckpointSaved(step):
+                return [SAVED, step]
             case GenerationBegan(generation, dp_size):
                 return [GENERATION, generation, dp_size]
             case VersionReported(version):

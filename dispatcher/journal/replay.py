@@ -18,7 +18,7 @@ from dispatcher.journal.blocks import Header, begins_block, checksum, later_head
 from dispatcher.journal.index import Position
 from dispatcher.journal.records import Kept
 from dispatcher.journal.segments import FIRST_BLOCK, Reader, SegmentFiles
-from dispatcher.journal.state import State
+from dispatcher.journal.state import Stage, State, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +104,31 @@ def remembered(
     totals: dict[str, object],
     from_wall: Callable[[float], float],
 ) -> Remembered:
-    """The state as the core wants it, with every payload read and verified."""
+    """The state as the core wants it, with every payload read and verified.
+
+    But for steps that were ever committed: those may be many, and are read when they are wanted.
+    """
     entries = _entries(state, files, from_wall)
     ledger = state.ledger
-    steps = tuple(
-        RememberedStep(
-            number,
-            step.digest,
-            from_wall(step.planned_at),
-            tuple(
-                tuple(tuple(entries[ticket] for ticket in part) for part in rank)
-                for rank in step.micro_batches
-            ),
+
+    def steps(*stages: Stage) -> tuple[RememberedStep, ...]:
+        return tuple(
+            _step(number, step, entries, from_wall)
+            for number, step in sorted(state.steps.items())
+            if step.stage in stages
         )
-        for number, step in sorted(state.steps.items())
-    )
+
     buffered = (entries[at] for at, kept in sorted(state.kept.items()) if kept.step < 0)
     return Remembered(
         entries=tuple(buffered),
-        steps=steps,
+        steps=steps(Stage.OPEN, Stage.REWOUND),
+        retained=steps(Stage.RETAINED),
         next_ticket=ledger.next_ticket,
         next_step=ledger.next_step,
+        run_id=ledger.run_id,
         generation=ledger.generation,
+        resumed=ledger.resumed,
+        saved=ledger.saved,
         dp_size=ledger.dp_size,
         policy_version=ledger.policy_version,
         phases=tuple(state.phases()),
@@ -137,6 +140,17 @@ def remembered(
         given_ids=given_ids,
         totals=totals,
     )
+
+
+def _step(
+    number: int, step: Step, entries: dict[int, Entry], from_wall: Callable[[float], float]
+) -> RememberedStep:
+    micro_batches = tuple(
+        tuple(tuple(entries[ticket] for ticket in part) for part in rank)
+        for rank in step.micro_batches
+    )
+    at = from_wall(step.planned_at)
+    return RememberedStep(number, step.digest, at, micro_batches, step.stage == Stage.REWOUND)
 
 
 def read_payload(reader: Reader, kept: Kept) -> bytes:
@@ -155,9 +169,13 @@ def _entries(
     state: State, files: SegmentFiles, from_wall: Callable[[float], float]
 ) -> dict[int, Entry]:
     members: dict[int, list[Kept]] = defaultdict(list)
-    for kept in state.kept.values():
-        members[kept.segment].append(kept)
     entries: dict[int, Entry] = {}
+    for kept in state.kept.values():
+        if kept.step >= 0 and state.steps[kept.step].stage != Stage.OPEN:
+            schema = state.schemas[kept.schema]
+            entries[kept.ticket] = kept.entry(schema, memoryview(b""), from_wall(kept.arrived))
+        else:
+            members[kept.segment].append(kept)
     for segment in sorted(members):
         with files.reader(segment) as reader:
             for kept in sorted(members[segment], key=lambda kept: kept.offset):

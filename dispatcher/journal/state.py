@@ -2,15 +2,16 @@
 
 One reducer serves both directions: the writer applies each block as it writes it, recovery applies
 each block as it reads it. Invariants: a sample is in `kept` from its acceptance until it is
-committed or dropped; `live` counts exactly the kept samples' payload bytes by segment; what has
-changed since the last checkpoint is in the `changed` sets, so a checkpoint costs what has changed
-and not what there is. A row that does not fit (an unknown ticket, say) raises ValueError before
-anything of it is applied.
+dropped, or committed and not retained; `live` counts exactly the kept samples' payload bytes by
+segment; what has changed since the last checkpoint is in the `changed` sets, so a checkpoint costs
+what has changed and not what there is. A row that does not fit (an unknown ticket, say) raises
+ValueError before anything of it is applied.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from dispatcher.journal import records
 from dispatcher.journal.records import Kept, Row
@@ -21,13 +22,25 @@ from dispatcher.sample import Schema
 SHELF = 64
 
 
+class Stage(StrEnum):
+    """Where a step stands; payloads of one that was ever committed are not held in memory."""
+
+    OPEN = "open"
+    RETAINED = "retained"
+    REWOUND = "rewound"
+
+
 @dataclass(slots=True)
 class Step:
-    """An open step: digest, wall time of its plan, tickets by DP rank and micro-batch."""
+    """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
+
+    The order of the fields is the index's.
+    """
 
     digest: str
     planned_at: float
     micro_batches: Sequence[Sequence[Sequence[int]]]
+    stage: str = Stage.OPEN
 
     def tickets(self) -> Iterator[int]:
         """Every ticket in it."""
@@ -72,7 +85,10 @@ class Ledger:
 
     next_ticket: int = 0
     next_step: int = 0
+    run_id: str = ""
     generation: int = 0
+    resumed: int | None = None
+    saved: int = -1
     dp_size: int | None = None
     policy_version: int | None = None
     phases: list[int] = field(default_factory=list)
@@ -122,7 +138,11 @@ class State:
                 case records.PLANNED:
                     self._plan(*row[1:])
                 case records.COMMITTED:
-                    self._commit(row[1])
+                    self._commit(*row[1:])
+                case records.RESUMED:
+                    self._resume(row[1])
+                case records.SAVED:
+                    self._save(row[1])
                 case records.DROPPED:
                     self._drop(row[1])
                 case records.FLOOR:
@@ -229,6 +249,7 @@ class State:
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
         if number in self.steps:  # planned again: who is not in it any more is buffered
+            step.stage = self.steps[number].stage
             for ticket in self.steps[number].tickets():
                 self.kept[ticket].step = -1
         for kept in members:
@@ -240,20 +261,49 @@ class State:
         self.changed.steps.add(number)
         self.ledger.next_step = max(self.ledger.next_step, number + 1)
 
-    def _commit(self, number: int) -> None:
-        step = self.steps.pop(number, None)
-        if step is None:
+    def _commit(self, number: int, retained: bool = False) -> None:
+        step = self.steps.get(number)
+        if step is None or step.stage == Stage.RETAINED:
             raise ValueError(f"step {number} is not open")
+        if retained:
+            step.stage = Stage.RETAINED
+            self.changed.steps.add(number)
+        else:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
         self.changed.steps.add(number)
-        for ticket in step.tickets():
+        for ticket in self.steps.pop(number).tickets():
             self._remove(ticket)
+
+    def _retained(self) -> list[int]:
+        return [number for number, step in self.steps.items() if step.stage == Stage.RETAINED]
+
+    def _resume(self, after: int) -> None:
+        """The generation goes on after that step: what is retained of later ones is open again."""
+        rewound = [number for number in self._retained() if number > after]
+        for number in rewound:
+            self.steps[number].stage = Stage.REWOUND
+        self.changed.steps.update(rewound)
+        if rewound:
+            self.ledger.policy_version = None  # the weights are older ones again
+        self.ledger.resumed = after
+
+    def _save(self, through: int) -> None:
+        """A checkpoint covers the steps up to there."""
+        self.ledger.saved = through
+        for number in [number for number in self._retained() if number <= through]:
+            self._forget(number)
 
     # -- the rest ---------------------------------------------------------------------------
 
     def _note(self, row: Row) -> None:
         match row[0]:
+            case records.RUN:
+                self.ledger.run_id = row[1]
             case records.GENERATION:
                 _, self.ledger.generation, self.ledger.dp_size = row
+                self.ledger.resumed = None
             case records.VERSION:
                 self.ledger.policy_version = row[1]
             case records.PHASE:

@@ -106,6 +106,21 @@ class Store:
         newest = max([*self._files.sizes, end.segment])
         return self._files.activate(newest + 1, 0)
 
+    def fetch(self, ticket: int) -> bytes:
+        """The payload of a kept sample; from any thread. Raises JournalError."""
+        kept = self.state.kept.get(ticket)
+        if kept is None:
+            raise JournalError(f"the journal does not keep sample {ticket}; this is a bug")
+        while True:
+            place = kept.segment, kept.offset
+            try:
+                with self._files.reader(kept.segment) as reader:
+                    return read_payload(reader, kept)
+            except JournalError:
+                if place == (kept.segment, kept.offset):
+                    raise
+                # The writer has moved it meanwhile, and may have used the segment again.
+
     # -- writing ----------------------------------------------------------------------------
 
     @property

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,6 +16,9 @@ from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.lengths import LengthCounts
 from dispatcher.core.statistics import Statistics
 from dispatcher.service.config import ServeConfig
+
+if TYPE_CHECKING:
+    from dispatcher.journal.journal import Journal
 
 _Label = TypeVar("_Label", bound=str)
 
@@ -84,6 +87,13 @@ class CoreCollector:
             ("small_steps", "Steps of fewer samples than a batch.", at.small_steps),
             ("steps_committed", "Steps that every rank applied.", at.steps_committed),
             ("samples_committed", "Samples of committed steps.", at.samples_committed),
+            ("steps_rewound", "Committed steps that a rewind opened again.", at.steps_rewound),
+            ("samples_rewound", "Samples of steps that were rewound.", at.samples_rewound),
+            (
+                "steps_not_rewound",
+                "Steps trained after the checkpoint that was loaded, and gone.",
+                at.steps_not_rewound,
+            ),
             (
                 "dispatched_tokens",
                 "Tokens of planned samples.",
@@ -109,6 +119,13 @@ class CoreCollector:
             ("pushes_held", "Pushes that wait for room.", at.pushes_held),
             ("samples_in_flight", "Samples of open steps.", at.in_flight),
             ("open_steps", "Steps planned and not committed.", at.open_steps),
+            (
+                "steps_retained",
+                "Committed steps that no saved checkpoint covers.",
+                at.steps_retained,
+            ),
+            ("samples_retained", "Samples of retained steps.", at.samples_retained),
+            ("retained_bytes", "Payload bytes of retained steps, on disk.", at.retained_bytes),
             ("generation", "Process groups that have joined so far.", at.generation),
             ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),
@@ -133,6 +150,31 @@ class CoreCollector:
         for dp_rank, seen in at.last_seen.items():
             family.add_metric([str(dp_rank)], seen + offset)
         return family
+
+
+class JournalCollector:
+    """What the journal holds, and whether it can hold more."""
+
+    def __init__(self, journal: "Journal") -> None:
+        self._journal = journal
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of one snapshot."""
+        at = self._journal.statistics()
+        yield GaugeMetricFamily("dispatcher_journal_bytes", "Bytes on disk.", value=at.nbytes)
+        yield GaugeMetricFamily(
+            "dispatcher_journal_failing",
+            "1 while nothing becomes durable: no room, or broken.",
+            value=float(self._journal.failure is not None),
+        )
+        errors = CounterMetricFamily(
+            "dispatcher_journal_errors",
+            "Times that the journal had no room, or broke.",
+            labels=["reason"],
+        )
+        for reason, count in at.errors.items():
+            errors.add_metric([str(reason)], count)
+        yield errors
 
 
 def _lengths(counts: LengthCounts) -> Metric:

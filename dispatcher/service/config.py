@@ -42,6 +42,13 @@ class LastBatch(StrEnum):
     DROP = "drop"
 
 
+class Retain(StrEnum):
+    """How long the samples of committed steps are kept."""
+
+    COMMIT = "commit"
+    CHECKPOINT = "checkpoint"
+
+
 class LogLevel(StrEnum):
     """The least severe message that is logged."""
 
@@ -192,6 +199,10 @@ class ServeConfig(BaseModel):
     """when a push is acknowledged: batch (once synced to the disk), interval:100ms (once written,
     synced so often), off (once written)"""
 
+    retain: Retain = Retain.COMMIT
+    """when a step's samples are freed: commit (once it is committed), checkpoint (once a trainer's
+    checkpoint that covers it is saved; needs --journal-dir; takes disk, not the buffer's room)"""
+
     max_sample_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 2**20
     """refuse longer samples"""
     max_frame_bytes: Size = 256 * 2**20
@@ -290,8 +301,16 @@ class ServeConfig(BaseModel):
         validate_config(self.plan_config(), self.window_multiple)
         self._check_buffer()
         self._check_deadlines()
+        self._check_retain()
         self.access()
         return self
+
+    def _check_retain(self) -> None:
+        if self.retain is Retain.CHECKPOINT and self.journal_dir is None:
+            raise ConfigError(
+                "--retain checkpoint keeps the samples of committed steps in the journal; set "
+                "--journal-dir, or take --retain commit"
+            )
 
     def _check_buffer(self) -> None:
         window = self.window_samples

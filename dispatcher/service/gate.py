@@ -23,6 +23,9 @@ class Log(Protocol):
     on_broken: Callable[[JournalError], None]
     failure: JournalError | None
 
+    def fetch(self, ticket: int) -> bytes:
+        """The payload of a sample that is neither dropped nor done with. Raises JournalError."""
+
     def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
         """Queue facts; `on_durable` follows with this number or a later one."""
 
@@ -43,6 +46,12 @@ class Gate:
     def failure(self) -> DispatcherError | None:
         """Why nothing becomes durable at present, if so."""
         return None if self._journal is None else self._journal.failure
+
+    def fetch(self, ticket: int) -> bytes:
+        """The payload of a sample that only the journal has. Raises JournalError."""
+        if self._journal is None:
+            raise JournalError(f"there is no journal to read the payload of sample {ticket} from")
+        return self._journal.fetch(ticket)
 
     def note(self, facts: Sequence[Fact], totals: Callable[[], Mapping[str, object]]) -> None:
         """Have facts made durable, and the totals with them."""

@@ -11,6 +11,7 @@ from functools import partial
 from dispatcher.core.admission import Push
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import Effect, PushAnswered
+from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConnectionLimit, DispatcherError, Stopping
 from dispatcher.sample import Sample
@@ -167,18 +168,26 @@ class Hub:
             committed=message.committed,
             hungry=message.hungry,
             received=dict(message.received),
+            resume=_position(message.resume),
+            saved=message.saved,
         )
         effects = self.core.join(hello, now)
         if message.generation is None:
             self._hungry_since.clear()  # of ranks that are fenced now
+        if peer.welcomed:  # on this connection: it has loaded a checkpoint since
+            peer.forget()
+        else:
+            self.metrics.connections.labels("rank").inc()
         self._roster.seat(peer.client_id, message.dp_rank, peer)
-        self.metrics.connections.labels("rank").inc()
         generation = self.core.ledger.generation
         log.info(
             "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
         )
+        standing = self.core.ledger.ranks.get(message.dp_rank)
         welcome = m.WelcomeRank(
+            run_id=self.core.run_id,
             generation=generation,
+            committed=-1 if standing is None else standing.committed,
             max_open_steps=self.config.max_open_steps,
             layout=self.config.layout,
             heartbeat_interval_s=self.config.heartbeat_interval,
@@ -207,6 +216,9 @@ class Hub:
                 self.perform(self.core.commit(dp_rank, message.step, now))
             case m.PolicyVersion():
                 self.perform(self.core.set_policy_version(message.policy_version, now))
+            case m.CheckpointSaved():
+                self.core.checkpoint_saved(dp_rank, message.step)
+                self.perform([])
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
         if hungry:
@@ -230,7 +242,7 @@ class Hub:
     def _check_done(self) -> None:
         if not self.core.drained or self._roster.seats:
             return
-        if self.core.ledger.deserted:
+        if self.core.deserted:
             self._done.set()
         elif self._last_call is None:
             loop = asyncio.get_running_loop()
@@ -242,15 +254,18 @@ class Hub:
             log.warning("a DP rank left without a goodbye and did not come back")
             self._done.set()
 
-    def close_silent(self) -> None:
+    def close_silent(self, away: float) -> None:
         """Close the connections of clients that are silent, heartbeats included, for too long.
 
         A live client connects again; the place of one that is not is free for its successor.
+        away: seconds since the last look in which this process was stopped, or its clock jumped.
+        What clients said meanwhile is still to be read, so these seconds are not held against them.
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._roster.producers.values()]
         watched += [(seat.peer, config.rank_timeout) for seat in self._roster.seats.values()]
         for peer, timeout in watched:
+            peer.last_heard = min(now, peer.last_heard + away)
             if now - peer.last_heard > timeout:
                 log.warning("%s was silent for %g s; closing its connection", peer, timeout)
                 peer.close("silent")
@@ -271,3 +286,7 @@ class Hub:
         if self._last_call is not None:
             self._last_call.cancel()
         self._performer.close()
+
+
+def _position(resume: m.Position | None) -> Position | None:
+    return None if resume is None else Position(resume.run_id, resume.step)

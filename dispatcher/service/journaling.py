@@ -40,13 +40,15 @@ def open_journal(
         config.journal_dir,
         parse_sync(config.journal_sync),
         to_wall=lambda at: at + offset,
-        from_wall=lambda at: at - offset,
+        # The time of day may have been set back since: nothing has happened in the future.
+        from_wall=lambda at: min(at - offset, clock()),
         id_horizon=config.sample_id_horizon,
     )
     core.restore(memory)
     metrics.watch_journal(journal)
     log.info(
-        "journal %s: %d samples buffered, %d open steps, next step %d",
-        config.journal_dir, len(memory.entries), len(memory.steps), memory.next_step,
+        "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",
+        config.journal_dir, core.run_id, len(memory.entries), len(memory.steps),
+        len(memory.retained), memory.next_step,
     )  # fmt: skip
     return journal

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     Info,
     PlatformCollector,
@@ -23,7 +22,7 @@ from dispatcher import __version__
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import StepPlanned
 from dispatcher.plan import Layout
-from dispatcher.service.collectors import CoreCollector, PerRank
+from dispatcher.service.collectors import CoreCollector, JournalCollector, PerRank
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.histogram import ArrayHistogram
 
@@ -159,14 +158,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        size = Gauge("dispatcher_journal_bytes", "Bytes on disk.", registry=self.registry)
-        size.set_function(lambda: journal.statistics().nbytes)
-        errors = Gauge(
-            "dispatcher_journal_failing",
-            "1 while nothing becomes durable: no room, or broken.",
-            registry=self.registry,
-        )
-        errors.set_function(lambda: float(journal.failure is not None))
+        self.registry.register(JournalCollector(journal))
         journal.on_sync = syncs.observe
 
     def step_planned(self, step: StepPlanned) -> None:

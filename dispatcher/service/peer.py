@@ -120,6 +120,7 @@ class Peer(StreamProtocol):
         for deadline in self._deadlines.values():
             deadline.cancel()
         self._jobs.clear()
+        self._transport = None  # each holds the other
         reason = self._ending or self._reason("eof" if exc is None else "reset")
         self._ending = reason
         self._listener.lost(self, reason)
@@ -156,6 +157,11 @@ class Peer(StreamProtocol):
             self._jobs.append(job)
             self._pump()
 
+    def forget(self) -> None:
+        """Drop the bulk frames that wait: the peer says hello again, and gets them anew."""
+        self.welcomed = False
+        self._jobs.clear()
+
     def fail(self, error: DispatcherError) -> None:
         """End the connection with an error that the peer can read."""
         if self._ending is not None or self._transport is None:
@@ -187,6 +193,8 @@ class Peer(StreamProtocol):
     def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
         self._clear_deadline("handshake")
         if isinstance(message, m.HelloProducer | m.HelloRank):
+            if self.client_id not in ("", message.client_id):
+                raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
             self.client_id = message.client_id
             self.role = "producer" if self._session.state is State.PRODUCER else "rank"
         self._listener.said(self, message, spans)

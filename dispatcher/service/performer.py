@@ -16,9 +16,12 @@ from functools import partial, singledispatchmethod
 
 from dispatcher.balance.planner import plan
 from dispatcher.core import events as e
+from dispatcher.core.buffer import Entry
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.step import OpenStep
+from dispatcher.errors import JournalError
 from dispatcher.plan import Oversize, PlanConfig
+from dispatcher.sample import Sample
 from dispatcher.service.gate import Gate
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
@@ -150,6 +153,21 @@ class Performer:
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
 
     @_do.register
+    def _(self, effect: e.WentBack) -> None:
+        if effect.missing:
+            log.warning(
+                "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
+                "be given again (with --retain checkpoint they could); training goes on with the "
+                "next one",
+                effect.after, effect.missing,
+            )  # fmt: skip
+        else:
+            log.info(
+                "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
+                effect.after, effect.steps, effect.samples,
+            )  # fmt: skip
+
+    @_do.register
     def _(self, effect: e.Drained) -> None:
         log.info("%s: every step is committed", effect.reason)
 
@@ -197,9 +215,24 @@ class Performer:
         parts = step.micro_batches[dp_rank]
         if index == len(parts) - 1:
             self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
-        if parts[index]:
-            return micro_batch(step.number, index, [entry.sample for entry in parts[index]])
-        return filler(step.number, index, next(step.samples()))
+        try:
+            if parts[index]:
+                samples = [self._with_payload(entry) for entry in parts[index]]
+                return micro_batch(step.number, index, samples)
+            return filler(step.number, index, self._with_payload(next(step.entries())))
+        except JournalError as error:  # a payload cannot be read back
+            self._fail(error)
+            return None
+
+    def _with_payload(self, entry: Entry) -> Sample:
+        """A sample of a step that was committed before has its payload in the journal alone."""
+        if entry.sample.is_here:
+            return entry.sample
+        return entry.sample._replace(payload=memoryview(self._gate.fetch(entry.ticket)))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
     async def _run_planner(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
         began = self._clock()
@@ -220,8 +253,8 @@ class Performer:
 
     def _planner_done(self, task: asyncio.Task[None]) -> None:
         self._planning.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self.failure.done():
-            self.failure.set_exception(error)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

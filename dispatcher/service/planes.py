@@ -35,7 +35,6 @@ SPEAKS_TLS = "this port speaks TLS; write its address as tls://host:port"
 @contextlib.asynccontextmanager
 async def sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endpoint]]:
     """Serve peers on every `--listen` address; yields where."""
-    loop = asyncio.get_running_loop()
     limits = PeerLimits(
         frame=FrameLimits(MAX_HEADER_BYTES, config.max_frame_bytes),
         handshake_timeout=config.handshake_timeout,
@@ -43,7 +42,7 @@ async def sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endp
     )
 
     def peer() -> Peer:
-        return Peer(hub, limits, loop.time)
+        return Peer(hub, limits, hub.clock)
 
     visitors = Visitors(
         protocol=lambda: PacedTls(peer(), hub.access),

@@ -30,7 +30,7 @@ class Roster:
         """This connection speaks for this DP rank now."""
         before = self.seats.get(client_id)
         self.seats[client_id] = Seat(dp_rank, peer)
-        if before is not None:
+        if before is not None and before.peer is not peer:
             before.peer.close()
 
     def unseat(self, client_id: str) -> Peer | None:

@@ -11,14 +11,16 @@ import gc
 import json
 import logging
 import signal
+from uuid import uuid4
 
 from dispatcher.core.buffer import BufferLimits
+from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
-from dispatcher.service.config import LastBatch, ServeConfig
+from dispatcher.service.config import LastBatch, Retain, ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
@@ -74,16 +76,18 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
         durable=config.journal_dir is not None,
+        retain=config.retain is Retain.CHECKPOINT,
     )
 
 
 async def _serve(config: ServeConfig) -> int:
     loop = asyncio.get_running_loop()
-    core = Dispatch(core_config(config))
-    metrics = Metrics(config, core, loop.time)
-    journal = open_journal(config, core, metrics, loop.time)
-    hub = Hub(config, core, metrics, loop.time, journal, access=config.access())
-    hub.perform(core.tick(loop.time()))  # what an earlier process left may be due
+    clock = SteadyClock(loop.time)
+    core = Dispatch(core_config(config), uuid4().hex)
+    metrics = Metrics(config, core, clock)
+    journal = open_journal(config, core, metrics, clock)
+    hub = Hub(config, core, metrics, clock, journal, access=config.access())
+    hub.perform(core.tick(clock()))  # what an earlier process left may be due
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
@@ -153,10 +157,10 @@ async def _watch(hub: Hub) -> None:
     """Measure the event loop's lateness; close connections that are silent for too long."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + LAG_PROBE_SECONDS
+        due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, hub.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
         hub.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
-        hub.close_silent()
+        hub.close_silent(max(0.0, hub.clock() - due_by_clock))
 
 
 def _announce(config: ServeConfig, listening: list[Endpoint], http: Endpoint) -> None:

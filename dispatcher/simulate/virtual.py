@@ -115,6 +115,7 @@ class VirtualDispatch:
             generation = self.core.ledger.generation if rank else None
             hello = RankHello(f"rank{rank}", rank, self.core.config.dp_size, generation)
             self._perform(self.core.join(hello, self.now))
+        self.demand(-1, hungry=False)  # they begin where the run stands
 
     def demand(self, taken: int, *, hungry: bool) -> None:
         """The ranks have begun step `taken`, and wait for the next or not."""

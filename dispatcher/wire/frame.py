@@ -78,11 +78,8 @@ def encode_frame(frame_type: int, header: bytes, payload_size: int = 0) -> bytes
 class FrameReader:
     """Incremental decoder of one direction of one connection."""
 
-    def __init__(
-        self, limits: FrameLimits = HANDSHAKE_LIMITS, allocate: Allocate = in_one_piece
-    ) -> None:
+    def __init__(self, limits: FrameLimits = HANDSHAKE_LIMITS) -> None:
         self.limits = limits
-        self._allocate = allocate
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0
         #: Where bytes of the current frame are missing, in order; then nothing is staged.
@@ -107,7 +104,7 @@ class FrameReader:
             found.append(self._staging)
         return found
 
-    def received(self, nbytes: int) -> Iterator[Frame]:
+    def received(self, nbytes: int, allocate: Allocate = in_one_piece) -> Iterator[Frame]:
         """Say that `nbytes` were written into `get_buffers()`; return the frames now complete.
 
         Frames are cut as they are asked for, so `limits` may change between two of them; ask for
@@ -118,9 +115,9 @@ class FrameReader:
             self._start, self._end = 0, self._fill(nbytes)
         else:
             self._end += nbytes
-        return iter(self._next_frame, None)
+        return iter(lambda: self._next_frame(allocate), None)
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes, allocate: Allocate = in_one_piece) -> list[Frame]:
         """`get_buffer` and `received` for bytes that are already somewhere else."""
         frames: list[Frame] = []
         view = memoryview(data)
@@ -129,17 +126,17 @@ class FrameReader:
             taken = min(len(target), len(view))
             target[:taken] = view[:taken]
             view = view[taken:]
-            frames += self.received(taken)
+            frames += self.received(taken, allocate)
         return frames
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self, allocate: Allocate) -> Frame | None:
         if self._header is None and not self._take_prefix():
             return None
         assert self._header is not None
         if not self._take_missing():
             return None
         if self._parts is None:
-            self._parts = self._allocate(self._type, self._header, self._payload_size)
+            self._parts = allocate(self._type, self._header, self._payload_size)
             self._missing.extend(part for part in self._parts if len(part))
             if not self._take_missing():
                 return None

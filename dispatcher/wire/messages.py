@@ -11,9 +11,12 @@
                             MicroBatch ----->  (once per micro-batch, payload attached)
                                       <------  Prepared
                             Release   ------>  (every rank is prepared: training may see it)
-                                      <------  Commit
+                                      <------  Commit, CheckpointSaved
                             End       ------>
     Ping           ------>  Pong / Error       (either role)
+
+A rank that has loaded a checkpoint says hello again on the same connection: it has let go of what
+it was sent, and forgets what comes before the welcome.
 
 Headers are JSON of these models. Columns (`tokens`, `sample_ids`, ...) have one entry a sample.
 A header is checked against itself here (`Push.spans`); what it means is the core's affair.
@@ -38,6 +41,8 @@ Count = Annotated[int, Declared(ge=0, lt=2**53)]
 Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
 Version = Annotated[int, Declared(ge=0, lt=2**53)]
 Extent = Annotated[int, Declared(ge=1, lt=2**31)]
+#: A step's number, -1 for none.
+Watermark = Annotated[int, Declared(ge=-1, lt=2**53)]
 Total = Annotated[int, Declared(ge=1, lt=2**53)]
 
 
@@ -71,6 +76,14 @@ class HelloProducer(_Hello):
     type_code = 1
 
 
+class Position(Message):
+    """Where a checkpoint was taken: after `step` of this run."""
+
+    type_code = 0
+    run_id: Name
+    step: Watermark
+
+
 class HelloRank(_Hello):
     """A DP rank introduces itself, or says after a reconnect where it stands.
 
@@ -78,6 +91,8 @@ class HelloRank(_Hello):
     taken: last step that its training loop has begun, -1 for none.
     committed: last step that it has committed in this generation, -1 for none.
     received: open steps that it holds, as (step, micro-batches received).
+    resume: the checkpoint that it has loaded in this generation.
+    saved: last step of a checkpoint that it has reported saved, -1 for none.
     """
 
     type_code = 2
@@ -91,6 +106,8 @@ class HelloRank(_Hello):
     # `_same_version` makes pydantic see Python values, where a strict tuple would refuse a list.
     received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = []
     policy_version: Version | None = None
+    resume: Position | None = None
+    saved: Watermark = -1
 
 
 class WelcomeProducer(Message):
@@ -103,10 +120,15 @@ class WelcomeProducer(Message):
 
 
 class WelcomeRank(Message):
-    """max_open_steps: uncommitted steps a rank may hold before it must commit."""
+    """max_open_steps: uncommitted steps a rank may hold before it must commit.
+
+    committed: the last step that is committed as far as this rank is concerned, -1 for none.
+    """
 
     type_code = 4
+    run_id: Name
     generation: Extent
+    committed: Watermark
     max_open_steps: Extent
     layout: str
     heartbeat_interval_s: float
@@ -333,12 +355,19 @@ class Bye(Message):
     type_code = 22
 
 
+class CheckpointSaved(Message):
+    """A checkpoint that was taken after `step` is durable; DP rank 0 speaks for all."""
+
+    type_code = 23
+    step: Watermark
+
+
 MESSAGES: dict[int, type[Message]] = {
     kind.type_code: kind
     for kind in (
         HelloProducer, HelloRank, WelcomeProducer, WelcomeRank, Push, Pushed, Blocked, CloseGroup,
         EndPhase, EndStream, Demand, PolicyVersion, Step, MicroBatch, Prepared, Release, Commit,
-        End, Error, Ping, Pong, Bye,
+        End, Error, Ping, Pong, Bye, CheckpointSaved,
     )
 }  # fmt: skip
 

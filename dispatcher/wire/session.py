@@ -4,6 +4,7 @@
          |
          +-------HelloRank-------> RANK ------Bye--> CLOSED
 
+A rank says hello again when it has loaded a checkpoint.
 A message that the table does not have raises ProtocolError, names message and state, and
 changes nothing. Sans-IO: bytes go in through `get_buffers`/`received`, messages come out.
 A message is read before its payload is received, since it says how that is cut up.
@@ -35,7 +36,15 @@ NEXT: dict[tuple[State, type[m.Message]], State] = {
     },
     **{
         (State.RANK, kind): State.RANK
-        for kind in (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.Ping)
+        for kind in (
+            m.HelloRank,
+            m.Demand,
+            m.PolicyVersion,
+            m.Prepared,
+            m.Commit,
+            m.CheckpointSaved,
+            m.Ping,
+        )
     },
     (State.PRODUCER, m.Bye): State.CLOSED,
     (State.RANK, m.Bye): State.CLOSED,
@@ -56,7 +65,7 @@ class ServerSession:
         self._memory = memory
         self.state = State.AWAIT_HELLO
         self._limits = limits
-        self._reader = FrameReader(HANDSHAKE_LIMITS, self._allocate)
+        self._reader = FrameReader(HANDSHAKE_LIMITS)
         self._message: m.Message = m.Bye()
 
     def get_buffer(self) -> memoryview:
@@ -73,7 +82,7 @@ class ServerSession:
         Every span has memory of its own. The iterator raises ProtocolError; the connection is
         beyond use then.
         """
-        return map(self._accept, self._reader.received(nbytes))
+        return map(self._accept, self._reader.received(nbytes, self._allocate))
 
     def _allocate(self, frame_type: int, header: memoryview, size: int) -> Sequence[memoryview]:
         self._message = message = m.decode(Frame(frame_type, header))

@@ -85,6 +85,21 @@ def test_the_step_bound_is_met_exactly_where_every_split_can_be_tried() -> None:
         assert reached <= best * 1.05 + 1
 
 
+def test_a_crowd_of_large_samples_shares_the_smallest_company_there_is() -> None:
+    assert rank_bound(np.array([10.0, 9, 4, 4, 4, 1]), 3, 2) == 12  # 10 and 9, with 4 and 1
+    generator = np.random.default_rng(8)
+    for _ in range(40):
+        x = falling(
+            np.concatenate((generator.integers(0, 9, 4), generator.integers(0, 30, 2))).tolist()
+        )
+        best = min(
+            max(x[[i for i in range(6) if label[i] == r]].sum() for r in range(3))
+            for label in product(range(3), repeat=6)
+            if all(label.count(r) == 2 for r in range(3))
+        )
+        assert rank_bound(x, 3, 2) <= best
+
+
 def test_a_heavy_tail_is_split_where_equal_size_kk_is_far_off() -> None:
     x = falling(np.random.default_rng(3).lognormal(8, 1, 256).astype(int).tolist())
     ranks = x[step_partition(x, 16, 16, 1)].sum(axis=(1, 2))

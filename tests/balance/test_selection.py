@@ -67,6 +67,12 @@ def test_the_column_dp_skips_what_makes_a_column_uneven() -> None:
     assert keep.tolist() == [False, True, True, True, True]
 
 
+def test_what_the_column_dp_skips_is_spread_where_it_costs_nothing() -> None:
+    keep = column_dp(np.ones(100), np.zeros(100), np.zeros(100, bool), take=80, G=4, band=0.5)
+    ahead = np.cumsum(~keep) - np.arange(1, 101) / 5
+    assert np.abs(ahead).max() <= 4  # of 20; any order would do without a price
+
+
 def test_the_column_dp_takes_skips_in_quanta_when_there_are_many() -> None:
     x = np.arange(5000.0)[::-1]
     keep = column_dp(x, np.ones(5000), np.zeros(5000, dtype=bool), take=2000, G=8, band=0.1)
@@ -167,7 +173,7 @@ def first_held(cost: FloatArray, take: int) -> list[int]:
     """How many of the heaviest each candidate leaves behind, where it takes the oldest else."""
     pool = pool_of(cost)
     light = len(cost) - take
-    masks = list(Lane.of(pool).candidates(take))[2:]  # the first two let them leave together
+    masks = list(Lane.of(pool, take).candidates(take))[2:]  # the first two let them leave together
     return [int((~keep[pool.order[:light]]).sum()) for keep in masks]
 
 
@@ -179,10 +185,19 @@ def test_outliers_with_company_are_held_as_few_as_help_and_lone_ones_with_many()
     assert held_of_lone == sorted(held_of_lone, reverse=True)
 
 
+def test_holding_lengths_unlike_the_windows_is_charged_if_there_is_enough_to_spare() -> None:
+    cost = np.linspace(9, 1, 100)  # none above the share of 10
+    heaviest, even = np.arange(100) >= 36, np.arange(100) % 25 >= 9
+    lane = Lane.of(pool_of(cost), 64)
+    assert lane.bias(heaviest) > lane.bias(even) == 0
+    little, much = Lane.of(pool_of(2 * cost), 80), Lane.of(pool_of(2 * cost), 64)
+    assert little.bias(heaviest) == 0 < much.bias(heaviest)
+
+
 def test_every_candidate_of_the_lane_takes_what_is_forced_and_the_right_number() -> None:
     cost = np.random.default_rng(2).lognormal(1, 1, 100)
     forced = np.arange(100) % 9 == 0
-    for keep in Lane.of(pool_of(cost, forced)).candidates(64):
+    for keep in Lane.of(pool_of(cost, forced), 64).candidates(64):
         assert keep.sum() == 64
         assert keep[forced].all()
 

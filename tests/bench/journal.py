@@ -1,6 +1,6 @@
 """The journal alone against a preallocated append-only file, in one run.
 
-    python -m tests.bench.journal [--directory DIR] [--rounds N] [--batches N]
+    python -m tests.bench.journal [--directory DIR] [--rounds N] [--batches N] [--json FILE]
 
 Both write batches of 64 records of 26 kB and make each batch durable before the next one begins:
 the plain file with one `pwritev` and one `fdatasync`, the journal under `batch` with everything it
@@ -11,6 +11,7 @@ again, and four batches are on their way at a time, which group commit exists fo
 """
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=None)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=100)
+    parser.add_argument("--json", type=Path, default=Path("build/bench/journal.json"))
     options = parser.parse_args()
     ways: dict[str, Callable[[Path, int], float]] = {
         "plain file": plain_file,
@@ -140,6 +142,21 @@ def main() -> None:
         print(
             f"{name:22} {median:6.0f} MB/s ({spread:>12})  {median / base:5.2f} of the plain file"
         )
+    alone = {
+        name: {
+            "mb_per_second": round(statistics.median(found)),
+            "share_of_plain_file": round(statistics.median(found) / base, 3),
+        }
+        for name, found in rates.items()
+    }
+    note(options.json, alone=alone)
+
+
+def note(path: Path, **found: object) -> None:
+    """Add to what other measurements have noted there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

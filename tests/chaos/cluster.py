@@ -10,40 +10,28 @@ import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
+from tests.chaos.clock import JUMP
 from tests.chaos.history import History, read_producer, read_rank
-from tests.chaos.processes import Group, Process, Stalled, free_address, mount
+from tests.chaos.processes import (
+    Group,
+    Killable,
+    Process,
+    Stalled,
+    free_address,
+    mount,
+    start_group,
+)
 from tests.chaos.proxy import Proxy
+from tests.chaos.settings import Settings
+from tests.chaos.torchrun import start_torchrun, torch_group
+from tests.support.server import series
 
 POLL_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls."""
-
-    dp_size: int = 3
-    producers: int = 3
-    batch: int = 12
-    window_multiple: int = 2
-    buffer_samples: int = 64
-    max_open_steps: int = 3
-    max_skips: int = 8
-    rank_timeout_s: float = 1.5
-    patience_s: float = 60.0
-    bug: str | None = None
-    small_disk: bool = False
-
-    @property
-    def longest_wait(self) -> int:
-        """Steps between a sample's acknowledgement and its own: queued, skipped, open."""
-        queued = -(-self.buffer_samples // self.batch)
-        return queued + self.max_skips + self.max_open_steps + 1
 
 
 class Cluster:
@@ -61,7 +49,11 @@ class Cluster:
         self.final: dict[str, Any] | None = None
         #: The newest step that may have been under way at the last disturbance.
         self.disturbed_at = -1
-        self._strays: list[Process] = []
+        self._strays: list[Killable] = []
+        self._torchrun: Process | None = None
+        self._jumps = folder / "jump"
+        #: How often the disk was full, and the dispatcher said so.
+        self.times_full = 0
         (folder / "groups").mkdir(parents=True)
         self.disk.mkdir()
 
@@ -124,7 +116,20 @@ class Cluster:
                     process.kill()
         endpoints = [self.proxies[f"rank-{at}"].endpoint for at in range(self.settings.dp_size)]
         launch = len(self.groups)
-        self.groups.append(Group(launch, self.folder / "groups" / str(launch), endpoints))
+        folder = self.folder / "groups" / str(launch)
+        if self.settings.torchrun:
+            self._torchrun = self._torchrun or start_torchrun(folder.parent, endpoints)
+            group = torch_group(launch, folder, self._torchrun, len(endpoints))
+        else:
+            group = start_group(launch, folder, endpoints)
+        self.groups.append(group)
+
+    def jump_clock(self, seconds: float) -> None:
+        """The dispatcher's clock says so much more, or less, from now on."""
+        self.disturb()
+        self._jumps.write_text(str(seconds))
+        self.dispatcher.signal(JUMP)
+        self.wait_for(lambda: not self._jumps.exists(), "the clock jumps")
 
     # -- waiting ----------------------------------------------------------------------------
 
@@ -160,7 +165,7 @@ class Cluster:
             lambda: self.group.committed_beyond(goal - 1) is not None, f"{more} steps go by"
         )
 
-    def settle(self, process: Process, patience: float) -> None:
+    def settle(self, process: Killable, patience: float) -> None:
         """Give a process time to end; the checker judges what it wrote before."""
         with suppress(Stalled):
             self.wait_for(lambda: process.code is not None, "it ends", patience)
@@ -179,6 +184,11 @@ class Cluster:
             return None
         finally:
             connection.close()
+
+    def scrape(self) -> dict[str, float]:
+        """What /metrics says; nothing while there is no answer."""
+        body = self.ask("GET", "/metrics")
+        return {} if body is None else series(body.decode())
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -238,25 +248,9 @@ class Cluster:
 
     def start_dispatcher(self) -> Process:
         """A new dispatcher process on the same addresses and journal."""
-        own = self.settings
-        options = {
-            "listen": ":".join(map(str, self.listen)),
-            "http": ":".join(map(str, self.http)),
-            "dp-size": own.dp_size,
-            "dispatch-batch-size": own.batch,
-            "micro-batch-tokens": 128,
-            "window-multiple": own.window_multiple,
-            "buffer-capacity": own.buffer_samples,
-            "max-open-steps": own.max_open_steps,
-            "max-skips": own.max_skips,
-            "max-wait": "200ms",
-            "heartbeat-interval": "300ms",
-            "rank-timeout": f"{own.rank_timeout_s}s",
-            "idle-timeout": "1500ms",
-            "journal-dir": self.disk / "journal",
-        }
-        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = ["tests.chaos.planted", own.bug or "none", "serve", *flags]
+        flags = self.settings.flags(self.listen, self.http, self.disk / "journal")
+        bug = self.settings.bug or "none"
+        command = ["tests.chaos.planted", bug, str(self._jumps), "serve", *flags]
         return Process(command, self.folder / "dispatcher.log")
 
     def _producer(self, at: int) -> Process:
@@ -278,7 +272,9 @@ class Cluster:
                 raise Stalled(f"producer {at} ended by itself with {producer.code}")
 
     def _end(self) -> None:
-        processes = [*self._strays, *self.producers]
+        processes: list[Killable] = [*self._strays, *self.producers]
+        if self._torchrun is not None:
+            processes.append(self._torchrun)  # first, or it would start its ranks again
         processes += [rank for group in self.groups for rank in group.ranks]
         if hasattr(self, "dispatcher"):
             processes.append(self.dispatcher)

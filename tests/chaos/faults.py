@@ -3,13 +3,18 @@
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from random import Random
 from time import sleep
 
 from tests.chaos.cluster import Cluster
-from tests.chaos.processes import Process, Stalled
+from tests.chaos.processes import Killable
 
 CHUNK = 64 * 1024
+#: So few that a full buffer is still several segments of the journal away.
+FEW_SAMPLES = 60
+#: Seconds by which a clock jumps.
+JUMP_S = 60, 10_000
 Fault = Callable[[Cluster, Random], None]
 
 
@@ -112,25 +117,67 @@ def hold_up_connections(cluster: Cluster, random: Random) -> None:
         sleep(random.uniform(0.3, 2.5))
 
 
-def fill_disk(cluster: Cluster, random: Random) -> None:
-    """Take what is free where the journal is, until that shows and for a while; give it back.
+def jump_clock_ahead(cluster: Cluster, random: Random) -> None:
+    """The dispatcher's clock says minutes or hours more."""
+    cluster.jump_clock(random.uniform(*JUMP_S))
 
-    Ranks are stopped meanwhile: what they commit would free room again.
+
+def jump_clock_back(cluster: Cluster, random: Random) -> None:
+    """The dispatcher's clock says minutes or hours less."""
+    cluster.jump_clock(-random.uniform(*JUMP_S))
+
+
+def restart_before_its_past(cluster: Cluster, random: Random) -> None:
+    """A clock that was ahead is right again after a restart: the journal tells of the future."""
+    cluster.jump_clock(random.uniform(*JUMP_S))
+    cluster.await_recovery()
+    cluster.restart_dispatcher()
+
+
+def fill_disk(cluster: Cluster, random: Random) -> None:
+    """Take what is free where the journal is, until the dispatcher says so; then give it back.
+
+    Producers are stopped until the buffer is nearly empty, and ranks before the disk is full: what
+    then comes in is more than the segments that the journal has at hand can take, and nothing is
+    committed that would free one.
     """
     filler = cluster.disk / "filler"
-    with ExitStack() as stack:
-        for process in cluster.group.ranks:
-            stack.enter_context(paused(cluster, process))
+    with ExitStack() as stack, filler.open("wb", buffering=0) as file:
         stack.callback(filler.unlink)
-        with suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(bytes(CHUNK)):
-                pass
-        # A buffer that is full already has nothing more to write, and shows nothing.
-        with suppress(Stalled):
-            cluster.wait_for(
-                lambda: cluster.ask("GET", "/readyz") is None, "a full disk shows", patience=3
-            )
-            sleep(random.uniform(0, 1.5))
+        with ExitStack() as producers:
+            for producer in cluster.producers:
+                producers.enter_context(paused(cluster, producer))
+            cluster.wait_for(lambda: _buffered(cluster) < FEW_SAMPLES, "the buffer runs empty")
+            for rank in cluster.group.ranks:
+                stack.enter_context(paused(cluster, rank))
+            _fill(file)
+
+        def shows() -> bool:
+            _fill(file)  # a segment that was freed meanwhile is room again
+            return _refuses_as_full(cluster)
+
+        cluster.wait_for(shows, "a full disk shows")
+        cluster.times_full += 1
+        sleep(random.uniform(0, 1.5))
+    cluster.wait_for(lambda: cluster.scrape().get("journal_failing") == 0, "there is room again")
+    cluster.await_ready()
+
+
+def _fill(file: FileIO) -> None:
+    with suppress(OSError):
+        while file.write(bytes(CHUNK)):
+            pass
+
+
+def _refuses_as_full(cluster: Cluster) -> bool:
+    """Whether all that tells an operator does."""
+    found = cluster.scrape()
+    counted = found.get("journal_errors_total{reason=full}", 0) >= 1
+    return counted and found["journal_failing"] == 1 and cluster.ask("GET", "/readyz") is None
+
+
+def _buffered(cluster: Cluster) -> float:
+    return cluster.scrape().get("buffer_samples", float("inf"))
 
 
 FAULTS: dict[str, Fault] = {
@@ -150,9 +197,25 @@ FAULTS: dict[str, Fault] = {
         kill_dispatcher_and_producer,
         pause_producer,
         old_rank_returns_to_new_dispatcher,
+        jump_clock_ahead,
+        jump_clock_back,
+        restart_before_its_past,
     )
 }
 
+#: Faults while torchrun trains. It kills a rank that is stopped while others end, so that none can
+#: come back.
+TORCHRUN_FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        kill_rank,
+        kill_dispatcher,
+        pause_rank,
+        cut_connections,
+        kill_dispatcher_and_ranks,
+        hold_up_connections,
+    )
+}
 
 #: Faults for a journal on a disk of its own that is small.
 DISK_FAULTS: dict[str, Fault] = {
@@ -169,7 +232,7 @@ def deck(faults: Iterable[str], random: Random) -> Iterator[str]:
 
 
 @contextmanager
-def paused(cluster: Cluster, process: Process) -> Iterator[None]:
+def paused(cluster: Cluster, process: Killable) -> Iterator[None]:
     """Stopped for the block's time."""
     cluster.disturb()
     process.signal(signal.SIGSTOP)

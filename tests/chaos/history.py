@@ -63,6 +63,7 @@ class RankHistory:
 
     launch: int
     rank: int
+    pid: int | None = None
     generation: int | None = None
     began: float | None = None
     takes: dict[int, Take] = field(default_factory=dict)
@@ -76,6 +77,8 @@ class RankHistory:
         """Take one line of its file."""
         at, event, *values = line
         match event:
+            case "process":
+                self.pid = values[0]
             case "began":
                 self.began, self.generation = at, values[0]
             case "take":

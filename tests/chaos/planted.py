@@ -1,14 +1,16 @@
 """Starts a dispatcher with a small journal and, if asked, a planted bug that the checker must find.
 
-    python -m tests.chaos.planted BUG|none serve ...
+    python -m tests.chaos.planted BUG|none JUMPS serve ...
 
-What is changed is changed here before `serve` begins: production code has no switch. The journal's
-segments are small so that a run of minutes fills, empties and reuses many of them.
+JUMPS is the file by which its clock is told to jump (`clock`). What is changed is changed here
+before `serve` begins: production code has no switch. The journal's segments are small so that a run
+of minutes fills, empties and reuses many of them.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import sleep
 
 from dispatcher.cli.main import main
@@ -20,6 +22,8 @@ from dispatcher.core.standing import RankHello
 from dispatcher.journal.journal import Journal
 from dispatcher.journal.store import Store
 from dispatcher.service.gate import Gate
+from tests.chaos.clock import follow_jumps
+from workers.demo import lifeline
 
 SEGMENT_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
@@ -110,7 +114,9 @@ def shrink_journal() -> None:
 
 
 if __name__ == "__main__":
+    lifeline.hold()  # whatever becomes of the run, its dispatcher ends with it
     shrink_journal()
     if sys.argv[1] != "none":
         BUGS[sys.argv[1]]()
-    sys.exit(main(sys.argv[2:]))
+    follow_jumps(Path(sys.argv[2]))
+    sys.exit(main(sys.argv[3:]))

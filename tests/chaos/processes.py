@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from tests.chaos.history import RankHistory, Tail
 
@@ -26,7 +27,7 @@ class Stalled(Exception):
 class Process:
     """One child process; may be stopped, continued, killed."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] = {}) -> None:
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *command],
@@ -35,7 +36,13 @@ class Process:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                env=os.environ | env,
             )
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     @property
     def code(self) -> int | None:
@@ -67,20 +74,33 @@ class Process:
             raise Stalled(f"process {self._process.args!r} does not end") from None
 
 
+class Killable(Protocol):
+    """What faults are done to."""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, once it has ended."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it, if it is there."""
+
+    def release(self) -> None:
+        """Close its standard input."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self, patience: float) -> int:
+        """Its exit code; raises Stalled if it does not end."""
+
+
 class Group:
     """One process group of ranks, and what it has written so far."""
 
-    def __init__(self, launch: int, folder: Path, endpoints: Sequence[str]) -> None:
+    def __init__(self, launch: int, folder: Path, size: int) -> None:
         self.launch, self.folder = launch, folder
-        folder.mkdir()
-        size = len(endpoints)
-        self.ranks = [
-            Process(
-                ["tests.chaos.rank", endpoint, str(rank), str(size), str(folder)],
-                folder / f"rank-{rank}.log",
-            )
-            for rank, endpoint in enumerate(endpoints)
-        ]
+        folder.mkdir(exist_ok=True)
+        self.ranks: Sequence[Killable] = ()
         self.seen = [RankHistory(launch, rank) for rank in range(size)]
         self._tails = [Tail(folder / f"rank-{rank}.jsonl") for rank in range(size)]
 
@@ -103,6 +123,20 @@ class Group:
                  for one in self.seen]  # fmt: skip
         known = [at for at in times if at is not None]
         return max(known) if len(known) == len(times) else None
+
+
+def start_group(launch: int, folder: Path, endpoints: Sequence[str]) -> Group:
+    """Start ranks that know nothing of torch, as one process group."""
+    size = len(endpoints)
+    group = Group(launch, folder, size)
+    group.ranks = [
+        Process(
+            ["tests.chaos.rank", endpoint, str(rank), str(size), str(folder)],
+            folder / f"rank-{rank}.log",
+        )
+        for rank, endpoint in enumerate(endpoints)
+    ]
+    return group
 
 
 def mount(folder: Path) -> None:

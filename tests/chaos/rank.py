@@ -82,7 +82,7 @@ def main(endpoint: str, dp_rank: int, dp_size: int, folder: Path) -> int:
     """Run one rank; the exit code."""
     history = Writer(folder / f"rank-{dp_rank}.jsonl")
     done, released = threading.Event(), threading.Event()
-    threading.Thread(target=_lifeline, args=(done, released), daemon=True).start()
+    watch_lifeline(done, released)
     try:
         generation = None if dp_rank == 0 else learn(folder)
         with RankClient(
@@ -105,6 +105,11 @@ def main(endpoint: str, dp_rank: int, dp_size: int, folder: Path) -> int:
         history.write("fault", repr(error))
         raise
     return 0
+
+
+def watch_lifeline(done: threading.Event, released: threading.Event) -> None:
+    """Leave when standard input ends: at once, or if `done` then by what waits for `released`."""
+    threading.Thread(target=_lifeline, args=(done, released), daemon=True).start()
 
 
 def _lifeline(done: threading.Event, released: threading.Event) -> None:

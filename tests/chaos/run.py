@@ -1,8 +1,8 @@
 """A chaos run: faults on a cluster one after the other, then the end of the stream, then the check.
 
 Each fault waits until some steps went by since the one before it. Its recovery time is from its
-beginning, a pause's length included, to the commit by all ranks of the first step that was planned
-after the last thing it did.
+beginning, a pause's length and the start of new processes included, to the commit by all ranks of
+the first step that was planned after the last thing it did.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,25 +12,38 @@ from random import Random
 from time import monotonic
 
 from tests.chaos.check import Verdict, check
-from tests.chaos.cluster import Cluster, Settings
-from tests.chaos.faults import DISK_FAULTS, FAULTS
+from tests.chaos.cluster import Cluster
+from tests.chaos.faults import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS
 from tests.chaos.processes import Stalled
+from tests.chaos.settings import Settings
 
 #: Steps that go by between two faults.
 FEWEST_STEPS, MOST_STEPS = 1, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a run. recoveries: (fault, seconds). stalled: why it did not get to its end,
-    or not without a traceback in some log.
+class Recovery:
+    """Seconds until a fault was over and its effects too; `fault_seconds` of them were the fault
+    itself: a pause, or the time until what was killed had been started again and was ready.
     """
 
-    recoveries: tuple[tuple[str, float], ...]
+    fault: str
+    seconds: float
+    fault_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run. stalled: why it did not get to its end, or not without a traceback in
+    some log. times_full: faults in which the disk was full and the dispatcher said so.
+    """
+
+    recoveries: tuple[Recovery, ...]
     verdict: Verdict
     stalled: str | None
     acknowledged: int
     steps: int
+    times_full: int
 
 
 def run(
@@ -41,16 +54,16 @@ def run(
     report: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Run the faults and judge. A cluster that stalls is judged by what it did until then."""
-    recoveries: list[tuple[str, float]] = []
+    recoveries: list[Recovery] = []
     stalled = None
     cluster = Cluster(folder, settings)
     try:
         with cluster:
             for name in faults:
-                seconds = _strike(cluster, name, random)
-                recoveries.append((name, seconds))
+                recoveries.append(found := _strike(cluster, name, random))
                 report(
-                    f"fault {len(recoveries)}: {name}, recovered after {seconds:.2f} s, "
+                    f"fault {len(recoveries)}: {found.fault}, recovered after "
+                    f"{found.seconds:.2f} s, {found.fault_seconds:.2f} s of them the fault, "
                     f"step {cluster.group.newest}"
                 )
             cluster.finish()
@@ -66,11 +79,15 @@ def run(
         stalled=stalled,
         acknowledged=sum(len(one.acknowledged) for one in history.producers),
         steps=len({step for one in history.ranks for step in one.takes}),
+        times_full=cluster.times_full,
     )
 
 
-def _strike(cluster: Cluster, name: str, random: Random) -> float:
+def _strike(cluster: Cluster, name: str, random: Random) -> Recovery:
     cluster.await_steps(random.randint(FEWEST_STEPS, MOST_STEPS))
     began = monotonic()
-    (FAULTS | DISK_FAULTS)[name](cluster, random)
-    return cluster.await_recovery() - began
+    (FAULTS | DISK_FAULTS | TORCHRUN_FAULTS)[name](cluster, random)
+    over = monotonic()
+    recovered = cluster.await_recovery()
+    where = " under torchrun" if cluster.settings.torchrun else ""
+    return Recovery(name + where, recovered - began, min(over, recovered) - began)

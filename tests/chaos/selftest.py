@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.check import Verdict
-from tests.chaos.cluster import Settings
 from tests.chaos.run import run
+from tests.chaos.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,18 @@
 """Processes are killed, stopped and cut off under load: nothing is lost, doubled or disputed."""
 
+import subprocess
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.chaos.cluster import Settings
-from tests.chaos.faults import FAULTS, deck
+from tests.chaos.faults import FAULTS, TORCHRUN_FAULTS, deck
 from tests.chaos.planted import BUGS
+from tests.chaos.processes import mount
 from tests.chaos.run import run
 from tests.chaos.selftest import TRIALS, is_caught
+from tests.chaos.settings import LARGE_BUFFER, Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -25,6 +27,31 @@ def test_one_fault_of_each_kind_breaks_no_promise(tmp_path: Path) -> None:
     assert result.verdict.clean, result.verdict
     assert len(result.recoveries) == len(FAULTS)
     assert result.acknowledged > 0
+
+
+def test_ranks_under_torchrun_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    random = Random(SEED)
+    settings = Settings(dp_size=2, torchrun=True)
+    result = run(tmp_path / "run", settings, TORCHRUN_FAULTS, random)
+    assert result.stalled is None
+    assert result.verdict.clean, result.verdict
+    assert len(result.recoveries) == len(TORCHRUN_FAULTS)
+
+
+def test_a_full_disk_refuses_samples_and_loses_none(tmp_path: Path) -> None:
+    place = tmp_path / "probe"
+    place.mkdir()
+    try:
+        mount(place)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"nothing small can be mounted here: {error}")
+    subprocess.run(["umount", place], check=True)
+    settings = Settings(dp_size=2, small_disk=True, buffer_samples=LARGE_BUFFER)
+    faults = ["fill_disk", "kill_dispatcher", "fill_disk"]
+    result = run(tmp_path / "run", settings, faults, Random(SEED))
+    assert result.stalled is None
+    assert result.verdict.clean, result.verdict
+    assert result.times_full == 2
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -1,9 +1,12 @@
 """Admission: every push is answered once, in fairness, and nothing accepted is forgotten."""
 
-from dispatcher.core.admission import Admission, Push
+import pytest
+
+from dispatcher.core.admission import MAX_UNANSWERED, Admission, Push
 from dispatcher.core.buffer import BufferLimits, SampleBuffer
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
 from dispatcher.core.totals import Totals
+from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
 from tests.support.samples import make_sample
 
@@ -139,3 +142,12 @@ def test_a_sample_of_an_ended_phase_comes_too_late() -> None:
     assert outcomes(admission.push(push("p", 0, late, new), 0.0, may_hold=True)) == [
         ("p", 0, (R, A))
     ]
+
+
+def test_a_floor_that_would_have_too_much_remembered_is_refused_and_changes_nothing() -> None:
+    admission, buffer = make_admission()
+    with pytest.raises(ProtocolError, match="raise the floor"):
+        admission.push(plain("p", MAX_UNANSWERED), 0.0, may_hold=True)
+    assert len(buffer) == 0
+    near = push("p", MAX_UNANSWERED, make_sample("s"), floor=1)
+    assert outcomes(admission.push(near, 0.0, may_hold=True)) == [("p", MAX_UNANSWERED, (A,))]

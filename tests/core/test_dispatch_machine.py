@@ -1,7 +1,8 @@
 """The core under any order of events: the books balance and nothing is trained on twice.
 
 A state machine plays producers, ranks, planner and clock against one core, and keeps books of its
-own: what was answered `accepted`, and what every committed step held.
+own: what was answered `accepted`, and what every committed step held. The clock jumps by hours,
+ahead and back, and the core reads it as the dispatcher does, through a `SteadyClock`.
 """
 
 from collections import Counter
@@ -16,21 +17,28 @@ from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
 from dispatcher.core.admission import Push
 from dispatcher.core.buffer import BufferLimits
+from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import (
     Deliver,
+    DropReason,
     Effect,
     Outcome,
     PlanWanted,
     PushAnswered,
     Release,
     ReplanWanted,
+    StepCommitted,
+    StepPlanned,
+    WentBack,
 )
+from dispatcher.core.facts import Remembered
+from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig
-from dispatcher.errors import ConfigError, GenerationFenced, RankRefused
+from dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
 from dispatcher.plan import Grouping, PlanConfig
 from dispatcher.sample import Sample
 from tests.support.memory import Memory
@@ -48,9 +56,12 @@ def check_size(dp_size: int) -> None:
 class DispatchMachine(RuleBasedStateMachine):
     """Producers `p` and `q`, one to four ranks, and whatever order hypothesis finds."""
 
-    @initialize(window=st.sampled_from([4, 6, 8]), capacity=st.sampled_from([8, 12]))
-    def start(self, window: int, capacity: int) -> None:
-        self.now = 0.0
+    @initialize(
+        window=st.sampled_from([4, 6, 8]), capacity=st.sampled_from([8, 12]), retain=st.booleans()
+    )
+    def start(self, window: int, capacity: int, retain: bool) -> None:
+        self.reading = 0.0
+        self.clock = SteadyClock(lambda: self.reading)
         self.core = Dispatch(
             DispatchConfig(
                 dp_size=DP_SIZE,
@@ -60,9 +71,11 @@ class DispatchMachine(RuleBasedStateMachine):
                 producer_credits=2,
                 max_staleness=4,
                 durable=True,
+                retain=retain,
                 check_size=check_size,
             )
         )
+        self.core.restore(Remembered())  # a new run notes its name
         self.memory = Memory()
         self.plan_config = PlanConfig(
             dp_size=DP_SIZE,
@@ -76,6 +89,10 @@ class DispatchMachine(RuleBasedStateMachine):
         self.pushes: dict[tuple[str, int], tuple[Sample, ...]] = {}
         self.accepted: set[str] = set()
         self.trained: Counter[str] = Counter()
+        self.steps_of: dict[int, list[str]] = {}
+        self.checkpoints: list[Position] = []
+        self.saved = -1
+        self.resume: Position | None = None
         self.size = DP_SIZE
         self.wanted: PlanWanted | ReplanWanted | None = None
         self.digests: dict[int, str] = {}
@@ -84,6 +101,11 @@ class DispatchMachine(RuleBasedStateMachine):
         self.released: dict[int, set[int]] = {}
         self.clients: dict[int, str] = {}
         self.births = 0
+
+    @property
+    def now(self) -> float:
+        """What the core is told."""
+        return self.clock()
 
     # -- what the core asks for ---------------------------------------------------------
 
@@ -109,7 +131,10 @@ class DispatchMachine(RuleBasedStateMachine):
                     assert same, "a step that is planned again has other samples"
                     assert step.dp_size == self.size, "a step for other ranks is delivered"
                     self.holds.setdefault(effect.dp_rank, set()).add(effect.step)
+                case WentBack():
+                    self.went_back(effect)
                 case Release():
+                    assert all(rank.begun for rank in self.core.ledger.ranks.values())
                     assert all(
                         effect.step in self.holds.get(rank, set())
                         or self.core.ledger.ranks[rank].committed >= effect.step
@@ -117,6 +142,10 @@ class DispatchMachine(RuleBasedStateMachine):
                     ), "released too early"
                     for rank in effect.dp_ranks:
                         self.released.setdefault(rank, set()).add(effect.step)
+                case StepPlanned():
+                    assert all(wait >= 0 for wait in effect.waits), "a negative wait"
+                case StepCommitted():
+                    assert effect.seconds >= 0, "committed before it was planned"
                 case _:
                     pass
 
@@ -137,19 +166,91 @@ class DispatchMachine(RuleBasedStateMachine):
             known = before.ledger.ranks.get(rank)
             if known is None or known.client_id != client:
                 continue
+            begun = known.begun  # before that a client has nothing to say
             hello = RankHello(
                 client, rank, self.size, self.core.ledger.generation,
-                taken=known.taken, committed=known.taken if unheard else known.committed,
+                taken=known.taken if begun else -1,
+                committed=(known.taken if unheard else known.committed) if begun else -1,
                 received=dict.fromkeys(self.holds.get(rank, set()), 1),
+                resume=self.resume if begun else None,
             )  # fmt: skip
-            open_steps = dict(self.core.ledger.steps)
+            uncommitted = self.core.ledger.uncommitted()
             self.perform(self.core.join(hello, self.now))
-            self.count_trained(open_steps)
+            self.count_trained(uncommitted)
 
-    def count_trained(self, before: dict[int, OpenStep]) -> None:
+    def count_trained(self, before: list[OpenStep]) -> None:
         """Count the samples of the steps that were open before and are committed now."""
-        for number in before.keys() - self.core.ledger.steps.keys():
-            self.trained.update(sample.sample_id for sample in before[number].samples())
+        left = {step.number for step in self.core.ledger.uncommitted()}
+        for step in before:
+            if step.number not in left:
+                self.steps_of[step.number] = [sample.sample_id for sample in step.samples()]
+                self.trained.update(self.steps_of[step.number])
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    @rule()
+    def take_a_checkpoint(self) -> None:
+        self.checkpoints.append(Position(self.core.run_id, self.core.ledger.committed))
+
+    @precondition(lambda self: self.checkpoints and self.clients)
+    @rule(data=st.data())
+    def report_a_checkpoint_saved(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(self.checkpoints)).step
+        self.core.checkpoint_saved(0, step)
+        self.core.checkpoint_saved(1, 10**6)  # only DP rank 0's word counts
+        self.saved = max(self.saved, step)
+        self.perform([])
+
+    @precondition(lambda self: self.checkpoints)
+    @rule(
+        data=st.data(),
+        size=st.integers(1, MAX_DP_SIZE),
+        twice=st.booleans(),
+        die=st.booleans(),
+    )
+    def restart_from_a_checkpoint(
+        self, data: st.DataObject, size: int, twice: bool, die: bool
+    ) -> None:
+        """A new generation loads one, rank by rank; the dispatcher may die in between."""
+        position = data.draw(st.sampled_from(self.checkpoints))
+        self.begin_generation(size)
+        oldest = self.core.checkpoints.retained.oldest(self.core.ledger.committed)
+        if self.core.config.retain and position.step < oldest:
+            with pytest.raises(CheckpointRefused, match=f"one after step {oldest}"):
+                self.load(0, position)
+            return
+        self.load(0, position)
+        self.resume = position
+        if twice:
+            self.load(0, position)
+        if die:
+            self.crash(0, unheard=False)
+        for rank in range(1, size):
+            self.load(rank, position)
+        if self.core.config.retain:
+            assert self.core.ledger.committed == position.step
+        assert self.core.ledger.committed >= position.step
+
+    def load(self, rank: int, position: Position) -> None:
+        self.holds[rank] = set()
+        generation = self.core.ledger.generation
+        hello = RankHello(self.clients[rank], rank, self.size, generation, resume=position)
+        before = self.core.ledger.uncommitted()
+        effects = self.core.join(hello, self.now)
+        self.count_trained(before)
+        self.perform(effects)
+
+    def went_back(self, effect: WentBack) -> None:
+        gone = [number for number in self.steps_of if number > effect.after]
+        if not self.core.config.retain:
+            assert (effect.steps, effect.samples) == (0, 0)
+            assert effect.missing == len(gone)
+            return
+        assert effect.missing == 0
+        assert effect.steps == len(gone)
+        assert effect.samples == sum(len(self.steps_of[number]) for number in gone)
+        for number in gone:
+            self.trained.subtract(self.steps_of.pop(number))
 
     # -- producers ------------------------------------------------------------------------
 
@@ -227,6 +328,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def begin_generation(self, size: int) -> None:
         self.births += 1
         self.holds, self.released, self.clients = {}, {}, {}
+        self.resume = None
         if size != self.size:
             self.digests = {}
         self.size = size
@@ -291,7 +393,7 @@ class DispatchMachine(RuleBasedStateMachine):
             if following not in self.released.get(rank, set()):
                 return
             self.perform(self.core.demand(rank, following, self.now, hungry=False))
-            before = dict(self.core.ledger.steps)
+            before = self.core.ledger.uncommitted()
             self.perform(self.core.commit(rank, following, self.now))
             self.count_trained(before)
 
@@ -325,12 +427,42 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.1, 30))
     def pass_time(self, seconds: float) -> None:
-        self.now += seconds
+        self.reading += seconds
+        self.tick_if_due()
+
+    def tick_if_due(self) -> bool:
         deadline = self.core.next_deadline()
-        if deadline is not None and deadline <= self.now:
-            self.perform(self.core.tick(self.now))
-            after = self.core.next_deadline()
-            assert after is None or after > self.now, "a tick must do what was due"
+        if deadline is None or deadline > self.now:
+            return False
+        self.perform(self.core.tick(self.now))
+        after = self.core.next_deadline()
+        assert after is None or after > self.now, "a tick must do what was due"
+        return True
+
+    @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
+    def jump_ahead(self, seconds: float, dice: int) -> None:
+        """Nobody can tell this from time that passed: groups that wait are over, and counted."""
+        if dice:
+            return
+        before = self.core.totals.dropped[DropReason.INCOMPLETE_GROUP]
+        waiting = sum(len(entries) for _, _, entries in self.core.buffer.open_groups())
+        self.reading += seconds
+        self.tick_if_due()
+        assert self.core.totals.dropped[DropReason.INCOMPLETE_GROUP] - before == waiting
+
+    @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
+    def jump_back(self, seconds: float, dice: int) -> None:
+        """Nothing comes of it, and nothing that is waited for comes later."""
+        if dice:
+            return
+        now, deadline = self.now, self.core.next_deadline()
+        self.reading -= seconds
+        assert self.now == now
+        assert self.core.next_deadline() == deadline
+        if deadline is not None and deadline > now:
+            self.reading += deadline - now
+            self.reading += 1e-6  # a sum of floats may fall short
+            assert self.tick_if_due(), "the wait is as long as it was"
 
     @rule(version=st.integers(0, 8))
     def report_version(self, version: int) -> None:
@@ -353,11 +485,24 @@ class DispatchMachine(RuleBasedStateMachine):
         at = self.core.statistics()
         assert at.balanced
         assert at.accepted >= len(self.accepted)  # a held push may be accepted in part
-        assert at.samples_committed == sum(self.trained.values())
+        assert at.samples_committed - at.samples_rewound == sum(self.trained.values())
+        assert (
+            at.samples_retained
+            == sum(len(names) for number, names in self.steps_of.items() if number > self.saved)
+            * self.core.config.retain
+        )
 
     @invariant()
     def nothing_is_trained_on_twice(self) -> None:
-        assert all(count == 1 for count in self.trained.values())
+        assert all(count <= 1 for count in self.trained.values())
+        assert all(count >= 0 for count in self.trained.values())
+
+    @invariant()
+    def what_only_the_journal_has_can_be_read_back(self) -> None:
+        steps = self.core.ledger.uncommitted()
+        for entry in (entry for step in steps for entry in step.entries()):
+            assert entry.sample.is_here or self.memory.payload(entry.ticket)
+        assert len(self.core.ledger.steps) <= self.core.config.max_open_steps
 
     @invariant()
     def a_step_for_other_ranks_is_on_its_way_to_a_new_plan(self) -> None:
@@ -387,14 +532,14 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
     assert [group for group, _, _ in after.buffer.open_groups()] == [
         group for group, _, _ in before.buffer.open_groups()
     ]
-    assert {n: step.digest for n, step in after.ledger.steps.items()} == {
-        n: step.digest for n, step in before.ledger.steps.items()
+    assert {step.number: step.digest for step in after.ledger.uncommitted()} == {
+        step.number: step.digest for step in before.ledger.uncommitted()
     }
     assert after.ledger.generation == before.ledger.generation
     assert after.ledger.dp_size == before.ledger.dp_size
-    accepted, committed = before.statistics().accepted, before.statistics().samples_committed
-    assert after.statistics().accepted == accepted
-    assert after.statistics().samples_committed == committed
+    assert after.ledger.resumed == before.ledger.resumed
+    for name in ("accepted", "samples_committed", "samples_rewound", "samples_retained", "run_id"):
+        assert getattr(after.statistics(), name) == getattr(before.statistics(), name)
 
 
 TestDispatchMachine = DispatchMachine.TestCase

@@ -28,7 +28,14 @@ def make_ledger(*, max_open_steps: int = 4) -> StepLedger:
     ledger = StepLedger(2, max_open_steps)
     ledger.join(hello(0, None), 0.0)
     ledger.join(hello(1), 0.0)
+    begin(ledger)
     return ledger
+
+
+def begin(ledger: StepLedger) -> None:
+    """Every rank asks for steps from where the generation stands."""
+    for dp_rank, rank in ledger.ranks.items():
+        ledger.demand(dp_rank, rank.taken, hungry=False)
 
 
 def open_step(ledger: StepLedger, *names: str) -> list[Effect]:
@@ -217,6 +224,7 @@ def make_elastic_ledger() -> StepLedger:
     ledger = StepLedger(2, 4, in_pairs_only)
     ledger.join(hello(0, None), 0.0)
     ledger.join(hello(1), 0.0)
+    begin(ledger)
     open_step(ledger, *"abcd")
     open_step(ledger, *"efgh")
     prepare(ledger, 0)
@@ -229,6 +237,7 @@ def grow(ledger: StepLedger, dp_size: int) -> list[Effect]:
     for dp_rank in range(1, dp_size):
         greeting = RankHello(f"new-{dp_rank}", dp_rank, dp_size, ledger.generation)
         effects += ledger.join(greeting, 1.0)
+    begin(ledger)
     return effects
 
 

@@ -37,6 +37,14 @@ def token_losses(model, micro_batch):
     return nn.functional.cross_entropy(logits, micro_batch.input_ids, reduction="none")
 
 """
+CHECKPOINT_SETUP = """
+newest = None
+
+def train(step):
+    for micro_batch in step:
+        pass
+
+"""
 TRAINER_END = """
 stream.close()
 dist.destroy_process_group()
@@ -81,6 +89,24 @@ def test_what_the_readme_shows_trains_on_every_sample(
         assert server.status()["accepted"] == 48
         run_script(tmp_path / "train.py", TRAINER_SETUP + trainer + TRAINER_END, torchrun)
         assert server.wait() == 0
+
+
+def test_checkpoints_are_saved_as_the_readme_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    journal = {"journal-dir": tmp_path / "journal", "retain": "checkpoint", "buffer-capacity": 100}
+    with ServeProcess(tmp_path, **(serve_options() | journal)) as server:
+        producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
+        stream = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        connect = stream[: stream.index("for step")] + f"folder = {str(tmp_path)!r}\n"
+        often = block("dcp.save").replace("% 100 == 99", "% 2 == 1")
+        run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
+        script = TRAINER_SETUP + connect + CHECKPOINT_SETUP + often + TRAINER_END
+        run_script(tmp_path / "trainer.py", script, torchrun)
+        assert server.wait() == 0
+    assert (tmp_path / "1" / ".metadata").exists()
 
 
 def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from dispatcher.core.buffer import Entry
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import (
     Accepted,
+    CheckpointSaved,
     Committed,
     Dropped,
     Fact,
@@ -25,6 +27,9 @@ from dispatcher.core.facts import (
     PhaseEnded,
     Planned,
     Remembered,
+    RememberedStep,
+    Resumed,
+    RunBegan,
     StreamEnded,
     VersionReported,
 )
@@ -174,22 +179,22 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def plain_step(step: RememberedStep) -> tuple[object, ...]:
+    """Everything of a step, comparable."""
+    parts = [[[plain_entry(e) for e in part] for part in rank] for rank in step.micro_batches]
+    return (step.number, step.digest, step.planned_at, parts, step.rewound)
+
+
 def plain(remembered: Remembered) -> dict[str, object]:
     """Everything that is remembered, comparable."""
     return {
         "entries": [plain_entry(entry) for entry in remembered.entries],
-        "steps": [
-            (
-                step.number,
-                step.digest,
-                step.planned_at,
-                [[[plain_entry(e) for e in part] for part in rank] for rank in step.micro_batches],
-            )
-            for step in remembered.steps
-        ],
+        "steps": [plain_step(step) for step in remembered.steps],
+        "retained": [plain_step(step) for step in remembered.retained],
         "single": (
             remembered.next_ticket, remembered.next_step, remembered.generation,
-            remembered.dp_size, remembered.policy_version, remembered.ended,
+            remembered.dp_size, remembered.policy_version, remembered.ended, remembered.run_id,
+            remembered.resumed, remembered.saved,
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
@@ -205,6 +210,11 @@ class Model:
         self.id_horizon = id_horizon
         self.entries: dict[int, Entry] = {}
         self.steps: dict[int, Planned] = {}
+        #: Steps that were ever committed, and of those the ones that are retained.
+        self.lazy: set[int] = set()
+        self.retained: set[int] = set()
+        self.run_id, self.saved = "", -1
+        self.resumed: int | None = None
         self.next_ticket = self.next_step = self.generation = 0
         self.dp_size: int | None = None
         self.version: int | None = None
@@ -225,27 +235,28 @@ class Model:
         held = {ticket for number in self.steps for ticket in self.members(number)}
         return [ticket for ticket in self.entries if ticket not in held]
 
+    def open(self) -> list[int]:
+        """Numbers of the steps that are not committed."""
+        return sorted(self.steps.keys() - self.retained)
+
     def members(self, number: int) -> list[int]:
         """Tickets of a step."""
         return [t for rank in self.steps[number].micro_batches for part in rank for t in part]
+
+    def payloads(self) -> dict[int, bytes]:
+        """Every payload that is neither dropped nor done with, by ticket."""
+        return {at: bytes(entry.sample.payload) for at, entry in self.entries.items()}
 
     def plain(self) -> dict[str, object]:
         """As `plain` shows what was remembered."""
         entries = {ticket: plain_entry(entry) for ticket, entry in self.entries.items()}
         return {
             "entries": [entries[ticket] for ticket in sorted(self.buffered())],
-            "steps": [
-                (
-                    number,
-                    step.digest,
-                    step.planned_at,
-                    [[[entries[t] for t in part] for part in rank] for rank in step.micro_batches],
-                )
-                for number, step in sorted(self.steps.items())
-            ],
+            "steps": [self._plain_step(number) for number in self.open()],
+            "retained": [self._plain_step(number) for number in sorted(self.retained)],
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
-                self.ended,
+                self.ended, self.run_id, self.resumed, self.saved,
             ),
             "phases": self._phases(),
             "producers": {
@@ -255,6 +266,18 @@ class Model:
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
             "totals": self.totals,
         }  # fmt: skip
+
+    def _plain_step(self, number: int) -> tuple[object, ...]:
+        step, lazy = self.steps[number], number in self.lazy
+
+        def plain_ticket(ticket: int) -> tuple[object, ...]:
+            entry = self.entries[ticket]
+            sample = entry.sample._replace(payload=memoryview(b"")) if lazy else entry.sample
+            return plain_entry(replace(entry, sample=sample))
+
+        parts = [[[plain_ticket(t) for t in part] for part in rank] for rank in step.micro_batches]
+        rewound = lazy and number not in self.retained
+        return (number, step.digest, step.planned_at, parts, rewound)
 
     def _phases(self) -> tuple[int, ...]:
         """The newest, and those before it that some buffered sample still belongs to."""
@@ -281,20 +304,42 @@ class Model:
                 self.next_step = max(self.next_step, step + 1)
                 for ticket in passed_over:
                     self.entries[ticket].skips += 1
+            case Committed(step, retained=True):
+                self.retained.add(step)
+                self.lazy.add(step)
             case Committed(step):
-                for ticket in self.members(step):
-                    del self.entries[ticket]
-                del self.steps[step]
+                self._forget(step)
             case Dropped(tickets):
                 for ticket in tickets:
                     del self.entries[ticket]
+            case Resumed() | CheckpointSaved():
+                self._apply_checkpoint(fact)
             case _:
                 self._apply_single(fact)
 
+    def _apply_checkpoint(self, fact: Resumed | CheckpointSaved) -> None:
+        if isinstance(fact, CheckpointSaved):
+            self.saved = fact.step
+            for number in [number for number in self.retained if number <= fact.step]:
+                self.retained.remove(number)
+                self._forget(number)
+            return
+        rewound = {number for number in self.retained if number > fact.after}
+        self.retained -= rewound
+        self.version = None if rewound else self.version
+        self.resumed = fact.after
+
+    def _forget(self, step: int) -> None:
+        for ticket in self.members(step):
+            del self.entries[ticket]
+        del self.steps[step]
+
     def _apply_single(self, fact: Fact) -> None:
         match fact:
+            case RunBegan(run_id):
+                self.run_id = run_id
             case GenerationBegan(generation, dp_size):
-                self.generation, self.dp_size = generation, dp_size
+                self.generation, self.dp_size, self.resumed = generation, dp_size, None
             case VersionReported(version):
                 self.version = version
             case PhaseEnded(version):
@@ -327,10 +372,12 @@ class Player:
             return [self._accepted(at) for at in range(random.randrange(1, 5))]
         if kind < 0.66:
             return self._planned()
-        if kind < 0.70 and self.model.steps:
+        if kind < 0.70 and self.model.open():
             return self._planned_again()
-        if kind < 0.83 and self.model.steps:
-            return [Committed(min(self.model.steps))]
+        if kind < 0.83 and self.model.open():
+            return [Committed(self.model.open()[0], retained=random.random() < 0.5)]
+        if kind < 0.86 and self.model.retained:
+            return [self._checkpoint()]
         if kind < 0.88 and self.model.buffered():
             buffered = self.model.buffered()
             doomed = random.sample(buffered, min(3, len(buffered)))
@@ -342,8 +389,13 @@ class Player:
             VersionReported((self.model.version or 0) + random.randrange(2)),
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
+            RunBegan("run"),
         ]
         return [random.choice(others)]
+
+    def _checkpoint(self) -> Fact:
+        step = self.random.choice(sorted(self.model.retained))
+        return Resumed(step - 1) if self.random.random() < 0.5 else CheckpointSaved(step)
 
     def _accepted(self, at: int) -> Accepted:
         random, ticket = self.random, self.model.next_ticket + at
@@ -378,7 +430,7 @@ class Player:
 
     def _planned_again(self) -> list[Fact]:
         """An open step for another number of ranks: the same samples, elsewhere."""
-        number = self.random.choice(list(self.model.steps))
+        number = self.random.choice(self.model.open())
         before, size = self.model.steps[number], self.random.randrange(1, 4)
         members = self.model.members(number)
         self.random.shuffle(members)

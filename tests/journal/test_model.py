@@ -27,6 +27,8 @@ def test_what_is_remembered_is_what_the_facts_add_up_to(
                     assert plain(remembered) == player.model.plain()
                 for _ in range(batches):
                     listener.wait(journal.append(*player.batch()))
+                for ticket, payload in player.model.payloads().items():
+                    assert journal.fetch(ticket) == payload
                 if killed:
                     following = Path(scratch) / f"{number + 1}"
                     as_if_killed(directory, following)

@@ -10,7 +10,7 @@ import pytest
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import Committed, Dropped, FloorRaised, Planned
 from dispatcher.errors import JournalError, JournalFull
-from dispatcher.journal.journal import Journal
+from dispatcher.journal.journal import Journal, Trouble
 from tests.journal.support import (
     BATCH,
     OFF,
@@ -85,11 +85,19 @@ def test_a_write_without_room_is_kept_and_tried_again(tmp_path: Path) -> None:
         assert listener.durable < lsn
         os.dup2(kept, handle)
         listener.wait(more)
+        eventually(lambda: journal.failure is None)
+        assert journal.statistics().errors == {Trouble.FULL: 1, Trouble.BROKEN: 0}
+        os.dup2(full, handle)
+        last = journal.append([accepted(2)], {})
+        listener.wait_failing()
+        os.dup2(kept, handle)
+        listener.wait(last)
         assert journal.close()
         assert journal.failure is None
+        assert journal.statistics().errors == {Trouble.FULL: 2, Trouble.BROKEN: 0}
         os.close(kept)
         os.close(full)
-    assert len(recovered(tmp_path / "j").entries) == 2
+    assert len(recovered(tmp_path / "j").entries) == 3
 
 
 def test_closing_without_room_is_bounded_and_says_so(tmp_path: Path) -> None:
@@ -115,6 +123,7 @@ def test_any_other_fault_breaks_it_for_good(tmp_path: Path, device: str, what: s
         assert what in str(error)
         assert journal.broken
         assert journal.failure is error
+        assert journal.statistics().errors == {Trouble.FULL: 0, Trouble.BROKEN: 1}
         assert listener.durable == 1
         with pytest.raises(JournalError, match=what):
             journal.append([accepted(2)], {})

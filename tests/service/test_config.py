@@ -74,6 +74,7 @@ def test_addresses_and_quantities_are_read() -> None:
         ({"micro_batch_size": None}, "exactly one of micro_batch_size"),
         ({"max_skips": 2, "window_multiple": 5}, "raise it to 4"),
         ({"dispatch_batch_size": 9}, "use 8 or 12"),
+        ({"retain": "checkpoint"}, "set --journal-dir"),
     ],
 )
 def test_a_contradiction_names_its_remedy(changes: dict[str, Any], remedy: str) -> None:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from dispatcher.core.facts import Fact, StreamEnded
+from dispatcher.core.facts import Accepted, Fact, StreamEnded
 from dispatcher.errors import JournalError
 from dispatcher.service.gate import Gate
 
@@ -22,6 +22,15 @@ class SlowLog:
     def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
         self.batches.append((facts, totals))
         return len(self.batches)
+
+    def fetch(self, ticket: int) -> bytes:
+        """The payload as it was appended."""
+        accepted = (fact for facts, _ in self.batches for fact in facts)
+        return next(
+            bytes(fact.entry.sample.payload)
+            for fact in accepted
+            if isinstance(fact, Accepted) and fact.entry.ticket == ticket
+        )
 
     async def durable(self, lsn: int) -> None:
         """Report from another thread, as a journal does, and let the loop hear of it."""

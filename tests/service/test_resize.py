@@ -163,6 +163,7 @@ def test_the_size_and_the_new_plans_outlive_a_kill(
     parts = [rank.hold(0) for rank in ranks]  # the leader fails if its plan is not the same
     assert names(parts) == names(before)
     for rank in ranks:
+        rank.demand(taken=-1)
         rank.prepare(0)
     for rank in ranks:
         rank.await_release(0)

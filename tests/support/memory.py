@@ -5,6 +5,7 @@ from typing import Any
 
 from dispatcher.core import facts as f
 from dispatcher.core.buffer import Entry
+from dispatcher.sample import Sample
 
 
 class Memory:
@@ -13,6 +14,11 @@ class Memory:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._steps: dict[int, f.Planned] = {}
+        self._retained: dict[int, f.Planned] = {}
+        self._rewound: set[int] = set()
+        self._run_id = ""
+        self._resumed: int | None = None
+        self._saved = -1
         self._accepted: dict[str, set[int]] = {}
         self._floors: dict[str, int] = {}
         self._given_ids: list[str] = []
@@ -32,22 +38,19 @@ class Memory:
     def remembered(self) -> f.Remembered:
         """Everything, in objects of its own where a core would change them."""
         entries = {ticket: _copy(entry) for ticket, entry in self._entries.items()}
-        steps = tuple(
-            f.RememberedStep(
-                plan.step,
-                plan.digest,
-                plan.planned_at,
-                tuple(
-                    tuple(tuple(entries[ticket] for ticket in part) for part in rank)
-                    for rank in plan.micro_batches
-                ),
-            )
-            for plan in self._steps.values()
-        )
-        open_tickets = {ticket for plan in self._steps.values() for ticket in _tickets(plan)}
+        plans = [*self._retained.values(), *self._steps.values()]
+        in_steps = {ticket for plan in plans for ticket in _tickets(plan)}
+        for plan in plans:
+            if plan.step in self._retained or plan.step in self._rewound:
+                for ticket in _tickets(plan):
+                    entries[ticket].sample = _without_payload(entries[ticket].sample)
         return f.Remembered(
-            entries=tuple(e for ticket, e in sorted(entries.items()) if ticket not in open_tickets),
-            steps=steps,
+            entries=tuple(e for ticket, e in sorted(entries.items()) if ticket not in in_steps),
+            steps=tuple(self._remembered(plan, entries) for plan in self._steps.values()),
+            retained=tuple(self._remembered(plan, entries) for plan in self._retained.values()),
+            run_id=self._run_id,
+            resumed=self._resumed,
+            saved=self._saved,
             next_ticket=self._next_ticket,
             next_step=self._next_step,
             generation=self._generation,
@@ -62,6 +65,18 @@ class Memory:
             given_ids=tuple(self._given_ids),
             totals=self._totals,
         )
+
+    def payload(self, ticket: int) -> memoryview:
+        """What the journal would read back."""
+        return self._entries[ticket].sample.payload
+
+    def _remembered(self, plan: f.Planned, entries: dict[int, Entry]) -> f.RememberedStep:
+        micro_batches = tuple(
+            tuple(tuple(entries[ticket] for ticket in part) for part in rank)
+            for rank in plan.micro_batches
+        )
+        rewound = plan.step in self._rewound
+        return f.RememberedStep(plan.step, plan.digest, plan.planned_at, micro_batches, rewound)
 
     def _note_one(self, fact: f.Fact) -> None:
         match fact:
@@ -80,17 +95,44 @@ class Memory:
                 for ticket in fact.passed_over:
                     self._entries[ticket].skips += 1
             case f.Committed():
-                self._forget(_tickets(self._steps.pop(fact.step)))
+                plan = self._steps.pop(fact.step)
+                if fact.retained:
+                    self._retained[fact.step] = plan
+                else:
+                    self._forget(_tickets(plan))
             case f.Dropped():
                 self._forget(fact.tickets)
+            case f.Resumed() | f.CheckpointSaved():
+                self._note_checkpoint(fact)
+            case _:
+                self._note_single(fact)
+
+    def _note_single(self, fact: f.Fact) -> None:
+        match fact:
+            case f.RunBegan():
+                self._run_id = fact.run_id
             case f.GenerationBegan():
                 self._generation, self._dp_size = fact.generation, fact.dp_size
+                self._resumed = None
             case f.VersionReported():
                 self._version = fact.version
             case f.PhaseEnded():
                 self._phases.append(fact.version)
             case f.StreamEnded():
                 self._ended = True
+
+    def _note_checkpoint(self, fact: f.Resumed | f.CheckpointSaved) -> None:
+        if isinstance(fact, f.CheckpointSaved):
+            self._saved = fact.step
+            for number in [number for number in self._retained if number <= fact.step]:
+                self._forget(_tickets(self._retained.pop(number)))
+            return
+        back = {step: plan for step, plan in self._retained.items() if step > fact.after}
+        self._retained = {at: plan for at, plan in self._retained.items() if at <= fact.after}
+        self._steps = back | self._steps
+        self._rewound |= back.keys()
+        self._version = None if back else self._version
+        self._resumed = fact.after
 
     def _forget(self, tickets: Iterable[int]) -> None:
         for ticket in tickets:
@@ -103,3 +145,7 @@ def _tickets(plan: f.Planned) -> list[int]:
 
 def _copy(entry: Entry) -> Entry:
     return Entry(entry.sample, entry.ticket, entry.arrived, entry.group, entry.skips)
+
+
+def _without_payload(sample: Sample) -> Sample:
+    return sample._replace(payload=memoryview(b""))

@@ -17,7 +17,10 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.HelloProducer(client_id="p"),
         m.HelloRank(client_id="r", dp_rank=0, dp_size=2),
         m.WelcomeProducer(credits=8, max_payload_bytes=1024, heartbeat_interval_s=5.0),
-        m.WelcomeRank(generation=1, max_open_steps=4, layout="packed", heartbeat_interval_s=5.0),
+        m.WelcomeRank(
+            run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
+            heartbeat_interval_s=5.0,
+        ),
         m.Push(first_seq=0, floor=0, fields=[IDS], tokens=[], loss_tokens=[], sample_ids=[]),
         m.Pushed(first_seq=0, outcomes=["accepted"]),
         m.Blocked(first_seq=0, cap="samples", held=8, capacity=8),
@@ -39,6 +42,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Ping(),
         m.Pong(),
         m.Bye(),
+        m.CheckpointSaved(step=3),
     )
 }  # fmt: skip
 
@@ -109,6 +113,8 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         hungry=st.booleans(),
         received=st.lists(st.tuples(_counts, _counts), max_size=4),
         policy_version=st.none() | _counts,
+        resume=st.none() | st.builds(m.Position, run_id=_names, step=_watermarks),
+        saved=_watermarks,
     ),
     m.WelcomeProducer: st.builds(
         m.WelcomeProducer,
@@ -118,7 +124,9 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     ),
     m.WelcomeRank: st.builds(
         m.WelcomeRank,
+        run_id=_names,
         generation=_extents,
+        committed=_watermarks,
         max_open_steps=_extents,
         layout=_text,
         heartbeat_interval_s=_seconds,
@@ -155,4 +163,5 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.Ping: st.builds(m.Ping),
     m.Pong: st.builds(m.Pong),
     m.Bye: st.builds(m.Bye),
+    m.CheckpointSaved: st.builds(m.CheckpointSaved, step=_watermarks),
 }

@@ -172,7 +172,7 @@ def in_thirds(kind: int, header: memoryview, size: int) -> list[memoryview]:
 def test_a_payload_in_pieces_is_filled_in_order_however_much_arrives_at_once(
     frames: list[Parts], chunk: int
 ) -> None:
-    reader, stream = FrameReader(LIMITS, in_thirds), stream_of(frames)
+    reader, stream = FrameReader(LIMITS), stream_of(frames)
     found: list[Frame] = []
     while stream:
         taken = 0
@@ -182,7 +182,7 @@ def test_a_payload_in_pieces_is_filled_in_order_however_much_arrives_at_once(
             target[: len(piece)] = piece
             taken += len(piece)
         stream = stream[taken:]
-        found += reader.received(taken)
+        found += reader.received(taken, in_thirds)
     told = [(frame.type, bytes(frame.header), b"".join(frame.parts)) for frame in found]
     assert told == padded(frames)
 
@@ -194,6 +194,6 @@ def test_a_large_payload_is_received_into_its_own_memory() -> None:
         own.extend(memoryview(bytearray(size // 4)) for _ in range(4))
         return own
 
-    reader = FrameReader(LIMITS, allocate)
-    assert reader.feed(encode_frame(1, b"{}", 1 << 20)) == []
+    reader = FrameReader(LIMITS)
+    assert reader.feed(encode_frame(1, b"{}", 1 << 20), allocate) == []
     assert [target.obj for target in reader.get_buffers()[:4]] == [part.obj for part in own]

@@ -38,6 +38,8 @@ LEGAL: dict[State, dict[type[m.Message], State]] = {
         m.PolicyVersion: State.RANK,
         m.Prepared: State.RANK,
         m.Commit: State.RANK,
+        m.HelloRank: State.RANK,
+        m.CheckpointSaved: State.RANK,
         m.Ping: State.RANK,
         m.Bye: State.CLOSED,
     },

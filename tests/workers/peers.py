@@ -98,7 +98,13 @@ class Peer:
 
     def welcome_rank(self, generation: int = 1, **options: object) -> m.HelloRank:
         hello = self.expect(m.HelloRank)
-        facts = {"max_open_steps": 2, "layout": "packed", "heartbeat_interval_s": 5.0} | options
+        facts = {
+            "run_id": "run",
+            "committed": -1,
+            "max_open_steps": 2,
+            "layout": "packed",
+            "heartbeat_interval_s": 5.0,
+        } | options
         self.send(m.WelcomeRank.model_validate({"generation": generation, **facts}))
         return hello
 

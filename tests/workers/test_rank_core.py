@@ -11,9 +11,11 @@ from workers.rank_core import RankCore
 NOTHING = memoryview(b"")
 
 
-def welcome(generation: int = 1, max_open_steps: int = 2) -> m.WelcomeRank:
+def welcome(generation: int = 1, max_open_steps: int = 2, committed: int = -1) -> m.WelcomeRank:
     return m.WelcomeRank(
+        run_id="run",
         generation=generation,
+        committed=committed,
         max_open_steps=max_open_steps,
         layout="packed",
         heartbeat_interval_s=5.0,

@@ -1,0 +1,56 @@
+"""What a chaos run is of: how many processes, how they are set, and what is special about them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+Address = tuple[str, int]
+
+#: Samples; more than fit into the segments that the journal has at hand.
+LARGE_BUFFER = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls.
+
+    torchrun: whether ranks train with torch, under torchrun.
+    """
+
+    dp_size: int = 3
+    producers: int = 3
+    batch: int = 12
+    window_multiple: int = 2
+    buffer_samples: int = 64
+    max_open_steps: int = 3
+    max_skips: int = 8
+    rank_timeout_s: float = 1.5
+    patience_s: float = 60.0
+    bug: str | None = None
+    small_disk: bool = False
+    torchrun: bool = False
+
+    @property
+    def longest_wait(self) -> int:
+        """Steps between a sample's acknowledgement and its own: queued, skipped, open."""
+        queued = -(-self.buffer_samples // self.batch)
+        return queued + self.max_skips + self.max_open_steps + 1
+
+    def flags(self, listen: Address, http: Address, journal: Path) -> list[str]:
+        """Options of `dispatcher serve`."""
+        options = {
+            "listen": ":".join(map(str, listen)),
+            "http": ":".join(map(str, http)),
+            "dp-size": self.dp_size,
+            "dispatch-batch-size": self.batch,
+            "micro-batch-tokens": 128,
+            "window-multiple": self.window_multiple,
+            "buffer-capacity": self.buffer_samples,
+            "max-open-steps": self.max_open_steps,
+            "max-skips": self.max_skips,
+            "max-wait": "200ms",
+            "heartbeat-interval": "300ms",
+            "rank-timeout": f"{self.rank_timeout_s}s",
+            "idle-timeout": "1500ms",
+            "journal-dir": journal,
+        }
+        return [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -1,0 +1,91 @@
+"""A trainer that saves checkpoints with torch.distributed.checkpoint and goes on from the last.
+
+    torchrun ... tests/e2e/resumable.py --endpoint E --out DIR --attempt 0 --every 5
+
+Each rank writes DIR/rank<r>.attempt<a>.jsonl as `trainer.py` does; at the end of the stream DP rank
+0 writes the weights to DIR/final.pt. `--die-at-step` ends DP rank 1 in mid-step by SIGKILL.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from workers import MicroBatchStream
+
+VOCABULARY = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--every", type=int, required=True, help="steps between checkpoints")
+    parser.add_argument("--die-at-step", type=int)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        train(args)
+    finally:
+        dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace) -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)).double()
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    latest = args.out / "latest"
+    with (
+        (args.out / f"rank{rank}.attempt{args.attempt}.jsonl").open("w", buffering=1) as diary,
+        MicroBatchStream(args.endpoint, weights_dtype=torch.float64) as stream,
+    ):
+        state = {"model": network.state_dict(), "stream": stream}
+        if latest.exists():
+            dcp.load(state, checkpoint_id=latest.read_text())  # type: ignore[attr-defined]
+        for step in stream:
+            seen = {
+                "event": "taken",
+                "step": step.number,
+                "digest": step.digest,
+                "count": len(step),
+            }
+            diary.write(json.dumps(seen) + "\n")
+            samples: list[list[str]] = []
+            for micro_batch in step:
+                if rank == 1 and step.number == args.die_at_step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                with contextlib.nullcontext() if micro_batch.is_last else model.no_sync():
+                    ids = micro_batch.input_ids % VOCABULARY
+                    losses = nn.functional.cross_entropy(model(ids), ids, reduction="none")
+                    loss = (losses * micro_batch.loss_weights).sum() * micro_batch.loss_scale
+                    loss.backward()  # type: ignore[no-untyped-call]
+                samples.append([] if micro_batch.is_filler else list(micro_batch.sample_ids))
+            optimizer.step()
+            optimizer.zero_grad()
+            step.commit()
+            done = {"event": "committed", "step": step.number, "samples": samples}
+            diary.write(json.dumps(done) + "\n")
+            if (step.number + 1) % args.every == 0:
+                folder = args.out / f"step-{step.number}"
+                dcp.save(state, checkpoint_id=folder)  # type: ignore[attr-defined]
+                if rank == 0:
+                    latest.write_text(str(folder))
+                stream.checkpoint_saved(stream.state_dict())
+    if rank == 0:
+        torch.save(network.state_dict(), args.out / "final.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A running dispatcher that is sent anything, and a producer and ranks that do their work on it."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dispatcher.errors import ProtocolError
+from dispatcher.wire import messages as m
+from dispatcher.wire.frame import FrameLimits, FrameReader
+from dispatcher.wire.session import ServerSession
+from tests.chaos.processes import Process
+from tests.support.client import Producer, Trainer
+from tests.support.server import eventually
+
+PATIENCE_S = 20.0
+DP_SIZE = 2
+GOOD = "good"
+LIMITS = FrameLimits(header=4 << 20, payload=64 << 10)
+KNOWN_CODES = {
+    "protocol", "frame-too-large", "version", "rank-refused", "fenced", "connection-limit",
+}  # fmt: skip
+
+
+class Arena:
+    """One dispatcher; `attack` sends it one connection's worth of bytes."""
+
+    def __init__(self, folder: Path, bug: str = "none") -> None:
+        self._folder, self._path = folder, str(folder / "sample.sock")
+        options = {
+            "listen": f"unix:{self._path}",
+            "http": f"unix:{folder}/http.sock",
+            "ready-file": folder / "ready.json",
+            "dp-size": DP_SIZE,
+            "dispatch-batch-size": 4,
+            "window-multiple": 1,
+            "micro-batch-tokens": 64,
+            "max-wait": "10ms",
+            "group-timeout": "200ms",
+            "max-frame-bytes": f"{LIMITS.payload}B",
+        }
+        flags = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+        self._process = Process(
+            ["tests.fuzz.planted", bug, "serve", *flags], folder / "dispatcher.log"
+        )
+        self.attacks = 0
+        self.codes: dict[str, int] = {}
+        eventually(self._is_up, "the dispatcher is ready")
+
+    def _is_up(self) -> bool:
+        assert self._process.code is None, (self._folder / "dispatcher.log").read_text()
+        return (self._folder / "ready.json").exists()
+
+    @property
+    def endpoint(self) -> str:
+        """Of the sample plane."""
+        return f"unix:{self._path}"
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that the dispatcher holds."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def attack(self, stream: bytes) -> None:
+        """Send it on a connection of its own, and read until the dispatcher hangs up."""
+        self.attacks += 1
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect(self._path)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                sock.sendall(stream)
+                sock.shutdown(socket.SHUT_WR)
+            reader = FrameReader(FrameLimits(1 << 26, 1 << 26))
+            with suppress(ConnectionResetError):
+                while data := sock.recv(65536):
+                    for frame in reader.feed(data):
+                        self._heard(m.decode(frame))
+
+    def _heard(self, message: m.Message) -> None:
+        if isinstance(message, m.Error):
+            assert message.code in KNOWN_CODES, message
+            self.codes[message.code] = self.codes.get(message.code, 0) + 1
+
+    def status(self) -> dict[str, object]:
+        """What /statusz says."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect(f"{self._folder}/http.sock")
+            sock.sendall(b"GET /statusz HTTP/1.0\r\n\r\n")
+            answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        found: dict[str, object] = json.loads(answer.split(b"\r\n\r\n", 1)[1])
+        return found
+
+    def close(self) -> None:
+        """End it; fails if it ended by itself or complained."""
+        code = self._process.code
+        self._process.kill()
+        assert code is None, f"the dispatcher ended with {code}"
+        log = (self._folder / "dispatcher.log").read_text(errors="replace")
+        assert "Traceback" not in log, log[log.index("Traceback") :][:2000]
+
+
+class Work:
+    """A producer and ranks that must not notice any of it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._producer = Producer(arena.endpoint, GOOD)
+        self._trainer = Trainer(arena.endpoint, DP_SIZE)
+        self._failure: BaseException | None = None
+        self.trained: list[str] = []
+        self._thread = threading.Thread(target=self._train, daemon=True)
+        self._thread.start()
+
+    def go_on(self) -> None:
+        """Samples are pushed, and the first four of them trained; what others pushed may be ahead.
+
+        So the last of them may have to wait for company.
+        """
+        first = self._producer.next_seq
+        assert self._producer.push([3, 4, 5, 6] * 2).outcomes == ["accepted"] * 8
+        mine = {f"{GOOD}/{first + at}" for at in range(4)}
+        eventually(lambda: self._failure or mine <= set(self.trained[-4096:]), "good samples train")
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> None:
+        """End the stream and leave."""
+        self._producer.send(m.EndStream())
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the ranks got no end"
+        if self._failure is not None:
+            raise self._failure
+        mine = [name for name in self.trained if name.startswith(f"{GOOD}/")]
+        assert len(set(mine)) == len(mine) == self._producer.next_seq, "lost, or trained twice"
+
+    def _train(self) -> None:
+        try:
+            while parts := self._trainer.train():
+                self.trained += [name for part in parts for name in part.sample_ids]
+                for rank in self._trainer.ranks:
+                    rank.steps = {n: s for n, s in rank.steps.items() if n > rank.committed}
+        except BaseException as error:
+            self._failure = error
+
+
+@contextmanager
+def arena(folder: Path, bug: str = "none") -> Iterator[Arena]:
+    """An arena that is closed in the end, whatever happens in it."""
+    found = Arena(folder, bug)
+    try:
+        yield found
+    except BaseException:
+        with suppress(AssertionError):
+            found.close()
+        raise
+    found.close()
+
+
+def is_harmless(stream: bytes, *, rank: bool) -> bool:
+    """Whether a peer that says this asks for nothing that it may have and others would feel.
+
+    Whoever may connect may end the stream or a phase, speak for another client, and begin a new
+    generation; the last one is wanted where the peer is a `rank`, the others nowhere.
+    """
+    session = ServerSession(LIMITS)
+    try:
+        for message in _messages(session, stream):
+            match message:
+                case m.EndStream() | m.EndPhase():
+                    return False
+                case m.HelloProducer() if message.client_id == GOOD:
+                    return False
+                case m.HelloRank() if message.generation is None and not rank:
+                    return False
+    except ProtocolError:
+        pass
+    return True
+
+
+def _messages(session: ServerSession, stream: bytes) -> Iterator[m.Message]:
+    while stream:
+        target = session.get_buffer()
+        taken = min(len(target), len(stream))
+        target[:taken] = stream[:taken]
+        stream = stream[taken:]
+        yield from (message for message, _ in session.received(taken))

@@ -1,0 +1,113 @@
+"""Campaigns: many inputs, each drawn by hypothesis from a seed, until one shows a fault.
+
+*Session*: the sans-IO session alone. *Beside work*: strangers and producers on a real dispatcher
+whose good producer and ranks work meanwhile. *As ranks*: peers that may begin generations, which
+is no attack; afterwards a good group trains all that was pushed meanwhile.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis import strategies as st
+
+from dispatcher.wire import messages as m
+from tests.fuzz.arena import DP_SIZE, Arena, Work, arena, is_harmless
+from tests.fuzz.inputs import streams
+from tests.fuzz.session import check_session, inputs
+
+#: Every so many inputs the good peers are asked for a sign of work.
+ROUND = 100
+#: Memory is compared from here on, as a share of the inputs, and may grow by so much.
+WARM_UP, GROWTH_BYTES = 0.2, 8 << 20
+
+PRODUCERS = (
+    m.HelloProducer(client_id="fuzz"),
+    m.HelloProducer(client_id="another"),
+    m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=DP_SIZE, generation=1),
+    m.HelloRank(client_id="fuzz", dp_rank=1, dp_size=DP_SIZE + 1),
+)
+RANKS = (
+    m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=DP_SIZE),
+    m.HelloRank(client_id="another", dp_rank=0, dp_size=DP_SIZE, taken=5, committed=5),
+    m.HelloRank(client_id="fuzz", dp_rank=1, dp_size=DP_SIZE, generation=2, received=[(0, 9)]),
+)
+
+
+def fuzz_session(examples: int, number: int) -> dict[str, object]:
+    """So many inputs for the session; raises what they show."""
+    _each(inputs, examples, number, lambda drawn: check_session(*drawn))
+    return {"inputs": examples}
+
+
+def fuzz_beside_work(
+    folder: Path, examples: int, number: int, bug: str = "none"
+) -> dict[str, object]:
+    """So many connections beside good peers; raises what they show."""
+    with arena(folder, bug) as target:
+        work = Work(target)
+        work.go_on()
+        memory = _attack(target, PRODUCERS, examples, number, work.go_on)
+        work.go_on()
+        work.end()
+    return {"inputs": target.attacks, "errors": target.codes, "trained": len(work.trained)} | memory
+
+
+def fuzz_as_ranks(folder: Path, examples: int, number: int, bug: str = "none") -> dict[str, object]:
+    """So many connections that may be ranks; raises what they show, then or afterwards."""
+    with arena(folder, bug) as target:
+        memory = _attack(target, RANKS, examples, number, lambda: _is_balanced(target))
+        work = Work(target)
+        work.go_on()
+        work.end()
+    return {"inputs": target.attacks, "errors": target.codes} | memory
+
+
+def _attack(
+    target: Arena,
+    hellos: tuple[m.Message, ...],
+    examples: int,
+    number: int,
+    check: Callable[[], None],
+) -> dict[str, object]:
+    warm = 0
+
+    def one(stream: bytes) -> None:
+        nonlocal warm
+        assume(is_harmless(stream, rank=hellos is RANKS))
+        target.attack(stream)
+        if target.attacks % ROUND == 0:
+            check()
+        if not warm and target.attacks >= WARM_UP * examples:
+            warm = target.resident
+
+    _each(streams(hellos), examples, number, one)
+    grown = target.resident - warm
+    assert grown <= GROWTH_BYTES, f"{grown >> 20} MiB more memory after {examples} inputs"
+    return {"warm_mb": round(warm / 1e6, 2), "end_mb": round((warm + grown) / 1e6, 2)}
+
+
+def _is_balanced(target: Arena) -> None:
+    assert target.status()["balanced"]
+
+
+def _each(
+    strategy: st.SearchStrategy[Any], examples: int, number: int, one: Callable[[Any], None]
+) -> None:
+    """Generate and try; nothing is made smaller, since a dispatcher keeps what it was sent."""
+
+    @seed(number)
+    @settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        database=None,
+        report_multiple_bugs=False,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def run(drawn: Any) -> None:
+        one(drawn)
+
+    run()

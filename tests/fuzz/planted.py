@@ -1,0 +1,100 @@
+"""Faults that fuzzing must find, and a dispatcher that has one of them.
+
+    python -m tests.fuzz.planted BUG|none serve ...
+
+What is changed is changed here: production code has no switch.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dispatcher.cli.main import main
+from dispatcher.errors import DispatcherError, Stopping
+from dispatcher.service.hub import Hub
+from dispatcher.service.peer import Peer
+from dispatcher.wire import messages as m
+from dispatcher.wire import session
+from dispatcher.wire.frame import Frame, FrameReader
+from workers.demo import lifeline
+
+Plant = Callable[[Any, str, object], None]
+
+
+def believe_every_size(plant: Plant) -> None:
+    """Memory is set aside for whatever a prefix says."""
+
+    def believe(reader: FrameReader, reserved: int, header: int, payload: int) -> None:
+        if header + payload > 1 << 30:
+            raise MemoryError
+
+    plant(FrameReader, "_check", believe)
+
+
+def let_everybody_say_anything(plant: Plant) -> None:
+    """A peer may say what only the other role may."""
+    both = {
+        (state, kind): state
+        for state in (session.State.PRODUCER, session.State.RANK)
+        for kind in (m.Push, m.CloseGroup, m.Demand, m.Prepared, m.Commit, m.Ping)
+    }
+    plant(session, "NEXT", session.NEXT | both)
+
+
+def believe_the_header(plant: Plant) -> None:
+    """A payload is cut as the header says, whatever is there."""
+
+    def spans(push: m.Push, nbytes: int) -> list[int]:
+        return [push.schema_.nbytes(tokens) for tokens in push.tokens]
+
+    plant(m.Push, "spans", spans)
+
+
+def trip_over_json(plant: Plant) -> None:
+    """What is wrong with a header is not told apart from our own faults."""
+
+    def decode(frame: Frame) -> m.Message:
+        return m.MESSAGES[frame.type].model_validate_json(bytes(frame.header))
+
+    plant(m, "decode", decode)
+
+
+def keep_what_came(plant: Plant) -> None:
+    """Every connection leaves something behind."""
+    kept: list[bytearray] = []
+    begin = Peer.__init__
+
+    def hoard(peer: Peer, *arguments: Any) -> None:
+        begin(peer, *arguments)
+        kept.append(bytearray(b"x" * 65_536))
+
+    plant(Peer, "__init__", hoard)
+
+
+def blame_everybody(plant: Plant) -> None:
+    """One peer's error ends everybody's connection."""
+    fail = Peer.fail
+
+    def fail_all(peer: Peer, error: DispatcherError) -> None:
+        fail(peer, error)
+        if isinstance(peer._listener, Hub) and not isinstance(error, Stopping):
+            peer._listener.stop("somebody made a mistake")
+
+    plant(Peer, "fail", fail_all)
+
+
+#: Those that the session shows by itself.
+IN_SESSION = {
+    "believe-every-size": believe_every_size,
+    "let-everybody-say-anything": let_everybody_say_anything,
+    "believe-the-header": believe_the_header,
+    "trip-over-json": trip_over_json,
+}
+#: Those that only a running dispatcher shows.
+IN_SERVICE = {"keep-what-came": keep_what_came, "blame-everybody": blame_everybody}
+
+if __name__ == "__main__":
+    lifeline.hold()
+    if sys.argv[1] != "none":
+        (IN_SESSION | IN_SERVICE)[sys.argv[1]](setattr)
+    sys.exit(main(sys.argv[2:]))

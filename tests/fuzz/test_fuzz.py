@@ -1,0 +1,40 @@
+"""Anything may be sent: nothing crashes, grows, or harms others; and fuzzing finds what does."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.campaign import fuzz_as_ranks, fuzz_beside_work, fuzz_session
+from tests.fuzz.planted import IN_SERVICE, IN_SESSION
+
+SEED = 11
+
+
+def test_no_bytes_confuse_the_session() -> None:
+    fuzz_session(1500, SEED)
+
+
+@pytest.mark.e2e
+def test_nothing_that_is_sent_keeps_others_from_their_work(tmp_path: Path) -> None:
+    found = fuzz_beside_work(tmp_path, 800, SEED)
+    assert found["errors"], "no input was bad enough to be refused"
+
+
+@pytest.mark.e2e
+def test_nothing_that_ranks_say_costs_a_sample(tmp_path: Path) -> None:
+    fuzz_as_ranks(tmp_path, 400, SEED)
+
+
+@pytest.mark.parametrize("bug", IN_SESSION)
+def test_a_fault_of_the_session_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    IN_SESSION[bug](monkeypatch.setattr)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - whatever it may be, it shows
+        fuzz_session(1500, SEED)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("bug", IN_SERVICE)
+def test_a_fault_of_the_service_is_found(bug: str, tmp_path: Path) -> None:
+    # A group: when hypothesis tries the input again, the fault may show in another way.
+    with pytest.raises((AssertionError, OSError, EOFError, ExceptionGroup)):
+        fuzz_beside_work(tmp_path, 500, SEED, bug)

@@ -1,0 +1,87 @@
+"""Payloads of retained steps are read back from the log, wherever it has put them meanwhile."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from dispatcher.core.facts import CheckpointSaved, Committed, Fact, Planned, Resumed
+from dispatcher.errors import JournalCorrupt, JournalError
+from tests.journal.support import BATCH, SCHEMAS, accepted, opened, payload_of, recovered
+
+NBYTES = SCHEMAS[0].nbytes(100)
+
+
+def step(number: int, *tickets: int) -> list[Fact]:
+    """A step that is planned, committed and retained."""
+    plan = Planned(number, f"d{number}", 0.0, ((tickets,), ()), ())
+    return [plan, Committed(number, retained=True)]
+
+
+def test_retained_steps_come_back_without_their_payloads_which_can_be_fetched(
+    tmp_path: Path,
+) -> None:
+    facts = [accepted(0, tokens=100), accepted(1, tokens=100), *step(0, 0), *step(1, 1)]
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        listener.wait(journal.append([*facts, Resumed(0)], {}))
+    with opened(tmp_path / "j", BATCH) as (journal, _, found):
+        assert [(s.number, s.rewound) for s in found.steps] == [(1, True)]
+        assert [(s.number, s.rewound) for s in found.retained] == [(0, False)]
+        for one in (*found.steps, *found.retained):
+            (entry,) = one.micro_batches[0][0]
+            assert not entry.sample.is_here
+            assert journal.fetch(entry.ticket) == payload_of(entry.ticket, NBYTES)
+
+
+def test_what_a_saved_checkpoint_covers_is_not_kept(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        listener.wait(journal.append([accepted(0), *step(0, 0), CheckpointSaved(0)], {}))
+        assert journal.statistics().live_samples == 0
+        with pytest.raises(JournalError, match="does not keep sample 0"):
+            journal.fetch(0)
+    found = recovered(tmp_path / "j")
+    assert (found.saved, found.retained, found.steps) == (0, (), ())
+
+
+def test_a_payload_that_has_changed_on_the_disk_is_not_handed_out(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        listener.wait(journal.append([accepted(0, tokens=100), *step(0, 0)], {}))
+        (segment,) = (tmp_path / "j").glob("*.segment")
+        data = segment.read_bytes()
+        at = data.index(bytes(payload_of(0, NBYTES)))
+        with segment.open("r+b") as file:
+            file.seek(at + 5)
+            file.write(bytes([data[at + 5] ^ 1]))
+        with pytest.raises(JournalCorrupt, match="does not match its checksum"):
+            journal.fetch(0)
+
+
+def test_payloads_are_read_while_the_writer_moves_them(tmp_path: Path) -> None:
+    """Every tenth sample stays, so that nearly empty segments are written again and reused."""
+    done = threading.Event()
+    failures: list[BaseException] = []
+    kept = [0]
+    with opened(tmp_path / "j") as (journal, listener, _):
+        listener.wait(journal.append([accepted(0, tokens=100)], {}))
+
+        def read() -> None:
+            try:
+                while not done.is_set():
+                    for ticket in kept[:]:
+                        assert journal.fetch(ticket) == payload_of(ticket, NBYTES)
+            except BaseException as error:
+                failures.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for number in range(150):
+            tickets = tuple(range(10 * number + 1, 10 * number + 11))
+            facts: list[Fact] = [accepted(ticket, tokens=100) for ticket in tickets]
+            gone = Planned(number, "d", 0.0, ((tickets[1:],), ()), ())
+            listener.wait(journal.append([*facts, gone, Committed(number)], {}))
+            kept.append(tickets[0])
+        done.set()
+        reader.join()
+        segments = journal.statistics().segments
+    assert failures == []
+    assert segments < 40  # of the 75 and more that were written

@@ -1,0 +1,89 @@
+"""A stream's part of a checkpoint: its state, and what a rank says when it has loaded one."""
+
+import json
+
+import pytest
+
+from dispatcher.errors import CheckpointRefused, StepContractError
+from dispatcher.wire import messages as m
+from tests.workers.peers import step
+from tests.workers.test_rank_core import connected, hear, welcome
+from workers.checkpoint import position_of, state_of
+
+
+def test_a_state_is_plain_and_comes_back() -> None:
+    state = state_of("run", 41)
+    assert position_of(json.loads(json.dumps(state))) == m.Position(run_id="run", step=41)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({}, "format None"),
+        ({"format": 2, "run_id": "r", "step": 1}, "format 2, this release reads format 1"),
+        ({"format": 1, "step": 1}, "run_id"),
+        ({"format": 1, "run_id": "r", "step": -2}, "step"),
+        ({"format": 1, "run_id": "r", "step": "1"}, "step"),
+    ],
+)
+def test_what_is_no_state_is_a_clear_error(state: dict[str, object], why: str) -> None:
+    with pytest.raises(CheckpointRefused, match=why):
+        position_of(state)
+
+
+POSITION = m.Position(run_id="run", step=4)
+
+
+def test_a_rank_that_has_loaded_a_checkpoint_forgets_what_it_was_sent_and_says_hello_again() -> (
+    None
+):
+    core = connected()
+    hear(core, step(7))
+    core.outgoing()
+    core.resume(POSITION)
+    (said,) = core.outgoing()
+    assert isinstance(said, m.HelloRank)
+    assert (said.generation, said.resume, said.received) == (1, POSITION, [])
+    assert hear(core, step(8), m.Release(step=8), m.End(reason="x")) == []  # before it was heard
+    assert core.end_reason is None
+    hear(core, welcome(committed=4))
+    assert not core.resuming
+    assert core.position == 4
+    assert [type(word) for word in hear(core, step(5))] == [m.Prepared]
+
+
+def test_a_reconnect_repeats_what_was_loaded_and_what_was_saved() -> None:
+    core = connected()
+    core.resume(POSITION)
+    core.disconnected()
+    assert core.hello().resume == POSITION
+    hear(core, welcome(committed=4))
+    core.checkpoint_saved(4)
+    core.checkpoint_saved(3)
+    assert core.outgoing() == [m.CheckpointSaved(step=4)]
+    core.disconnected()
+    assert (core.hello().resume, core.hello().saved) == (POSITION, 4)
+    assert not core.said_nothing
+
+
+def test_a_checkpoint_is_loaded_once_and_before_the_first_step() -> None:
+    core = connected()
+    core.resume(POSITION)
+    core.outgoing()
+    core.resume(POSITION)
+    assert core.outgoing() == []
+    with pytest.raises(StepContractError, match="after step 4 is loaded already"):
+        core.resume(m.Position(run_id="run", step=5))
+    late = connected()
+    late.wait(hungry=True)
+    with pytest.raises(StepContractError, match="load it before"):
+        late.resume(POSITION)
+
+
+def test_the_position_is_where_the_run_stood_until_a_step_is_committed() -> None:
+    core = connected()
+    assert core.position == -1
+    later = connected()
+    later.disconnected()
+    hear(later, welcome(committed=9))  # others have committed: that is not in these weights
+    assert later.position == -1
