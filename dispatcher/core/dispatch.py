@@ -56,8 +56,9 @@ class Dispatch:
         self.run_id = run_id
         self.buffer = SampleBuffer(config.limits, groups_matter=config.groups_matter)
         self.totals = Totals()
+        note = self._note if config.durable else None  # a fact a sample: not built for nobody
         self.admission = Admission(
-            self.buffer, self.totals, config.producer_credits, config.id_horizon, self._note
+            self.buffer, self.totals, config.producer_credits, config.id_horizon, note
         )
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.checkpoints = Checkpoints(self.ledger, self.totals, self._note, retain=config.retain)
@@ -286,9 +287,11 @@ class Dispatch:
             return admitted + self._finish()
         while self._drop_unwanted():
             admitted += self.admission.retry(now)
-        entries = self.freshness.window(self.buffer, self.config.trigger.window)
-        decision = decide(self.config.trigger, self._standing(len(entries), now))
+        window = self.config.trigger.window
+        ready = self.freshness.count(self.buffer, window)
+        decision = decide(self.config.trigger, self._standing(ready, now))
         if isinstance(decision, Go):
+            entries = self.freshness.window(self.buffer, window)
             batch = self.config.trigger.batch
             due = self.freshness.must_go(entries, len(self.ledger.uncommitted()), batch)
             self._planning = request_plan(entries, due, batch, self.ledger.dp_size, decision)

@@ -10,13 +10,21 @@ one by one, as ranks have room for them.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from dispatcher.core.buffer import Entry
 from dispatcher.core.config import SizeCheck
 from dispatcher.core.events import Deliver, Effect, FailRanks, Redelivered, Release
-from dispatcher.core.standing import RankHello, RankStanding
+from dispatcher.core.standing import (
+    Everyone,
+    RankHello,
+    RankStanding,
+    committed,
+    has_room,
+    is_ready,
+    prepared,
+)
 from dispatcher.core.step import MicroBatches, OpenStep, StepEvent, StepState, step_digest
 from dispatcher.errors import (
     CheckpointRefused,
@@ -48,6 +56,8 @@ class StepLedger:
         self.resumed: int | None = None
         self.ranks: dict[int, RankStanding] = {}
         self.failed: DispatcherError | None = None
+        self._prepared, self._committed = Everyone(self.ranks), Everyone(self.ranks)
+        self._with_room = Everyone(self.ranks)
 
     # -- ranks come and go ------------------------------------------------------------------
 
@@ -232,14 +242,13 @@ class StepLedger:
 
     def release_ready(self) -> list[Effect]:
         """Release every step that all DP ranks hold, while all are connected and have begun."""
-        if len(self.ranks) < self.dp_size:
-            return []
         effects: list[Effect] = []
-        ready = all(rank.connected and rank.begun for rank in self.ranks.values())
         for step in self.steps.values():
-            if step.state is StepState.PLANNED and self._lowest("prepared") >= step.number:
+            if step.state is StepState.PLANNED:
+                if not self._prepared.all(self.dp_size, prepared(step.number)):
+                    break
                 step.move(StepEvent.ALL_PREPARED)
-            if step.state is StepState.PREPARED and ready:
+            if step.state is StepState.PREPARED and self._all(is_ready):
                 step.move(StepEvent.ALL_CONNECTED)
                 effects.append(Release(tuple(sorted(self.ranks)), step.number))
         return effects
@@ -254,13 +263,11 @@ class StepLedger:
             raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
         rank.committed = max(rank.committed, number)
         done: list[OpenStep] = []
-        if len(self.ranks) < self.dp_size:
-            return done
-        through = self._lowest("committed")
         for step in list(self.steps.values()):
-            if step.number <= through:
-                step.move(StepEvent.ALL_COMMITTED)
-                done.append(self.steps.pop(step.number))
+            if not self._committed.all(self.dp_size, committed(step.number)):
+                break
+            step.move(StepEvent.ALL_COMMITTED)
+            done.append(self.steps.pop(step.number))
         return done
 
     def fail(self, error: DispatcherError, *also: str) -> list[Effect]:
@@ -323,8 +330,9 @@ class StepLedger:
             if self._agrees(rank)
         ]
 
-    def _lowest(self, watermark: str) -> int:
-        return min(int(getattr(rank, watermark)) for rank in self.ranks.values())
+    def _all(self, holds: Callable[[RankStanding], bool]) -> bool:
+        """Whether every DP rank is there and this holds for it."""
+        return len(self.ranks) == self.dp_size and all(map(holds, self.ranks.values()))
 
     # -- after a restart ---------------------------------------------------------------------
 
@@ -410,11 +418,7 @@ class StepLedger:
     @property
     def complete(self) -> bool:
         """Whether every DP rank of a live generation is connected."""
-        return (
-            self.failed is None
-            and len(self.ranks) == self.dp_size
-            and all(rank.connected and self._agrees(rank) for rank in self.ranks.values())
-        )
+        return self.failed is None and self._all(lambda r: r.connected and self._agrees(r))
 
     @property
     def absent(self) -> list[int]:
@@ -431,13 +435,10 @@ class StepLedger:
     @property
     def wanted(self) -> bool:
         """Whether every DP rank has room for one more step."""
-        if not self.complete or len(self.steps) >= self.max_open_steps:
+        if self.failed is not None or len(self.steps) >= self.max_open_steps:
             return False
-        last = self.last
-        return all(
-            last - rank.taken < rank.prefetch_steps or (rank.hungry and rank.taken == last)
-            for rank in self.ranks.values()
-        )
+        room = has_room(self.last)
+        return self._with_room.all(self.dp_size, lambda r: room(r) and self._agrees(r))
 
     @property
     def hungry(self) -> bool:

@@ -5,7 +5,7 @@ It runs on one event loop, so the core sees one event at a time, and decides not
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from dispatcher.core.admission import Push
@@ -71,7 +71,7 @@ class Hub:
         """A connection was made; it counts for its role once it has said hello."""
         self._roster.peers.add(peer)
 
-    def said(self, peer: Peer, message: m.Message, payload: memoryview) -> None:
+    def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message."""
         now = self.clock()
         match message:
@@ -89,7 +89,7 @@ class Hub:
                 self.access.check_token(message.token)
                 self._welcome_rank(peer, message, now)
             case m.Push():
-                samples = samples_of(message, payload, self.config.group_size)
+                samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
                     peer.client_id, message.first_seq, samples, message.floor, message.named
                 )

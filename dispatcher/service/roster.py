@@ -69,11 +69,6 @@ class Roster:
         seat = self.seats.get(client_id)
         return seat.peer if seat is not None and seat.peer.welcomed else None
 
-    def to_rank(self, client_id: str, message: m.Message) -> None:
-        """Tell a DP rank, if it is connected."""
-        if (peer := self.rank(client_id)) is not None:
-            peer.send(message)
-
     def to_producer(self, client_id: str, message: m.Message) -> None:
         """Tell a producer, if it is connected."""
         if (peer := self.producers.get(client_id)) is not None:

@@ -26,6 +26,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self._reader = FrameReader(LIMITS)
         self._heard: list[m.Message] = []
+        self._more = asyncio.Event()
         self.peer = Peer(hub, PeerLimits(LIMITS, 10, 10), asyncio.get_running_loop().time)
         self.peer.connection_made(self)
 
@@ -33,6 +34,7 @@ class Wire(asyncio.Transport):
         buffer = self._reader.get_buffer()
         buffer[: len(data)] = data
         self._heard += [m.decode(frame) for frame in self._reader.received(len(data))]
+        self._more.set()
 
     def close(self) -> None:
         self.abort()
@@ -47,6 +49,13 @@ class Wire(asyncio.Transport):
             size = min(len(buffer), len(data))
             buffer[:size], data = data[:size], data[size:]
             self.peer.buffer_updated(size)
+
+    async def hears(self, count: int) -> list[str]:
+        """Wait for so many messages; their names."""
+        while len(self._heard) < count:
+            self._more.clear()
+            await self._more.wait()
+        return self.heard()
 
     def heard(self) -> list[str]:
         """The names of the messages since the last look."""
@@ -103,5 +112,5 @@ async def test_a_rank_that_connects_again_is_welcomed_before_it_is_given_a_step(
     await asyncio.gather(*hub._performer._planning)
     after.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, hungry=True))
     await log.durable(len(log.batches))
-    assert after.heard() == ["WelcomeRank", "Step", "MicroBatch"]
+    assert await after.hears(3) == ["WelcomeRank", "Step", "MicroBatch"]
     hub.close()
