@@ -179,7 +179,7 @@ class Hub:
         else:
             self.metrics.connections.labels("rank").inc()
         self._roster.seat(peer.client_id, message.dp_rank, peer)
-        generation = self.core.ledger.generation
+        generation = self.core.ledger.generation.number
         log.info(
             "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
         )
@@ -272,7 +272,7 @@ class Hub:
 
     def absent_ranks(self) -> list[int]:
         """DP ranks of the current generation that left without a goodbye."""
-        return self.core.ledger.absent
+        return self.core.ledger.generation.absent
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
