@@ -73,6 +73,11 @@ class Hub:
 
     def said(self, peer: Peer, message: m.Message, payload: memoryview) -> None:
         """A peer sent a legal message."""
+        self._hear(peer, message, payload)
+        if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
+            self.gate.heard(peer)
+
+    def _hear(self, peer: Peer, message: m.Message, payload: memoryview) -> None:
         now = self.clock()
         match message:
             case m.Ping() if peer.role == "producer":
@@ -259,13 +264,15 @@ class Hub:
 
         A live client connects again; the place of one that is not is free for its successor.
         away: seconds since the last look in which this process was stopped, or its clock jumped.
-        What clients said meanwhile is still to be read, so these seconds are not held against them.
+        What clients said meanwhile is still to be read, so these seconds are not held against them,
+        nor is the time in which the gate holds them.
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._roster.producers.values()]
         watched += [(seat.peer, config.rank_timeout) for seat in self._roster.seats.values()]
         for peer, timeout in watched:
-            peer.last_heard = min(now, peer.last_heard + away)
+            unheard = now - peer.last_heard if peer.held else away
+            peer.last_heard = min(now, peer.last_heard + unheard)
             if now - peer.last_heard > timeout:
                 log.warning("%s was silent for %g s; closing its connection", peer, timeout)
                 peer.close("silent")
