@@ -6,12 +6,14 @@ starting at a multiple of `ALIGNMENT`. Example: `input_ids` int64 and `loss_mask
 value a token, for 5 tokens: `input_ids` at 0..40, `loss_mask` at 40..45, the span is 48 bytes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 #: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
+#: A power of two.
 ALIGNMENT = 8
 
 
@@ -83,18 +85,26 @@ class Schema:
         """Field names in span order."""
         return tuple(item.name for item in self.fields)
 
+    @cached_property
+    def units(self) -> tuple[tuple[int, int], ...]:
+        """Bytes (a token, a sample) of each field, one of them 0: all that sizes depend on."""
+        return tuple((item.unit, 0) if item.per_token else (0, item.unit) for item in self.fields)
+
     def slices(self, tokens: int) -> list[slice]:
         """Where each field lies in the span of a sample of `tokens` tokens."""
         found, start = [], 0
-        for item in self.fields:
-            stop = start + item.nbytes(tokens)
+        for per_token, per_sample in self.units:
+            stop = start + per_token * tokens + per_sample
             found.append(slice(start, stop))
             start = aligned(stop)
         return found
 
     def nbytes(self, tokens: int) -> int:
         """Bytes of the whole span of a sample of `tokens` tokens."""
-        return sum(aligned(item.nbytes(tokens)) for item in self.fields)
+        end = 0
+        for per_token, per_sample in self.units:
+            end = aligned(end + per_token * tokens + per_sample)
+        return end
 
     def difference(self, other: "Schema") -> str:
         """What `other` has that differs from this schema, in words for an error message."""
@@ -112,7 +122,7 @@ class Schema:
 
 def aligned(nbytes: int) -> int:
     """Round up to the next multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def _describe(item: Field) -> str:
@@ -120,9 +130,8 @@ def _describe(item: Field) -> str:
     return f"{item.dtype}[{', '.join([*lead, *map(str, item.shape)])}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One finished rollout.
+class Sample(NamedTuple):
+    """One finished rollout; a tuple, as there are many and a dataclass takes five times as long.
 
     payload: the span described by `schema`, `schema.nbytes(tokens)` bytes; empty where only the
         journal has it.
@@ -135,7 +144,7 @@ class Sample:
     tokens: int
     loss_tokens: int
     schema: Schema
-    payload: memoryview = field(repr=False)
+    payload: memoryview
     group_id: str | None = None
     group_size: int = 1
     policy_version: int | None = None
@@ -148,4 +157,8 @@ class Sample:
     @property
     def is_here(self) -> bool:
         """Whether the payload is in memory."""
-        return self.payload.nbytes == self.schema.nbytes(self.tokens)
+        return len(self.payload) > 0  # none has no bytes at all
+
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in self._asdict().items() if name != "payload"}
+        return f"Sample({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

@@ -1,10 +1,11 @@
 """The house: imports point downward, pure parts stay pure, and nothing unpickles.
 
-    cli -> service, simulate -> journal -> core, wire -> balance -> words (sample, plan, errors)
+    cli -> service, simulate -> journal, net -> core, wire -> balance -> words
 
+Words are sample, plan and errors.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
-workers stand beside: they may use wire, security, balance and words; nothing in dispatcher knows
-them.
+workers stand beside: they may use net, wire, security, balance and words; nothing in dispatcher
+knows them.
 """
 
 import ast
@@ -23,19 +24,22 @@ MAY_IMPORT = {
     "security": {"security"} | WORDS,
     "balance": {"balance"} | WORDS,
     "wire": {"wire"} | WORDS,
+    "net": {"net", "wire"} | WORDS,
     "core": {"core", "balance"} | WORDS,
     "simulate": {"simulate", "core", "balance"} | WORDS,
     "journal": {"journal", "core"} | WORDS,
-    "service": {"service", "journal", "core", "wire", "security", "balance"} | WORDS,
-    "cli": {"cli", "service", "simulate", "journal", "core", "wire", "security", "balance"} | WORDS,
-    "workers": {"workers", "wire", "security", "balance"} | WORDS,
-}
+    "service": {"service", "journal", "net", "core", "wire", "security", "balance"} | WORDS,
+    "cli": {"cli", "service", "simulate", "journal", "net", "core", "wire", "security", "balance"}
+    | WORDS,
+    "workers": {"workers", "net", "wire", "security", "balance"} | WORDS,
+}  # fmt: skip
 #: Third-party packages a part may import.
 THIRD_PARTY = {
     "words": {"numpy"},
     "security": set(),
     "balance": {"numpy"},
     "wire": {"pydantic"},
+    "net": {"numpy"},
     "core": {"numpy"},
     "simulate": {"numpy"},
     "journal": {"lmdb"},

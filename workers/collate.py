@@ -11,6 +11,7 @@ over the step would see it; clone first.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -118,7 +119,8 @@ def collate(received: Received, step: m.Step, config: CollateConfig) -> MicroBat
     if header.is_filler and "loss_mask" in per_token:
         per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])
     per_token["input_ids"] = per_token["input_ids"].long()
-    per_token.setdefault("position_ids", _positions(lengths))
+    if "position_ids" not in per_token:
+        per_token["position_ids"] = _positions(header.tokens)
     per_token["loss_weights"] = weights
     tensors = _LAYOUTS[config.collation](per_token, header.tokens)
     tensors |= per_sample
@@ -185,10 +187,16 @@ def _loss_weights(
     return weights / torch.repeat_interleave(counted.clamp(min=1), lengths)
 
 
-def _positions(lengths: Tensor) -> Tensor:
+def _positions(tokens: list[int]) -> Tensor:
     """0, 1, 2, ... from the start of every sample, [total]."""
-    starts = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
+    count = _count_to(1 << max(tokens).bit_length())
+    return torch.cat([count[:size] for size in tokens])
+
+
+@lru_cache(maxsize=4)
+def _count_to(size: int) -> Tensor:
+    """0, 1, ... size - 1, to be copied from; the sizes are few, as they are powers of two."""
+    return torch.arange(size)
 
 
 def _bounds(tokens: list[int]) -> list[int]:

@@ -8,10 +8,11 @@ connection is a ConnectionError; what goes wrong with the bytes is a ProtocolErr
 import selectors
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 
+from dispatcher.net.memory import Memory, uninitialised
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits, FrameReader
@@ -46,18 +47,28 @@ class Waker:
 
 
 class Connection:
-    """Messages in and out over a connected socket. bytes_received: total on this connection."""
+    """Messages in and out over a connected socket; payloads are received straight into `memory`.
 
-    def __init__(self, sock: socket.socket, waker: Waker, limits: FrameLimits) -> None:
+    bytes_received: total on this connection.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        waker: Waker,
+        limits: FrameLimits,
+        memory: Memory = uninitialised,
+    ) -> None:
         sock.setblocking(False)
         self._sock, self._waker = sock, waker
         # Bytes that TLS has decrypted already make no socket readable.
         self._decrypted = sock.pending if isinstance(sock, ssl.SSLSocket) else int
-        self._reader = FrameReader(limits)
+        self._reader, self._memory = FrameReader(limits), memory
         self._unsent = bytearray()  # bounded: a rank says a few short words a step
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker.receiver, selectors.EVENT_READ)
         self._selector.register(sock, selectors.EVENT_READ)
+        self._events = selectors.EVENT_READ
         self.bytes_received = 0
 
     def send(self, messages: Iterable[m.Message]) -> None:
@@ -72,7 +83,9 @@ class Connection:
         """
         self._flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-        self._selector.modify(self._sock, events)
+        if events != self._events:
+            self._events = events
+            self._selector.modify(self._sock, events)
         held = self._decrypted()
         ready = {key.fileobj: mask for key, mask in self._selector.select(0.0 if held else timeout)}
         if self._waker.receiver in ready:
@@ -97,12 +110,15 @@ class Connection:
                 # The dispatcher may have said why before it closed: let reading find out.
                 self._unsent.clear()
 
+    def _allocate(self, kind: int, header: memoryview, size: int) -> Sequence[memoryview]:  # noqa: ARG002
+        return (self._memory(size),)
+
     def _read(self) -> list[tuple[m.Message, memoryview]]:
         found: list[tuple[m.Message, memoryview]] = []
         budget = READ_AT_ONCE
         while budget > 0:
             try:
-                nbytes = self._sock.recv_into(self._reader.get_buffer())
+                nbytes = self._sock.recvmsg_into(self._reader.get_buffers())[0]
             except BlockingIOError:
                 break
             if not nbytes:
@@ -111,7 +127,10 @@ class Connection:
                 raise ConnectionError("the dispatcher closed the connection")
             budget -= nbytes
             self.bytes_received += nbytes
-            found += [(m.decode(frame), frame.payload) for frame in self._reader.received(nbytes)]
+            found += [
+                (m.decode(frame), frame.payload)
+                for frame in self._reader.received(nbytes, self._allocate)
+            ]
         return found
 
 

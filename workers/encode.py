@@ -7,19 +7,26 @@ torch tensors are recognised without importing torch.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.errors import SampleRefused
-from dispatcher.sample import DType, Field, Schema
+from dispatcher.sample import ALIGNMENT, DType, Field, Schema
 
 #: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
 RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
 
 _DTYPES = tuple(str(item) for item in DType)
+#: Arrays of these types travel as they are.
+_AS_IS = {
+    np.dtype(str(item)).newbyteorder("<"): item for item in DType if item is not DType.BFLOAT16
+}
+#: Zeros after a field, by how many it takes to the next field's start.
+_PADDING = [bytes(size) for size in range(ALIGNMENT)]
 
 #: A tensor, an array, or nested lists of numbers.
 ArrayLike = Any
@@ -42,14 +49,13 @@ class RolloutSample:
     policy_version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedSample:
+class EncodedSample(NamedTuple):
     """A sample ready to be sent; `span` is `schema.nbytes(tokens)` bytes."""
 
     schema: Schema
     tokens: int
     loss_tokens: int
-    span: bytearray = field(repr=False)
+    span: bytes
     sample_id: str | None = None
     group_id: str | None = None
     group_size: int | None = None
@@ -63,33 +69,30 @@ def encode_sample(sample: RolloutSample, per_sample: Collection[str] = ()) -> En
     """
     if "input_ids" not in sample.fields:
         raise SampleRefused("no-input-ids", "the sample has no field input_ids")
-    names = sorted(sample.fields)
-    arrays = {name: _as_array(name, sample.fields[name]) for name in names}
-    tokens = _token_count(arrays["input_ids"])
-    schema = Schema(
-        tuple(
-            _describe(name, *arrays[name], tokens=tokens, per_sample=name in per_sample)
-            for name in names
-        )
-    )
-    span = bytearray(schema.nbytes(tokens))
-    view = memoryview(span)
-    for name, place in zip(names, schema.slices(tokens), strict=True):
-        view[place] = arrays[name][0].reshape(-1).view(np.uint8).data
+    arrays = {name: _as_array(name, sample.fields[name]) for name in sorted(sample.fields)}
+    tokens = _token_count(*arrays["input_ids"])
+    traits: list[tuple[str, DType, bool, tuple[int, ...]]] = []
+    parts: list[Any] = []  # arrays, and the zeros between them
+    for name, (array, dtype) in arrays.items():
+        per_token = array.ndim > 0 and name not in per_sample
+        if per_token and array.shape[0] != tokens:
+            raise _not_per_token(name, array.shape[0], tokens)
+        traits.append((name, dtype, per_token, array.shape[1:] if per_token else array.shape))
+        parts.append(array)
+        parts.append(_PADDING[-array.nbytes % ALIGNMENT])
     return EncodedSample(
-        schema=schema,
-        tokens=tokens,
-        loss_tokens=_loss_tokens(arrays, tokens),
-        span=span,
-        sample_id=sample.sample_id,
-        group_id=sample.group_id,
-        group_size=sample.group_size,
-        policy_version=sample.policy_version,
+        _schema(tuple(traits)),
+        tokens,
+        _loss_tokens(arrays, tokens),
+        b"".join(parts),  # straight from the arrays' memory: the only copy
+        sample.sample_id,
+        sample.group_id,
+        sample.group_size,
+        sample.policy_version,
     )
 
 
-def _token_count(input_ids: tuple[NDArray[Any], DType]) -> int:
-    array, dtype = input_ids
+def _token_count(array: NDArray[Any], dtype: DType) -> int:
     if not array.size:
         raise SampleRefused("empty", "the sample has no tokens: input_ids is empty")
     if array.ndim != 1 or array.dtype.kind not in "iu" or dtype is DType.BFLOAT16:
@@ -99,23 +102,23 @@ def _token_count(input_ids: tuple[NDArray[Any], DType]) -> int:
     return int(array.size)
 
 
-def _describe(
-    name: str, array: NDArray[Any], dtype: DType, *, tokens: int, per_sample: bool
-) -> Field:
-    """The schema entry of one field; raises SampleRefused."""
-    if name in RESERVED or not 1 <= len(name) <= 128:
-        raise SampleRefused("bad-field", f"a field may not be called {name!r}")
-    per_token = array.ndim > 0 and not per_sample
-    if per_token and array.shape[0] != tokens:
-        raise SampleRefused(
-            "bad-field",
-            f"{name} has {array.shape[0]} rows for {tokens} tokens; a field with one value a "
-            f"sample is named in per_sample=({name!r},) when the producer is made",
-        )
-    shape = array.shape[1:] if per_token else array.shape
-    if len(shape) > 8 or 0 in shape:
-        raise SampleRefused("bad-field", f"{name} has the shape {list(array.shape)}")
-    return Field(name, dtype, per_token, tuple(shape))
+def _not_per_token(name: str, rows: int, tokens: int) -> SampleRefused:
+    return SampleRefused(
+        "bad-field",
+        f"{name} has {rows} rows for {tokens} tokens; a field with one value a sample is named in "
+        f"per_sample=({name!r},) when the producer is made",
+    )
+
+
+@lru_cache(maxsize=64)
+def _schema(traits: tuple[tuple[str, DType, bool, tuple[int, ...]], ...]) -> Schema:
+    """The schema of fields with these names, types and shapes; raises SampleRefused."""
+    for name, _, _, shape in traits:
+        if name in RESERVED or not 1 <= len(name) <= 128:
+            raise SampleRefused("bad-field", f"a field may not be called {name!r}")
+        if len(shape) > 8 or 0 in shape:
+            raise SampleRefused("bad-field", f"{name} has values of the shape {list(shape)}")
+    return Schema(tuple(Field(*trait) for trait in traits))
 
 
 def _loss_tokens(arrays: Mapping[str, tuple[NDArray[Any], DType]], tokens: int) -> int:
@@ -123,13 +126,17 @@ def _loss_tokens(arrays: Mapping[str, tuple[NDArray[Any], DType]], tokens: int) 
         return tokens
     mask, dtype = arrays["loss_mask"]
     one = 0x3F80 if dtype is DType.BFLOAT16 else 1
-    if mask.shape != (tokens,) or not np.isin(mask, (0, one)).all():
+    if mask.shape != (tokens,) or not (dtype is DType.BOOL or np.isin(mask, (0, one)).all()):
         raise SampleRefused("bad-field", "loss_mask must be zeros and ones, one a token")
     return int(np.count_nonzero(mask))
 
 
 def _as_array(name: str, value: ArrayLike) -> tuple[NDArray[Any], DType]:
     """A C-contiguous little-endian array and its type on the wire."""
+    if type(value) is np.ndarray and value.flags.c_contiguous:
+        known = _AS_IS.get(value.dtype)
+        if known is not None:
+            return value, known
     if type(value).__module__.partition(".")[0] == "torch":
         return _from_torch(name, value)
     try:
@@ -149,12 +156,19 @@ def _as_array(name: str, value: ArrayLike) -> tuple[NDArray[Any], DType]:
 
 
 def _from_torch(name: str, tensor: Any) -> tuple[NDArray[Any], DType]:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:
-        raise SampleRefused("bad-dtype", f"{name} is {dtype}; accepted are {', '.join(_DTYPES)}")
+    dtype = _torch_dtype(name, tensor.dtype)
     tensor = tensor.detach().cpu().contiguous()
-    if dtype == DType.BFLOAT16:
+    if dtype is DType.BFLOAT16:
         import torch  # noqa: PLC0415  the caller has it, or there would be no tensor
 
         tensor = tensor.view(torch.int16)
-    return tensor.numpy(), DType(dtype)
+    return tensor.numpy(), dtype
+
+
+@lru_cache(maxsize=256)
+def _torch_dtype(name: str, dtype: object) -> DType:
+    """The type on the wire of a torch.dtype; raises SampleRefused that names the field."""
+    word = str(dtype).removeprefix("torch.")
+    if word not in _DTYPES:
+        raise SampleRefused("bad-dtype", f"{name} is {word}; accepted are {', '.join(_DTYPES)}")
+    return DType(word)

@@ -17,6 +17,7 @@ from dispatcher.errors import (
     ProtocolError,
     SampleRefused,
 )
+from dispatcher.net.connect import connect
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.batches import batches
@@ -195,7 +196,7 @@ class ProducerClient:
         link = ProducerLink(self._core, self._settle)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._connect(link)
+                await connect(self._endpoint, link, self._credentials.tls_for(self._endpoint))
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 interval_s = await self._welcome(link)
             self._backoff.connected(loop.time())
@@ -214,11 +215,3 @@ class ProducerClient:
             return await link.welcomed
         except ConnectionError as lost:
             raise self._credentials.doubted(lost, self._endpoint) from lost
-
-    async def _connect(self, link: ProducerLink) -> None:
-        loop, to = asyncio.get_running_loop(), self._endpoint
-        if to.path:
-            await loop.create_unix_connection(lambda: link, to.path)
-        else:
-            tls = self._credentials.tls_for(to)
-            await loop.create_connection(lambda: link, to.host, to.port, ssl=tls)

@@ -60,7 +60,7 @@ class _Push:
     """
 
     message: m.Push
-    payload: bytes | bytearray
+    payload: Sequence[bytes]
     sent: bool = False
     uncertain: bool = False
     fulls: int = 0
@@ -102,11 +102,12 @@ class ProducerCore:
         Raises SampleRefused for what no dispatcher would take; nothing changes then.
         """
         first = self._next_seq
-        payload = samples[0].span if len(samples) == 1 else b"".join(s.span for s in samples)
-        if len(payload) > self.max_payload_bytes:
+        payload = [sample.span for sample in samples]
+        nbytes = sum(map(len, payload))
+        if nbytes > self.max_payload_bytes:
             raise SampleRefused(
                 "too-large",
-                f"{len(payload)} bytes of sample exceed the dispatcher's frame limit of "
+                f"{nbytes} bytes of sample exceed the dispatcher's frame limit of "
                 f"{self.max_payload_bytes} bytes",
             )
         self._pushes[first] = push = _Push(self._message(first, samples), payload)
@@ -166,7 +167,7 @@ class ProducerCore:
         for control in self._controls.values():
             control.ping = None
 
-    def outgoing(self, now: float) -> Iterator[tuple[m.Message, bytes | bytearray]]:
+    def outgoing(self, now: float) -> Iterator[tuple[m.Message, Sequence[bytes]]]:
         """What to send now, each with its payload; taken as sent once yielded."""
         while self._later and self._later[0][0] <= now:
             heappush(self._queue, heappop(self._later)[1])
@@ -178,9 +179,9 @@ class ProducerCore:
             return
         for control in list(self._controls.values()):
             if control.ping is None and control.after.isdisjoint(self._pushes):
-                yield control.message, b""
+                yield control.message, ()
                 control.ping = self._pings
-                yield self.ping(), b""
+                yield self.ping(), ()
 
     def ping(self) -> m.Ping:
         """A Ping to send at once; controls know theirs by its number on this connection."""
@@ -241,7 +242,7 @@ class ProducerCore:
         if push.message.group_ids is not None:
             self._eager.append(first)
 
-    def _send(self, first: int) -> Iterator[tuple[m.Message, bytes | bytearray]]:
+    def _send(self, first: int) -> Iterator[tuple[m.Message, Sequence[bytes]]]:
         push = self._pushes.get(first)
         if push is not None and not push.sent:
             push.sent = True

@@ -5,11 +5,13 @@ transport has room, so that a slow dispatcher holds pushes in the core rather th
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dispatcher.errors import ProtocolError
+from dispatcher.net.transport import StreamProtocol
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
+from dispatcher.wire.outbox import Buffer
 from workers.liveness import Heartbeat, refusal
 from workers.producer_core import ProducerCore, Settled
 
@@ -17,7 +19,7 @@ from workers.producer_core import ProducerCore, Settled
 LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 
 
-class ProducerLink(asyncio.BufferedProtocol):
+class ProducerLink(StreamProtocol):
     """Speaks for a `ProducerCore` on one transport.
 
     welcomed: resolves to the heartbeat interval in seconds. lost: resolves when the connection
@@ -43,7 +45,7 @@ class ProducerLink(asyncio.BufferedProtocol):
         while not self.lost.done():
             now = self._loop.time()
             if heartbeat.ping_due(now):
-                self._write(self._core.ping(), b"")
+                self._write(self._core.ping())
             await asyncio.wait([self.lost], timeout=heartbeat.wait(now))
             heartbeat.check(self._loop.time())
         await self.lost
@@ -70,18 +72,16 @@ class ProducerLink(asyncio.BufferedProtocol):
 
     def say_goodbye(self) -> None:
         """Tell the dispatcher that this is deliberate; it closes the connection then."""
-        self._write(m.Bye(), b"")
+        self._write(m.Bye())
 
     def abort(self) -> None:
         """Drop the connection."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _write(self, message: m.Message, payload: bytes | bytearray) -> None:
+    def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
         assert self._transport is not None
-        self._transport.write(m.encode(message, len(payload)))
-        if payload:
-            self._transport.write(payload)
+        self._transport.writelines([m.encode(message, sum(map(len, payload))), *payload])
 
     def _accept(self, message: m.Message) -> None:
         if isinstance(message, m.Error):
@@ -112,11 +112,11 @@ class ProducerLink(asyncio.BufferedProtocol):
         """Introduce the producer."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._write(self._core.hello(), b"")
+        self._write(self._core.hello())
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+    def get_buffers(self) -> list[memoryview]:
         """Memory that the next bytes belong into."""
-        return self._reader.get_buffer()
+        return self._reader.get_buffers()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take the frames that are now complete."""

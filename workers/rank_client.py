@@ -15,6 +15,7 @@ from typing import Literal, Self, TypeVar
 from uuid import uuid4
 
 from dispatcher.errors import ClientClosed
+from dispatcher.net.memory import Memory, uninitialised
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
@@ -70,6 +71,8 @@ class RankClient:
         every other failure, each call raises the error.
     credentials: what to show and trust; default: what the environment says.
 
+    memory: gives what a micro-batch's payload is received into, for a number of bytes.
+
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
     GenerationFenced.
     """
@@ -84,6 +87,7 @@ class RankClient:
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
+        memory: Memory = uninitialised,
     ) -> None:
         address = Endpoint.parse(endpoint)
         shown = Credentials.from_environment() if credentials is None else credentials
@@ -92,7 +96,9 @@ class RankClient:
         self._core, self._changed = core, threading.Condition()
         self._steps_taken = self._steps_committed = self._micro_batches = 0
         self._step_wait_s = self._micro_batch_wait_s = 0.0
-        self._thread = RankThread(address, core, self._changed, reconnect_timeout, shown)
+        self._thread = RankThread(
+            address, core, self._changed, reconnect_timeout, credentials=shown, memory=memory
+        )
         self._thread.start()
         try:
             self._welcome = self._wait(lambda: core.welcome)

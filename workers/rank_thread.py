@@ -11,6 +11,7 @@ import threading
 from time import monotonic
 
 from dispatcher.errors import DispatcherError, DispatcherUnreachable, ProtocolError
+from dispatcher.net.memory import Memory
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits
@@ -44,10 +45,12 @@ class RankThread:
         core: RankCore,
         changed: threading.Condition,
         reconnect_timeout: float,
+        *,
         credentials: Credentials,
+        memory: Memory,
     ) -> None:
         self._endpoint, self._core, self._changed = endpoint, core, changed
-        self._credentials = credentials
+        self._credentials, self._memory = credentials, memory
         self._backoff = Backoff(reconnect_timeout)
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="dispatcher-rank", daemon=True)
@@ -143,7 +146,7 @@ class RankThread:
         self._core.token = self._credentials.token()
         tls = self._credentials.tls_for(self._endpoint)
         sock = connect(self._endpoint, CONNECT_TIMEOUT_S, tls)
-        connection = Connection(sock, self._waker, LIMITS)
+        connection = Connection(sock, self._waker, LIMITS, self._memory)
         try:
             interval_s = self._introduce(connection)
             self._exchange(connection, Heartbeat(interval_s, monotonic()))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dispatcher.errors import CheckpointRefused, ConfigError
+from dispatcher.net.memory import Memory, uninitialised
 from workers.checkpoint import position_of, state_of
 from workers.collate import (
     CollateConfig,
@@ -114,7 +115,7 @@ class MicroBatchStream:
     prefetch_steps: steps to receive ahead of the training loop.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
     credentials: what to show and trust; default: what the environment says.
-    device: where tensors go; default: they stay in host memory.
+    device: where tensors go, through pinned memory if that is a GPU; default: host memory.
     weights_dtype: of `loss_weights`.
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
@@ -144,6 +145,8 @@ class MicroBatchStream:
         collation = None if layout is None else _choice(Collation, "layout", layout)
         self._is_leader = place.dp_rank == 0
 
+        target = None if device is None else torch.device(device)
+
         def join(agreed: int | None) -> RankClient:
             return RankClient(
                 endpoint,
@@ -152,6 +155,7 @@ class MicroBatchStream:
                 generation=agreed,
                 prefetch_steps=prefetch_steps,
                 reconnect_timeout=reconnect_timeout,
+                memory=_memory_for(target),
                 credentials=credentials,
             )
 
@@ -168,7 +172,7 @@ class MicroBatchStream:
             loss_normalisation=normalisation,
             grad_reduction=reduction,
             weights_dtype=weights_dtype,
-            device=None if device is None else torch.device(device),
+            device=target,
         )
 
     def __enter__(self) -> Self:
@@ -266,6 +270,13 @@ class MicroBatchStream:
     def close(self) -> None:
         """Deliver what was committed and disconnect. Idempotent, bounded in time."""
         self._close()
+
+
+def _memory_for(device: torch.device | None) -> Memory:
+    """Where payloads are received: memory that CUDA copies from without a copy of its own."""
+    if device is None or device.type != "cuda":
+        return uninitialised
+    return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
 
 
 def _join_together(

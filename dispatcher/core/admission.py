@@ -8,7 +8,7 @@ answered `full`. A member of an open group never waits: its room is reserved.
 from collections import deque
 from dataclasses import dataclass, field
 
-from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.buffer import Entry, SampleBuffer
 from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
 from dispatcher.core.facts import Accepted, FloorRaised, Note
@@ -58,7 +58,7 @@ class Admission:
         totals: Totals,
         credits_: int,
         id_horizon: int,
-        note: Note = lambda _: None,
+        note: Note | None = None,
     ) -> None:
         self._buffer = buffer
         self._note = note
@@ -87,7 +87,8 @@ class Admission:
                 f"{MAX_UNANSWERED} unanswered samples; raise the floor to the lowest number that "
                 "may be sent again"
             )
-        if push.producer and self.memory.raise_floor(push.producer, push.floor):
+        raised = bool(push.producer) and self.memory.raise_floor(push.producer, push.floor)
+        if raised and self._note is not None:
             self._note(FloorRaised(push.producer, push.floor))
         self._decide(push, now, in_line=bool(self._held))
         if not push.undecided:
@@ -129,26 +130,29 @@ class Admission:
 
         in_line: others wait already, so only what has its room reserved may pass them.
         """
+        seen, check, full, add = self.memory.seen, self._check, self._buffer.full, self._buffer.add
+        accepted: list[Entry] = []
         for index in push.undecided:
             sample, seq = push.samples[index], push.first_seq + index
             given_id = sample.sample_id if push.named else None
-            if self.memory.seen(push.producer, seq, given_id):
+            if seen(push.producer, seq, given_id):
                 self._settle(push, index, Outcome.DUPLICATE)
                 continue
             try:
-                self._check(sample)
+                check(sample)
             except SampleRefused as error:
                 self._refuse(push, index, str(error))
                 continue
             waits_in_line = in_line and not self._buffer.is_expected(sample)
-            if waits_in_line or self._buffer.full(sample) is not None:
+            if waits_in_line or full(sample) is not None:
                 continue
-            entry = self._buffer.add(sample, now)
+            entry = add(sample, now)
             self.memory.accept(push.producer, seq, given_id)
-            self._note(Accepted(entry, push.producer, seq, given_id))
-            self._settle(push, index, Outcome.ACCEPTED)
-            self._totals.arrived.add(sample.tokens)
-            self._totals.received_bytes += sample.nbytes
+            if self._note is not None:
+                self._note(Accepted(entry, push.producer, seq, given_id))
+            push.outcomes[index] = Outcome.ACCEPTED
+            accepted.append(entry)
+        self._totals.accepted([entry.sample for entry in accepted])
 
     def _check(self, sample: Sample) -> None:
         if self.closed is not None:

@@ -143,7 +143,7 @@ class SampleBuffer:
                 f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
                 f"{sample.tokens} tokens",
             )
-        if self._schema is not None and sample.schema != self._schema:
+        if sample.schema is not self._schema and self._schema not in (None, sample.schema):
             raise SampleRefused(
                 "schema",
                 f"sample {sample.sample_id} differs from the samples held: "
@@ -154,32 +154,29 @@ class SampleBuffer:
 
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group has room reserved for this sample."""
-        return self._groups_matter and sample.group_id in self._open_groups
+        return sample.group_id is not None and sample.group_id in self._open_groups
 
     def full(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now; None if there is room for it."""
         if self.is_expected(sample):
             return None
-        times = self._size_of_group(sample)
-        for cap, used, more, limit in (
-            ("samples", self._held.samples + self._reserved.samples, times, self.limits.samples),
-            (
-                "tokens",
-                self._held.tokens + self._reserved.tokens,
-                times * sample.tokens,
-                self.limits.tokens,
-            ),
-            (
-                "bytes",
-                self._held.nbytes + self._reserved.nbytes,
-                times * sample.nbytes,
-                self.limits.nbytes,
-            ),
-        ):
-            if limit is not None and used + more > limit:
-                self.pressed = BufferFull(cap, used, limit)
-                return self.pressed
+        times, held, reserved, limit = (
+            self._size_of_group(sample), self._held, self._reserved, self.limits,
+        )  # fmt: skip
+        used = held.samples + reserved.samples
+        if used + times > limit.samples:
+            return self._press("samples", used, limit.samples)
+        used = held.tokens + reserved.tokens
+        if limit.tokens is not None and used + times * sample.tokens > limit.tokens:
+            return self._press("tokens", used, limit.tokens)
+        used = held.nbytes + reserved.nbytes
+        if used + times * sample.nbytes > limit.nbytes:
+            return self._press("bytes", used, limit.nbytes)
         return None
+
+    def _press(self, cap: str, used: int, limit: int) -> BufferFull:
+        self.pressed = BufferFull(cap, used, limit)
+        return self.pressed
 
     def add(self, sample: Sample, now: float) -> Entry:
         """Accept a sample that passed `check` and that `full` found room for."""

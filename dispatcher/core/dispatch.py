@@ -46,8 +46,9 @@ class Dispatch:
         self._facts: list[Fact] = []
         self.buffer = SampleBuffer(config.limits, groups_matter=config.groups_matter)
         self.totals = Totals()
+        note = self._note if config.durable else None  # a fact a sample: not built for nobody
         self.admission = Admission(
-            self.buffer, self.totals, config.producer_credits, config.id_horizon, self._note
+            self.buffer, self.totals, config.producer_credits, config.id_horizon, note
         )
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.checkpoints = Checkpoints(self.ledger, self.totals, self._note, retain=config.retain)

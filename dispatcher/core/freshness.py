@@ -61,6 +61,12 @@ class Freshness:
             self._phases.pop(0)
         return buffer.ready(limit)
 
+    def count(self, buffer: SampleBuffer, limit: int) -> int:
+        """How many samples `window` has, without listing them if that can be avoided."""
+        if self._phases or buffer.num_ready > limit:
+            return len(self.window(buffer, limit))
+        return buffer.num_ready
+
     def stale(self, open_steps: int) -> Callable[[Entry], bool] | None:
         """What the next step may no longer train on; None if nothing is ever dropped."""
         version = self.training_version(open_steps)

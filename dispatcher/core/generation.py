@@ -10,12 +10,11 @@ Invariants: a rank that may not join changes nothing; every rank of a generation
 same step, or all of them fail before any is given one.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 
 from dispatcher.core.config import SizeCheck
 from dispatcher.core.events import FailRanks
-from dispatcher.core.standing import RankHello, RankStanding
+from dispatcher.core.standing import Everyone, RankHello, RankStanding
 from dispatcher.errors import (
     CheckpointRefused,
     ConfigError,
@@ -41,6 +40,8 @@ class Generation:
         self.resumed: int | None = None
         #: What it has failed with.
         self.failed: DispatcherError | None = None
+        self._prepared, self._committed = Everyone(self.ranks), Everyone(self.ranks)
+        self._with_room = Everyone(self.ranks)
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
         """Be what an earlier process knew; no rank is seated yet.
@@ -177,29 +178,25 @@ class Generation:
     # -- its ranks together -----------------------------------------------------------------
 
     @property
-    def complete(self) -> bool:
-        """Whether every DP rank of a live generation is connected."""
-        return (
-            self.failed is None
-            and self._all_seated
-            and all(rank.connected and self.agrees(rank) for rank in self.ranks.values())
-        )
-
-    @property
-    def begun(self) -> bool:
+    def ready(self) -> bool:
         """Whether every DP rank is connected and has said where it goes on."""
         ranks = self.ranks.values()
-        return self._all_seated and all(rank.connected and rank.begun for rank in ranks)
+        return len(ranks) == self.dp_size and all(rank.ready for rank in ranks)
 
-    @property
-    def prepared(self) -> int:
-        """The last step that every DP rank holds, -1 for none."""
-        return self._lowest(lambda rank: rank.prepared)
+    def has_prepared(self, step: int) -> bool:
+        """Whether every DP rank holds this step."""
+        return self._prepared.all(self.dp_size, lambda rank: rank.prepared >= step)
 
-    @property
-    def committed(self) -> int:
-        """The last step that every DP rank has committed, -1 for none."""
-        return self._lowest(lambda rank: rank.committed)
+    def has_committed(self, step: int) -> bool:
+        """Whether every DP rank has applied this step."""
+        return self._committed.all(self.dp_size, lambda rank: rank.committed >= step)
+
+    def has_room_after(self, last: int) -> bool:
+        """Whether every DP rank of a live generation is connected and takes a step after `last`."""
+        return self.failed is None and self._with_room.all(
+            self.dp_size,
+            lambda rank: rank.connected and rank.has_room_after(last) and self.agrees(rank),
+        )
 
     @property
     def absent(self) -> list[int]:
@@ -212,10 +209,3 @@ class Generation:
     def deserted(self) -> bool:
         """Whether every DP rank that joined has said goodbye."""
         return all(rank.gone for rank in self.ranks.values())
-
-    @property
-    def _all_seated(self) -> bool:
-        return len(self.ranks) == self.dp_size
-
-    def _lowest(self, watermark: Callable[[RankStanding], int]) -> int:
-        return min(map(watermark, self.ranks.values())) if self._all_seated else -1

@@ -131,11 +131,12 @@ class StepLedger:
     def release_ready(self) -> list[Effect]:
         """Release every step that all DP ranks hold, while all are connected and have begun."""
         effects: list[Effect] = []
-        prepared, begun = self.generation.prepared, self.generation.begun
         for step in self.steps.values():
-            if step.state is StepState.PLANNED and prepared >= step.number:
+            if step.state is StepState.PLANNED:
+                if not self.generation.has_prepared(step.number):
+                    break
                 step.move(StepEvent.ALL_PREPARED)
-            if step.state is StepState.PREPARED and begun:
+            if step.state is StepState.PREPARED and self.generation.ready:
                 step.move(StepEvent.ALL_CONNECTED)
                 effects.append(Release(tuple(sorted(self.ranks)), step.number))
         return effects
@@ -149,7 +150,10 @@ class StepLedger:
         if number > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
         rank.committed = max(rank.committed, number)
-        return self.steps.commit(self.generation.committed)
+        through = self.steps.committed
+        while through < self.steps.last and self.generation.has_committed(through + 1):
+            through += 1
+        return self.steps.commit(through)
 
     # -- steps are opened -------------------------------------------------------------------
 
@@ -202,10 +206,9 @@ class StepLedger:
     @property
     def wanted(self) -> bool:
         """Whether every DP rank has room for one more step."""
-        if not self.generation.complete or len(self.steps) >= self._max_open_steps:
+        if len(self.steps) >= self._max_open_steps:
             return False
-        last = self.steps.last
-        return all(rank.has_room_after(last) for rank in self.ranks.values())
+        return self.generation.has_room_after(self.steps.last)
 
     @property
     def hungry(self) -> bool:

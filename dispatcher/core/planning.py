@@ -83,12 +83,14 @@ class Planning:
         admitted: list[Effect] = []
         while self._drop_unwanted():
             admitted += self._admission.retry(now)
-        config, open_steps = self._config.trigger, self._ledger.steps.num_uncommitted
-        entries = self._freshness.window(self._buffer, config.window)
-        decision = decide(config, self._standing(len(entries), now))
+        config = self._config.trigger
+        ready = self._freshness.count(self._buffer, config.window)
+        decision = decide(config, self._standing(ready, now))
         if isinstance(decision, Wait):
             self.wake_at = None if decision.seconds is None else now + decision.seconds
             return admitted
+        entries = self._freshness.window(self._buffer, config.window)
+        open_steps = self._ledger.steps.num_uncommitted
         due = self._freshness.must_go(entries, open_steps, config.batch)
         dp_size = self._ledger.generation.dp_size
         self._asked = request_plan(entries, due, config.batch, dp_size, decision)

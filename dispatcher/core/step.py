@@ -125,7 +125,7 @@ class OpenStep:
 
 
 def _without_payload(entry: Entry) -> Entry:
-    sample = replace(entry.sample, payload=memoryview(b""))
+    sample = entry.sample._replace(payload=memoryview(b""))
     return Entry(sample, entry.ticket, entry.arrived, entry.group, entry.skips)
 
 

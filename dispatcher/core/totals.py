@@ -1,12 +1,13 @@
 """Counters of a whole run: they only grow, and go on where they were after a restart."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dispatcher.core.events import DropReason, Outcome, Trigger
 from dispatcher.core.lengths import LengthCounts
+from dispatcher.sample import Sample
 
 #: Counters that are one number.
 _PLAIN = (
@@ -38,6 +39,13 @@ class Totals:
     steps_rewound: int = 0
     samples_rewound: int = 0
     steps_not_rewound: int = 0
+
+    def accepted(self, samples: Sequence[Sample]) -> None:
+        """Count samples that were accepted."""
+        self.received[Outcome.ACCEPTED] += len(samples)
+        for sample in samples:
+            self.arrived.add(sample.tokens)
+            self.received_bytes += sample.nbytes
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""

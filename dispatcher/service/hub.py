@@ -3,9 +3,8 @@
 It runs on one event loop, so the core sees one event at a time, and decides nothing itself.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from dispatcher.core.admission import Push
@@ -18,6 +17,7 @@ from dispatcher.sample import Sample
 from dispatcher.service.access import EVERYBODY, Access
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.gate import Gate, Log
+from dispatcher.service.last_call import LastCall
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.performer import Performer
@@ -52,8 +52,7 @@ class Hub:
             core, config.plan_config(), self._roster, self.gate, metrics=metrics, clock=clock
         )
         self._hungry_since: dict[int, float] = {}
-        self._done = asyncio.Event()
-        self._last_call: asyncio.TimerHandle | None = None
+        self._last_call = LastCall(core, self._roster, config.drain_timeout)
 
     # -- peers report (peer.Listener) -------------------------------------------------------
 
@@ -71,18 +70,18 @@ class Hub:
         """A connection was made; it counts for its role once it has said hello."""
         self._roster.peers.add(peer)
 
-    def said(self, peer: Peer, message: m.Message, payload: memoryview) -> None:
+    def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message."""
-        self._hear(peer, message, payload)
+        self._hear(peer, message, spans)
         if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
             self.gate.heard(peer)
 
-    def _hear(self, peer: Peer, message: m.Message, payload: memoryview) -> None:
+    def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         now = self.clock()
         match message:
             case m.Ping() if peer.role == "producer":
                 # It confirms what the producer said before; a rank repeats itself in its hello.
-                self.gate.after(partial(peer.send, m.Pong()))
+                self.gate.after(partial(self._confirm, peer))
             case m.Ping():
                 peer.send(m.Pong())
             case m.Bye():
@@ -94,7 +93,7 @@ class Hub:
                 self.access.check_token(message.token)
                 self._welcome_rank(peer, message, now)
             case m.Push():
-                samples = samples_of(message, payload, self.config.group_size)
+                samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
                     peer.client_id, message.first_seq, samples, message.floor, message.named
                 )
@@ -104,6 +103,7 @@ class Hub:
             case m.EndPhase():
                 self.perform(self.core.end_phase(message.policy_version, now))
             case m.EndStream():
+                self._roster.ends(peer.client_id)
                 self.perform(self.core.end_stream(now))
             case _ if (seat := self._roster.seats.get(peer.client_id)) and seat.peer is peer:
                 self._rank_said(seat.dp_rank, message, now)
@@ -116,6 +116,7 @@ class Hub:
             self.metrics.connection_errors.labels(peer.role, reason).inc()
         if roster.producers.get(peer.client_id) is peer:
             del roster.producers[peer.client_id]
+            roster.left(peer.client_id, for_good=reason == "bye")
             self.core.producer_gone(peer.client_id)
         seat = roster.seats.get(peer.client_id)
         if seat is not None and seat.peer is peer:
@@ -126,7 +127,7 @@ class Hub:
             self.perform(
                 self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
             )
-        self._check_done()
+        self._last_call.check()
 
     def _broken(self, error: DispatcherError) -> None:
         if not self._performer.failure.done():
@@ -135,7 +136,7 @@ class Hub:
     def perform(self, effects: Iterable[Effect]) -> None:
         """Have the core's decisions carried out."""
         self._performer.perform(effects)
-        self._check_done()
+        self._last_call.check()
 
     # -- producers --------------------------------------------------------------------------
 
@@ -145,6 +146,12 @@ class Hub:
         effects = self.core.push(push, self.clock(), may_hold=False)
         self.perform(effects)
         return next(effect for effect in effects if isinstance(effect, PushAnswered))
+
+    def _confirm(self, peer: Peer) -> None:
+        peer.send(m.Pong())
+        if self._roster.producers.get(peer.client_id) is peer:
+            self._roster.answered(peer.client_id)
+            self._last_call.check()
 
     def _welcome_producer(self, peer: Peer) -> None:
         before = self._roster.producers.get(peer.client_id)
@@ -234,30 +241,8 @@ class Hub:
     # -- the end ----------------------------------------------------------------------------
 
     async def finished(self) -> None:
-        """Return when everything is committed and every rank has left. Raises what broke us.
-
-        A rank that went without a goodbye has `drain_timeout` to come back for the end.
-        """
-        failure = self._performer.failure
-        failure.add_done_callback(lambda _: self._done.set())
-        await self._done.wait()
-        if failure.done():
-            failure.result()
-
-    def _check_done(self) -> None:
-        if not self.core.drained or self._roster.seats:
-            return
-        if self.core.deserted:
-            self._done.set()
-        elif self._last_call is None:
-            loop = asyncio.get_running_loop()
-            self._last_call = loop.call_later(self.config.drain_timeout, self._give_up)
-
-    def _give_up(self) -> None:
-        self._last_call = None
-        if not self._roster.seats:
-            log.warning("a DP rank left without a goodbye and did not come back")
-            self._done.set()
+        """Return when everything is committed and everybody has left. Raises what broke us."""
+        await self._last_call.over(self._performer.failure)
 
     def close_silent(self, away: float) -> None:
         """Close the connections of clients that are silent, heartbeats included, for too long.
@@ -290,8 +275,7 @@ class Hub:
         """Let go of everything."""
         for peer in list(self._roster.peers):
             peer.close()
-        if self._last_call is not None:
-            self._last_call.cancel()
+        self._last_call.close()
         self._performer.close()
 
 

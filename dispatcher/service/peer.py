@@ -9,14 +9,16 @@ only while the transport takes them, so a slow peer costs one frame of memory an
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dispatcher.errors import DispatcherError, ProtocolError
+from dispatcher.net.memory import uninitialised
+from dispatcher.net.transport import StreamProtocol
 from dispatcher.wire import messages as m
-from dispatcher.wire.assemble import Buffer
 from dispatcher.wire.frame import FrameLimits
+from dispatcher.wire.outbox import Buffer
 from dispatcher.wire.session import ServerSession, State
 
 log = logging.getLogger(__name__)
@@ -46,21 +48,24 @@ class Listener(Protocol):
     def connected(self, peer: "Peer") -> None:
         """A connection was made."""
 
-    def said(self, peer: "Peer", message: m.Message, payload: memoryview) -> None:
-        """A peer sent a legal message. Raises DispatcherError to end this connection with it."""
+    def said(self, peer: "Peer", message: m.Message, spans: Sequence[memoryview]) -> None:
+        """A peer sent a legal message, a push with its samples' spans.
+
+        Raises DispatcherError to end this connection with it.
+        """
 
     def lost(self, peer: "Peer", reason: str) -> None:
         """A connection is over; `reason` is `bye` for a deliberate goodbye."""
 
 
-class Peer(asyncio.BufferedProtocol):
+class Peer(StreamProtocol):
     """The dispatcher's end of one connection."""
 
     def __init__(self, listener: Listener, limits: PeerLimits, clock: Callable[[], float]) -> None:
         self._listener = listener
         self._limits = limits
         self._clock = clock
-        self._session = ServerSession(limits.frame)
+        self._session = ServerSession(limits.frame, uninitialised)
         self._transport: asyncio.Transport | None = None
         self._jobs: deque[Job] = deque()
         self._paused = False
@@ -88,11 +93,11 @@ class Peer(asyncio.BufferedProtocol):
         timeout = self._limits.handshake_timeout
         self._set_deadline("handshake", timeout, lambda: self._too_slow("hello", timeout))
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame knows better
+    def get_buffers(self) -> list[memoryview]:
         """Memory for the next bytes; once ending, a place to forget them."""
         if self._ending is not None:
-            return memoryview(bytearray(65536))
-        return self._session.get_buffer()
+            return [memoryview(bytearray(65536))]
+        return self._session.get_buffers()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle what became complete."""
@@ -100,8 +105,8 @@ class Peer(asyncio.BufferedProtocol):
             return
         self.last_heard = self._clock()
         try:
-            for message, payload in self._session.received(nbytes):
-                self._hear(message, payload)
+            for message, spans in self._session.received(nbytes):
+                self._hear(message, spans)
                 if self._is_ending():
                     return
         except DispatcherError as error:
@@ -117,6 +122,7 @@ class Peer(asyncio.BufferedProtocol):
         for deadline in self._deadlines.values():
             deadline.cancel()
         self._jobs.clear()
+        self._transport = None  # each holds the other
         reason = self._ending or self._reason("eof" if exc is None else "reset")
         self._ending = reason
         self._listener.lost(self, reason)
@@ -194,14 +200,14 @@ class Peer(asyncio.BufferedProtocol):
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _hear(self, message: m.Message, payload: memoryview) -> None:
+    def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
         self._clear_deadline("handshake")
         if isinstance(message, m.HelloProducer | m.HelloRank):
             if self.client_id not in ("", message.client_id):
                 raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
             self.client_id = message.client_id
             self.role = "producer" if self._session.state is State.PRODUCER else "rank"
-        self._listener.said(self, message, payload)
+        self._listener.said(self, message, spans)
 
     def _read_or_not(self) -> None:
         if self._transport is None or self._transport.is_closing():

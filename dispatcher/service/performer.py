@@ -8,6 +8,7 @@ bug, and stops the service rather than stall it unseen.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,9 +27,13 @@ from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.roster import Roster
 from dispatcher.wire import messages as m
-from dispatcher.wire.assemble import Buffer, filler, micro_batch, step_header
+from dispatcher.wire.assemble import filler, micro_batch, step_header
+from dispatcher.wire.outbox import Buffer
 
 log = logging.getLogger(__name__)
+
+#: How long micro-batches are handed out before others get their turn on the event loop.
+DELIVERY_SLICE_SECONDS = 0.005
 
 
 class Performer:
@@ -53,6 +58,7 @@ class Performer:
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._planning: set[asyncio.Task[None]] = set()
         self._headers: dict[int, tuple[str, bytes]] = {}
+        self._deliveries: deque[tuple[Peer, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         #: Fails when something of ours broke; never gets a result otherwise.
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -113,18 +119,18 @@ class Performer:
         if peer is None or step is None:
             return  # the rank is away: it gets the step when it comes back
         peer.write(self._header(step))
-        for index in range(effect.first_micro_batch, len(step.micro_batches[effect.dp_rank])):
-            peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+        if not self._deliveries:
+            # A turn later: first every rank hears of the step, then they get their parts.
+            asyncio.get_running_loop().call_later(0, self._deliver)
+        self._deliveries.append((peer, step, effect))
 
     @_do.register
     def _(self, effect: e.Release) -> None:
-        for dp_rank in effect.dp_ranks:
-            self._roster.to_rank(self._client_of(dp_rank), m.Release(step=effect.step))
+        self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
 
     @_do.register
     def _(self, effect: e.EndRanks) -> None:
-        for dp_rank in effect.dp_ranks:
-            self._roster.to_rank(self._client_of(dp_rank), m.End(reason=effect.reason))
+        self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
 
     @_do.register
     def _(self, effect: e.FailRanks) -> None:
@@ -134,7 +140,8 @@ class Performer:
 
     @_do.register
     def _(self, effect: e.StepPlanned) -> None:
-        self._metrics.step_planned(effect)
+        # Ranks wait for the step, nobody for its metrics.
+        asyncio.get_running_loop().call_soon(self._metrics.step_planned, effect)
 
     @_do.register
     def _(self, effect: e.Redelivered) -> None:
@@ -171,6 +178,24 @@ class Performer:
         if self._roster.producers.get(effect.producer) is asked:
             self._do(effect)
 
+    def _deliver(self) -> None:
+        """Hand micro-batches to the peers, for a slice of time."""
+        until = self._clock() + DELIVERY_SLICE_SECONDS
+        while self._deliveries:
+            peer, step, effect = self._deliveries.popleft()
+            for index in range(effect.first_micro_batch, len(step.micro_batches[effect.dp_rank])):
+                peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+            if self._deliveries and self._clock() > until:
+                asyncio.get_running_loop().call_later(0, self._deliver)
+                return
+
+    def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
+        """Tell these ranks, as far as they are connected, the same; encoded once."""
+        frame = m.encode(message)
+        for dp_rank in dp_ranks:
+            if (peer := self._roster.rank(self._client_of(dp_rank))) is not None:
+                peer.write(frame)
+
     def _client_of(self, dp_rank: int) -> str:
         standing = self._core.ledger.ranks.get(dp_rank)
         return standing.client_id if standing is not None else ""
@@ -203,7 +228,7 @@ class Performer:
         """A sample of a step that was committed before has its payload in the journal alone."""
         if entry.sample.is_here:
             return entry.sample
-        return replace(entry.sample, payload=memoryview(self._gate.fetch(entry.ticket)))
+        return entry.sample._replace(payload=memoryview(self._gate.fetch(entry.ticket)))
 
     def _fail(self, error: BaseException) -> None:
         if not self.failure.done():

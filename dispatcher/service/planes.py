@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from dispatcher.errors import TlsFailed
+from dispatcher.net.listener import Listener
 from dispatcher.service.access import exposed
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.doors import TlsDoor, Visitors
@@ -34,7 +35,6 @@ SPEAKS_TLS = "this port speaks TLS; write its address as tls://host:port"
 @contextlib.asynccontextmanager
 async def sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endpoint]]:
     """Serve peers on every `--listen` address; yields where."""
-    loop = asyncio.get_running_loop()
     limits = PeerLimits(
         frame=FrameLimits(MAX_HEADER_BYTES, config.max_frame_bytes),
         handshake_timeout=config.handshake_timeout,
@@ -59,8 +59,7 @@ async def sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endp
             if bound[-1].tls:
                 await stack.enter_async_context(_tls_door(sock, config, hub, visitors))
             else:
-                server = await loop.create_server(peer, sock=sock)
-                stack.callback(server.close)
+                stack.callback(Listener(sock, peer).close)
         yield bound
 
 

@@ -25,6 +25,32 @@ class Roster:
         self.peers: set[Peer] = set()
         self.producers: dict[str, Peer] = {}
         self.seats: dict[str, Seat] = {}
+        self._enders: dict[str, bool] = {}
+
+    # -- the end of the stream
+
+    def ends(self, client_id: str) -> None:
+        """This producer ends the stream, and waits to hear that it was heard."""
+        self._enders[client_id] = False
+
+    def answered(self, client_id: str) -> None:
+        """Everything that this producer has said was answered on its connection."""
+        if client_id in self._enders:
+            self._enders[client_id] = True
+
+    def left(self, client_id: str, *, for_good: bool) -> None:
+        """A producer is gone; unless it said goodbye, the answer may have been lost with it."""
+        if for_good:
+            self._enders.pop(client_id, None)
+        elif client_id in self._enders:
+            self._enders[client_id] = False
+
+    @property
+    def end_is_known(self) -> bool:
+        """Whether every producer that ended the stream has been told so."""
+        return all(self._enders.values())
+
+    # -- DP ranks
 
     def seat(self, client_id: str, dp_rank: int, peer: Peer) -> None:
         """This connection speaks for this DP rank now."""
@@ -42,11 +68,6 @@ class Roster:
         """The connection of a DP rank's client, once it is welcomed."""
         seat = self.seats.get(client_id)
         return seat.peer if seat is not None and seat.peer.welcomed else None
-
-    def to_rank(self, client_id: str, message: m.Message) -> None:
-        """Tell a DP rank, if it is connected."""
-        if (peer := self.rank(client_id)) is not None:
-            peer.send(message)
 
     def to_producer(self, client_id: str, message: m.Message) -> None:
         """Tell a producer, if it is connected."""

@@ -16,7 +16,7 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
     if not endpoint.path:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         with socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024) as s:
-            # Accepted sockets inherit it; asyncio sets it only where a socket's protocol was named.
+            # Accepted sockets inherit it, and small frames leave at once.
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield s
         return

@@ -5,42 +5,39 @@ samples one after the other, so that a rank finds one tensor a field and concate
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import TypeVar
 
-from dispatcher.sample import Sample, Schema, aligned
+from dispatcher.sample import ALIGNMENT, Sample, Schema, aligned
 from dispatcher.wire import messages as m
+from dispatcher.wire.outbox import Buffer
 
-Buffer = bytes | memoryview
 _T = TypeVar("_T")
 
+#: Values of a field below this size in all are joined: to copy them is cheaper than to list them.
+JOINED_BYTES = 8 * 1024
 #: Group size of a sample that belongs to a group and does not say how large it is.
 UNKNOWN_GROUP_SIZE = 0
 
 
 def samples_of(
-    push: m.Push, payload: memoryview, group_size: int | None = None
+    push: m.Push, spans: Iterable[memoryview], group_size: int | None = None
 ) -> tuple[Sample, ...]:
-    """The samples of a push; `group_size` is that of groups whose samples do not say.
+    """The samples of a push, one a span; `group_size` is that of groups whose samples do not say.
 
-    A sample that shares its frame with others gets memory of its own, so that the frame does not
-    live as long as its last sample. Raises ProtocolError when header and payload disagree.
+    Samples live as long as they are needed, so every span has to have memory of its own.
     """
-    schema = push.schema_
-    spans = push.spans(payload)
-    if len(push.tokens) > 1:
-        spans = (memoryview(bytes(span)) for span in spans)
+    group_ids = push.group_ids or repeat(None)
     default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
-    group_ids = push.group_ids or [None] * len(push.tokens)
-    versions = push.policy_versions or [None] * len(push.tokens)
-    sizes = push.group_sizes or [default] * len(push.tokens)
+    sizes: Iterable[int] = repeat(1)
+    if push.group_ids is not None:
+        given = push.group_sizes or repeat(default)
+        sizes = [size if group else 1 for group, size in zip(group_ids, given, strict=False)]
     columns = zip(
-        push.sample_ids, push.tokens, push.loss_tokens, spans, group_ids, sizes, versions,
-        strict=True,
+        push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
+        group_ids, sizes, push.policy_versions or repeat(None),
     )  # fmt: skip
-    return tuple(
-        Sample(name, tokens, loss_tokens, schema, span, group, size if group else 1, version)
-        for name, tokens, loss_tokens, span, group, size, version in columns
-    )
+    return tuple(map(Sample._make, columns))
 
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
@@ -62,12 +59,13 @@ def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterabl
 def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer]:
     """The frame of one micro-batch: header and payload as buffers to write in order."""
     schema = samples[0].schema
-    payload = _gather(schema, [(sample.payload, sample.tokens) for sample in samples])
+    tokens = [sample.tokens for sample in samples]
+    payload = _gather(schema, [sample.payload for sample in samples], tokens)
     header = m.MicroBatch(
         step=step,
         index=index,
         fields=m.field_headers(schema),
-        tokens=[sample.tokens for sample in samples],
+        tokens=tokens,
         loss_tokens=[sample.loss_tokens for sample in samples],
         sample_ids=[sample.sample_id for sample in samples],
         group_ids=_unless_empty([sample.group_id for sample in samples]),
@@ -79,7 +77,7 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
 def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
     """A micro-batch of one real token and no loss, for a rank that has nothing to do."""
     first = _first_token(sample)
-    payload = _gather(sample.schema, [(memoryview(first), 1)])
+    payload = _gather(sample.schema, [memoryview(first)], [1])
     header = m.MicroBatch(
         step=step,
         index=index,
@@ -92,17 +90,22 @@ def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
     return [m.encode(header, sum(map(len, payload))), *payload]
 
 
-def _gather(schema: Schema, spans: list[tuple[memoryview, int]]) -> list[Buffer]:
+def _gather(schema: Schema, spans: list[memoryview], tokens: list[int]) -> list[Buffer]:
     """Field after field, the values of all spans, each field padded to the alignment."""
-    slices = [schema.slices(tokens) for _, tokens in spans]
     buffers: list[Buffer] = []
-    for at in range(len(schema.fields)):
-        size = 0
-        for (span, _), cuts in zip(spans, slices, strict=True):
-            buffers.append(span[cuts[at]])
-            size += cuts[at].stop - cuts[at].start
-        if aligned(size) != size:
-            buffers.append(bytes(aligned(size) - size))
+    starts = [0] * len(spans)
+    for per_token, per_sample in schema.units:
+        sizes = [per_token * count + per_sample for count in tokens]
+        stops = [start + size for start, size in zip(starts, sizes, strict=True)]
+        values = [span[start:stop] for span, start, stop in zip(spans, starts, stops, strict=True)]
+        size = sum(sizes)
+        if size < JOINED_BYTES:
+            buffers.append(b"".join(values).ljust(aligned(size), b"\0"))
+        else:
+            buffers += values
+            if aligned(size) != size:
+                buffers.append(bytes(aligned(size) - size))
+        starts = [(stop + ALIGNMENT - 1) & -ALIGNMENT for stop in stops]  # `aligned`, unrolled
     return buffers
 
 

@@ -10,21 +10,28 @@
     ...     ...   payload: raw tensor memory
 
 Sizes are checked against the limits before anything is allocated. There is no socket here: a
-`FrameReader` offers memory to fill (`get_buffer`) and is told how much of it was filled
-(`received`), which serves asyncio's BufferedProtocol and a blocking `recv_into` alike.
+`FrameReader` offers memory to fill (`get_buffers`) and is told how much of it was filled
+(`received`), which serves `recvmsg_into`, asyncio's BufferedProtocol and `recv_into` alike.
+
+A payload is received into memory of its own, in as many pieces as `allocate` makes of it: whoever
+cuts it up says so when the header is there, and nothing has to be copied or freed together.
 """
 
 import struct
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from dispatcher.errors import FrameTooLarge, ProtocolError
 
 MAGIC = b"RD"
 PREFIX = struct.Struct("<2sBBIQ")
-#: Two pages of small frames a read; larger frames are received straight into their own memory.
+#: Small frames a read; what is left of a larger frame is received straight into its own memory.
 STAGING_BYTES = 64 * 1024
+#: Buffers to offer at a time: megabytes in samples of some ten kilobytes, and far below IOV_MAX.
+MAX_BUFFERS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +46,27 @@ class FrameLimits:
 HANDSHAKE_LIMITS = FrameLimits(header=16 * 1024, payload=0)
 
 
+#: Type, header and payload size of a frame: memory for its payload, so many bytes in all.
+Allocate = Callable[[int, memoryview, int], Sequence[memoryview]]
+
+
 class Frame(NamedTuple):
-    """One frame as it came; `payload` views memory that belongs to this frame alone."""
+    """One frame as it came; `parts` is its payload, in memory that belongs to this frame alone."""
 
     type: int
     header: memoryview
-    payload: memoryview
+    parts: Sequence[memoryview] = ()
+
+    @property
+    def payload(self) -> memoryview:
+        """The payload of a frame that was not cut up."""
+        (whole,) = self.parts or (memoryview(b""),)
+        return whole
+
+
+def in_one_piece(frame_type: int, header: memoryview, size: int) -> Sequence[memoryview]:  # noqa: ARG001
+    """The default way to allocate a payload."""
+    return (memoryview(bytearray(size)),)
 
 
 def encode_frame(frame_type: int, header: bytes, payload_size: int = 0) -> bytes:
@@ -58,33 +80,44 @@ class FrameReader:
 
     def __init__(self, limits: FrameLimits = HANDSHAKE_LIMITS) -> None:
         self.limits = limits
-        self._staging = bytearray(STAGING_BYTES)
+        self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0
-        self._body: bytearray | None = None
-        self._filled = 0
-        self._type = self._header_size = 0
+        #: Where bytes of the current frame are missing, in order; then nothing is staged.
+        self._missing: deque[memoryview] = deque()
+        self._filled = 0  # of the first of them
+        self._type = self._payload_size = 0
+        self._header: memoryview | None = None
+        self._parts: Sequence[memoryview] | None = None
 
     def get_buffer(self) -> memoryview:
-        """Memory that the next bytes of the stream belong into; never empty."""
-        if self._body is not None:
-            return memoryview(self._body)[self._filled :]
-        self._compact()
-        return memoryview(self._staging)[self._end :]
+        """The first of `get_buffers`."""
+        return self.get_buffers()[0]
 
-    def received(self, nbytes: int) -> Iterator[Frame]:
-        """Say that `nbytes` were written into `get_buffer()`; return the frames now complete.
+    def get_buffers(self) -> list[memoryview]:
+        """Memory that the next bytes of the stream belong into, in order; none of it is empty."""
+        if not self._missing:
+            self._compact()
+            return [self._staging[self._end :]]
+        found = list(islice(self._missing, MAX_BUFFERS))
+        found[0] = found[0][self._filled :]
+        if len(found) < MAX_BUFFERS:
+            found.append(self._staging)
+        return found
+
+    def received(self, nbytes: int, allocate: Allocate = in_one_piece) -> Iterator[Frame]:
+        """Say that `nbytes` were written into `get_buffers()`; return the frames now complete.
 
         Frames are cut as they are asked for, so `limits` may change between two of them; ask for
-        all of them before the next `get_buffer`. The iterator raises ProtocolError or
+        all of them before the next `get_buffers`. The iterator raises ProtocolError or
         FrameTooLarge; the stream cannot be read on after that.
         """
-        if self._body is not None:
-            self._filled += nbytes
+        if self._missing:
+            self._start, self._end = 0, self._fill(nbytes)
         else:
             self._end += nbytes
-        return iter(self._next_frame, None)
+        return iter(lambda: self._next_frame(allocate), None)
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes, allocate: Allocate = in_one_piece) -> list[Frame]:
         """`get_buffer` and `received` for bytes that are already somewhere else."""
         frames: list[Frame] = []
         view = memoryview(data)
@@ -93,19 +126,25 @@ class FrameReader:
             taken = min(len(target), len(view))
             target[:taken] = view[:taken]
             view = view[taken:]
-            frames += self.received(taken)
+            frames += self.received(taken, allocate)
         return frames
 
-    def _next_frame(self) -> Frame | None:
-        if self._body is None and not self._open_body():
+    def _next_frame(self, allocate: Allocate) -> Frame | None:
+        if self._header is None and not self._take_prefix():
             return None
-        assert self._body is not None
-        if self._filled < len(self._body):
+        assert self._header is not None
+        if not self._take_missing():
             return None
-        view, self._body = memoryview(self._body), None
-        return Frame(self._type, view[: self._header_size], view[self._header_size :])
+        if self._parts is None:
+            self._parts = allocate(self._type, self._header, self._payload_size)
+            self._missing.extend(part for part in self._parts if len(part))
+            if not self._take_missing():
+                return None
+        frame = Frame(self._type, self._header, self._parts)
+        self._header = self._parts = None
+        return frame
 
-    def _open_body(self) -> bool:
+    def _take_prefix(self) -> bool:
         held = self._end - self._start
         magic = bytes(self._staging[self._start : self._start + min(held, len(MAGIC))])
         if not MAGIC.startswith(magic):
@@ -118,12 +157,29 @@ class FrameReader:
         _, self._type, reserved, header, payload = PREFIX.unpack_from(self._staging, self._start)
         self._check(reserved, header, payload)
         self._start += PREFIX.size
-        self._header_size = header
-        self._body = bytearray(header + payload)
-        self._filled = min(len(self._body), self._end - self._start)
-        self._body[: self._filled] = self._staging[self._start : self._start + self._filled]
-        self._start += self._filled
+        self._payload_size = payload
+        self._header = memoryview(bytearray(header))
+        if header:
+            self._missing.append(self._header)
         return True
+
+    def _take_missing(self) -> bool:
+        """Move staged bytes to where they are missing; returns whether none are missing now."""
+        while self._missing and self._start < self._end:
+            rest = self._missing[0][self._filled :]
+            taken = min(len(rest), self._end - self._start)
+            rest[:taken] = self._staging[self._start : self._start + taken]
+            self._start += taken
+            self._fill(taken)
+        return not self._missing
+
+    def _fill(self, nbytes: int) -> int:
+        """Note that so many missing bytes were written; returns how many more there were."""
+        nbytes += self._filled
+        while self._missing and nbytes >= len(self._missing[0]):
+            nbytes -= len(self._missing.popleft())
+        self._filled = nbytes if self._missing else 0
+        return nbytes - self._filled
 
     def _check(self, reserved: int, header: int, payload: int) -> None:
         if reserved or header % 8:

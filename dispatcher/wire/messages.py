@@ -22,8 +22,7 @@ Headers are JSON of these models. Columns (`tokens`, `sample_ids`, ...) have one
 A header is checked against itself here (`Push.spans`); what it means is the core's affair.
 """
 
-from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -172,7 +171,7 @@ class _Samples(Message):
             raise ValueError("a field is named twice")
         return self
 
-    @property
+    @cached_property
     def schema_(self) -> Schema:
         """The schema that all these samples share."""
         return _schema(
@@ -196,22 +195,18 @@ class Push(_Samples):
     named: bool = False
     group_sizes: list[Extent] | None = None
 
-    def spans(self, payload: memoryview) -> Iterator[memoryview]:
-        """Cut the payload into one span a sample.
+    def spans(self, nbytes: int) -> list[int]:
+        """How a payload of `nbytes` bytes is cut: the size of each sample's span.
 
         Raises ProtocolError when the header's sizes and the payload's differ.
         """
-        schema = self.schema_
-        sizes = [schema.nbytes(tokens) for tokens in self.tokens]
-        if sum(sizes) != payload.nbytes:
+        size_of = self.schema_.nbytes
+        sizes = [size_of(tokens) for tokens in self.tokens]
+        if sum(sizes) != nbytes:
             raise ProtocolError(
-                f"the header describes {sum(sizes)} payload bytes, the frame carries "
-                f"{payload.nbytes}"
+                f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
             )
-        start = 0
-        for size in sizes:
-            yield payload[start : start + size]
-            start += size
+        return sizes
 
 
 class Pushed(Message):
@@ -396,8 +391,9 @@ def decode(frame: Frame) -> Message:
         raise ProtocolError(f"{kind.__name__}: {place}: {first['msg']}") from error
 
 
+@lru_cache(maxsize=64)
 def field_headers(schema: Schema) -> list[FieldHeader]:
-    """A schema as it goes over the wire."""
+    """A schema as it goes over the wire; the same list for all who ask, so do not change it."""
     return [
         FieldHeader(
             name=item.name, dtype=item.dtype, per_token=item.per_token, shape=list(item.shape)

@@ -6,10 +6,11 @@
 
 A rank says hello again when it has loaded a checkpoint.
 A message that the table does not have raises ProtocolError, names message and state, and
-changes nothing. Sans-IO: bytes go in through `get_buffer`/`received`, messages come out.
+changes nothing. Sans-IO: bytes go in through `get_buffers`/`received`, messages come out.
+A message is read before its payload is received, since it says how that is cut up.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
 from dispatcher.errors import ProtocolError
@@ -51,32 +52,51 @@ NEXT: dict[tuple[State, type[m.Message]], State] = {
 
 
 class ServerSession:
-    """Decodes what a peer says and holds it to the protocol."""
+    """Decodes what a peer says and holds it to the protocol.
 
-    def __init__(self, limits: FrameLimits) -> None:
+    memory: gives what a sample's span is received into, for a number of bytes.
+    """
+
+    def __init__(
+        self,
+        limits: FrameLimits,
+        memory: Callable[[int], memoryview] = lambda nbytes: memoryview(bytearray(nbytes)),
+    ) -> None:
+        self._memory = memory
         self.state = State.AWAIT_HELLO
         self._limits = limits
         self._reader = FrameReader(HANDSHAKE_LIMITS)
+        self._message: m.Message = m.Bye()
 
     def get_buffer(self) -> memoryview:
-        """Memory that the next bytes of the stream belong into."""
+        """The first of `get_buffers`."""
         return self._reader.get_buffer()
 
-    def received(self, nbytes: int) -> Iterator[tuple[m.Message, memoryview]]:
-        """Messages now complete, each with its payload (empty if it has none).
+    def get_buffers(self) -> list[memoryview]:
+        """Memory that the next bytes of the stream belong into, in order."""
+        return self._reader.get_buffers()
 
-        The iterator raises ProtocolError; the connection is beyond use then.
+    def received(self, nbytes: int) -> Iterator[tuple[m.Message, Sequence[memoryview]]]:
+        """Messages now complete, each with its payload: the spans of a push, else nothing.
+
+        Every span has memory of its own. The iterator raises ProtocolError; the connection is
+        beyond use then.
         """
-        return map(self._accept, self._reader.received(nbytes))
+        return map(self._accept, self._reader.received(nbytes, self._allocate))
 
-    def _accept(self, frame: Frame) -> tuple[m.Message, memoryview]:
-        message = m.decode(frame)
-        after = NEXT.get((self.state, type(message)))
-        if after is None:
+    def _allocate(self, frame_type: int, header: memoryview, size: int) -> Sequence[memoryview]:
+        self._message = message = m.decode(Frame(frame_type, header))
+        if (self.state, type(message)) not in NEXT:
             raise ProtocolError(f"{type(message).__name__} is not legal in state {self.state}")
-        if frame.payload and not isinstance(message, m.Push):
+        if isinstance(message, m.Push):
+            return [self._memory(nbytes) for nbytes in message.spans(size)]
+        if size:
             raise ProtocolError(f"{type(message).__name__} does not carry a payload")
+        return ()
+
+    def _accept(self, frame: Frame) -> tuple[m.Message, Sequence[memoryview]]:
+        message = self._message
         if self.state is State.AWAIT_HELLO:
             self._reader.limits = self._limits
-        self.state = after
-        return message, frame.payload
+        self.state = NEXT[self.state, type(message)]
+        return message, frame.parts

@@ -13,6 +13,8 @@ from tests.chaos.check import Verdict
 from tests.chaos.run import run
 from tests.chaos.settings import Settings
 
+ATTEMPTS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -36,7 +38,14 @@ TRIALS: dict[str, Trial] = {
 
 
 def is_caught(bug: str, folder: Path, seed: int) -> bool:
-    """Whether the checker finds this planted bug."""
+    """Whether the checker finds this planted bug, in one of a few runs.
+
+    When processes are busy, none of a run's faults may hit the moment in which the bug shows.
+    """
+    return any(_shows(bug, folder / str(seed), seed) for seed in range(seed, seed + ATTEMPTS))
+
+
+def _shows(bug: str, folder: Path, seed: int) -> bool:
     trial = TRIALS[bug]
     # Patience is short, since a bug may well stall the run; a long rank timeout keeps the old
     # rank's connection, by which it would be told.

@@ -68,12 +68,13 @@ def test_another_digest_fails_the_generation_on_all_ranks() -> None:
     assert isinstance(failed, FailRanks)
     assert failed.client_ids == ("rank-0", "rank-1")
     assert "another plan" in str(failed.error)
-    assert not ledger.generation.complete
+    assert ledger.generation.failed is failed.error
     with pytest.raises(GenerationFenced):
         ledger.join(hello(1), 0.0)
     ledger.join(hello(0, None, client_id="new-0"), 0.0)
     ledger.join(hello(1, 2, client_id="new-1"), 0.0)
-    assert ledger.generation.complete
+    begin(ledger)
+    assert prepare(ledger, 0) == [Release((0, 1), 0)]
 
 
 def test_no_release_while_a_rank_is_away_and_release_when_it_is_back() -> None:

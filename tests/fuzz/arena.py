@@ -129,7 +129,7 @@ class Work:
 
     def end(self) -> None:
         """End the stream and leave."""
-        self._producer.send(m.EndStream())
+        self._producer.end_stream()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the ranks got no end"
         if self._failure is not None:

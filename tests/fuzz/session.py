@@ -1,11 +1,14 @@
 """The sans-IO session under any bytes, cut anywhere: what must be true of it."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 from hypothesis import strategies as st
 
 from dispatcher.errors import ProtocolError
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import samples_of
-from dispatcher.wire.frame import HANDSHAKE_LIMITS, STAGING_BYTES, FrameLimits
+from dispatcher.wire.frame import HANDSHAKE_LIMITS, STAGING_BYTES, FrameLimits, FrameReader
 from dispatcher.wire.session import ServerSession, State
 from tests.fuzz.inputs import streams
 
@@ -14,7 +17,16 @@ HELLOS = m.HelloProducer(client_id="fuzz"), m.HelloRank(client_id="fuzz", dp_ran
 
 #: Who may say what, written down again.
 PRODUCERS: set[type[m.Message]] = {m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping, m.Bye}
-RANKS: set[type[m.Message]] = {m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.Ping, m.Bye}
+RANKS: set[type[m.Message]] = {
+    m.HelloRank,
+    m.Demand,
+    m.PolicyVersion,
+    m.Prepared,
+    m.Commit,
+    m.CheckpointSaved,
+    m.Ping,
+    m.Bye,
+}
 LEGAL: dict[State, set[type[m.Message]]] = {
     State.AWAIT_HELLO: {m.HelloProducer, m.HelloRank},
     State.PRODUCER: PRODUCERS,
@@ -26,24 +38,32 @@ inputs = st.tuples(
     streams(HELLOS), st.lists(st.integers(1, 200), max_size=6), st.sampled_from([1, 9, 1 << 20])
 )
 
-Heard = list[tuple[m.Message, bytes]]
+Heard = list[tuple[m.Message, tuple[bytes, ...]]]
 
 
 def check_session(stream: bytes, cuts: list[int], rest: int) -> None:
     """The session hears the same however the stream is cut, or fails for the same reason."""
     whole = _hear(stream, [], len(stream) or 1)
     assert _hear(stream, cuts, rest) == whole, "the cuts make a difference"
-    for message, payload in whole[0]:
-        if isinstance(message, m.Push):
-            _check_push(message, payload)
+    pushes = [(message, spans) for message, spans in whole[0] if isinstance(message, m.Push)]
+    for (message, spans), payload in zip(pushes, _payloads(stream), strict=False):
+        assert b"".join(spans) == payload, "a push is not cut where its frame ends"
+        _check_push(message, spans)
 
 
-def _check_push(push: m.Push, payload: bytes) -> None:
-    try:
-        samples = samples_of(push, memoryview(payload))
-    except ProtocolError:
-        return
-    assert sum(sample.nbytes for sample in samples) == len(payload)
+def _payloads(stream: bytes) -> Iterator[bytes]:
+    """What the frames of pushes carry, whoever may send them."""
+    reader = FrameReader(LIMITS)
+    with suppress(ProtocolError):
+        for byte in (stream[at : at + 1] for at in range(len(stream))):
+            for frame in reader.feed(byte):
+                if frame.type == m.Push.type_code:
+                    yield bytes(frame.payload)
+
+
+def _check_push(push: m.Push, spans: tuple[bytes, ...]) -> None:
+    samples = samples_of(push, map(memoryview, spans))
+    assert len(samples) == len(push.tokens)
     for sample in samples:
         assert sample.nbytes == sample.schema.nbytes(sample.tokens)
 
@@ -74,5 +94,5 @@ def _feed(session: ServerSession, part: bytes, heard: Heard) -> None:
         part = part[taken:]
         for message, payload in session.received(taken):
             assert type(message) in LEGAL[before], f"{message!r} in {before}"
-            heard.append((message, bytes(payload)))
+            heard.append((message, tuple(map(bytes, payload))))
             before = session.state

@@ -272,7 +272,7 @@ class Model:
 
         def plain_ticket(ticket: int) -> tuple[object, ...]:
             entry = self.entries[ticket]
-            sample = replace(entry.sample, payload=memoryview(b"")) if lazy else entry.sample
+            sample = entry.sample._replace(payload=memoryview(b"")) if lazy else entry.sample
             return plain_entry(replace(entry, sample=sample))
 
         parts = [[[plain_ticket(t) for t in part] for part in rank] for rank in step.micro_batches]

@@ -1,11 +1,13 @@
 """What waits for the journal when a client connects again is not for its new connection."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import numpy as np
 
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.net.listener import Listener
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.metrics import Metrics
@@ -26,6 +28,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self._reader = FrameReader(LIMITS)
         self._heard: list[m.Message] = []
+        self._more = asyncio.Event()
         self.peer = Peer(hub, PeerLimits(LIMITS, 10, 10), asyncio.get_running_loop().time)
         self.peer.connection_made(self)
 
@@ -33,6 +36,7 @@ class Wire(asyncio.Transport):
         buffer = self._reader.get_buffer()
         buffer[: len(data)] = data
         self._heard += [m.decode(frame) for frame in self._reader.received(len(data))]
+        self._more.set()
 
     def close(self) -> None:
         self.abort()
@@ -47,6 +51,13 @@ class Wire(asyncio.Transport):
             size = min(len(buffer), len(data))
             buffer[:size], data = data[:size], data[size:]
             self.peer.buffer_updated(size)
+
+    async def hears(self, count: int) -> list[str]:
+        """Wait for so many messages; their names."""
+        while len(self._heard) < count:
+            self._more.clear()
+            await self._more.wait()
+        return self.heard()
 
     def heard(self) -> list[str]:
         """The names of the messages since the last look."""
@@ -103,7 +114,7 @@ async def test_a_rank_that_connects_again_is_welcomed_before_it_is_given_a_step(
     await asyncio.gather(*hub._performer._planning)
     after.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, hungry=True))
     await log.durable(len(log.batches))
-    assert after.heard() == ["WelcomeRank", "Step", "MicroBatch"]
+    assert await after.hears(3) == ["WelcomeRank", "Step", "MicroBatch"]
     hub.close()
 
 
@@ -131,9 +142,10 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     producer.say(m.HelloProducer(client_id="p"))
     push_one(producer)  # a fact that no disk takes
     flooded = WatchedPeer(hub)
-    server = await asyncio.get_running_loop().create_unix_server(
-        lambda: flooded, tmp_path / "socket"
-    )
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(tmp_path / "socket"))
+    sock.listen()
+    listener = Listener(sock, lambda: flooded)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
     ping, count = m.encode(m.Ping()), 50_000
     flood = asyncio.ensure_future(
@@ -158,5 +170,6 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     assert names == ["WelcomeProducer"] + ["Pong"] * count
     await asyncio.gather(flood, durable)
     writer.close()
-    server.close()
+    listener.close()
+    sock.close()
     hub.close()

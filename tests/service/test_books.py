@@ -90,7 +90,9 @@ def test_the_books_balance_in_every_scrape_under_load(serve: Serve) -> None:
         accepted = Counter(name for producer in producers for name in producer.result())
         last = server.scrape()
         check_books(last)
-        Producer(server.endpoint, "end").send(m.EndStream())
+        ender = Producer(server.endpoint, "end")
+        ender.end_stream()
+        ender.bye()
         committed = trainer.result()
     assert server.wait() == 0
 

@@ -267,7 +267,7 @@ def test_the_last_batch_has_fillers_where_ranks_have_nothing_to_do(serve: Serve)
     server = serve(dispatch_batch_size=8, micro_batch_size=2)
     producer = Producer(server.endpoint, "p")
     producer.push([6])
-    producer.send(m.EndStream())
+    producer.end_stream()
     trainer = Trainer(server.endpoint, 2)
     parts = trainer.train()
     assert [part.header.num_micro_batches for part in parts] == [1, 1]
@@ -288,7 +288,7 @@ def test_the_last_batch_may_be_dropped_instead(serve: Serve) -> None:
     producer = Producer(server.endpoint, "p")
     producer.push([6, 5])
     trainer = Trainer(server.endpoint, 2)
-    producer.send(m.EndStream())
+    producer.end_stream()
     assert trainer.train() == []
     assert server.scrape()["samples_dropped_total{reason=last-batch}"] == 2
     trainer.bye()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.wire import messages as m
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import PATIENCE_S, ServeProcess
@@ -81,6 +82,22 @@ def test_the_end_of_the_stream_ends_the_dispatcher(serve: Serve) -> None:
     assert trainer.train()
     assert trainer.train() == []
     trainer.bye()
+    assert server.wait() == 0
+
+
+def test_the_end_waits_for_the_producer_that_has_not_heard_of_it(serve: Serve) -> None:
+    server = serve()
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5, 6])
+    producer.send(m.EndStream())
+    server.await_status(phase="ended")
+    producer.close()
+    assert trainer.train()
+    assert trainer.train() == []
+    trainer.bye()
+    server.await_status(phase="drained", ranks_connected=0)
+    again = Producer(server.endpoint, "p", first_seq=4)
+    again.end_stream()
     assert server.wait() == 0
 
 

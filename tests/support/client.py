@@ -158,6 +158,11 @@ class Producer(WireClient):
         self.send(*make_push(self.client_id, first, tokens, **columns))
         return first
 
+    def end_stream(self) -> None:
+        """End the stream and hear that it was heard."""
+        self.send(m.EndStream())
+        self.ping()
+
     def push(self, tokens: Sequence[int], *, seq: int | None = None, **columns: object) -> m.Pushed:
         """Send samples and wait for the outcome of each, however long the buffer is full."""
         first = self.send_push(tokens, seq=seq, **columns)

@@ -1,7 +1,6 @@
 """What facts add up to, kept in dictionaries: the journal without files, to check cores against."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from dispatcher.core import facts as f
@@ -149,4 +148,4 @@ def _copy(entry: Entry) -> Entry:
 
 
 def _without_payload(sample: Sample) -> Sample:
-    return replace(sample, payload=memoryview(b""))
+    return sample._replace(payload=memoryview(b""))

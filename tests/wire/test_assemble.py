@@ -1,5 +1,7 @@
 """Assembly: what a producer pushed is, byte for byte, what a rank finds in its micro-batch."""
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -9,14 +11,15 @@ from dispatcher.errors import ProtocolError
 from dispatcher.sample import ALIGNMENT, DType, Field, Sample, Schema, aligned
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import (
+    JOINED_BYTES,
     UNKNOWN_GROUP_SIZE,
-    Buffer,
     filler,
     micro_batch,
     samples_of,
     step_header,
 )
 from dispatcher.wire.frame import FrameLimits, FrameReader
+from dispatcher.wire.outbox import Buffer
 from tests.support.client import SCHEMA, make_push, make_span
 
 LIMITS = FrameLimits(1 << 24, 1 << 24)
@@ -51,6 +54,12 @@ def random_values(schema: Schema, tokens: int, seed: int) -> Values:
     return {item.name: chance.bytes(item.nbytes(tokens)) for item in schema.fields}
 
 
+def pushed(push: m.Push, payload: bytes, group_size: int | None = None) -> tuple[Sample, ...]:
+    """The samples of a push whose payload came as it was sent."""
+    view, stops = memoryview(payload), [0, *accumulate(push.spans(len(payload)))]
+    return samples_of(push, [view[a:b] for a, b in pairwise(stops)], group_size)
+
+
 def sent(buffers: list[Buffer]) -> tuple[m.Message, memoryview]:
     """What arrives when these buffers are written in order."""
     (frame,) = FrameReader(LIMITS).feed(b"".join(buffers))
@@ -63,7 +72,7 @@ def test_a_micro_batch_is_numpys_concatenation_field_by_field(
 ) -> None:
     values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
     push, payload = push_of(schema, values, tokens)
-    samples = samples_of(push, memoryview(payload))
+    samples = pushed(push, payload)
     header, received = sent(micro_batch(3, 1, samples))
     assert isinstance(header, m.MicroBatch)
     offset = 0
@@ -88,7 +97,7 @@ def test_a_micro_batch_is_numpys_concatenation_field_by_field(
 def test_a_pushed_sample_keeps_its_bytes(schema: Schema, tokens: list[int]) -> None:
     values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
     push, payload = push_of(schema, values, tokens)
-    for sample, kept in zip(samples_of(push, memoryview(payload)), values, strict=True):
+    for sample, kept in zip(pushed(push, payload), values, strict=True):
         cuts = schema.slices(sample.tokens)
         found = {
             item.name: bytes(sample.payload[cut])
@@ -101,7 +110,7 @@ def test_a_pushed_sample_keeps_its_bytes(schema: Schema, tokens: list[int]) -> N
 def test_a_filler_is_the_first_real_token_without_loss(schema: Schema, tokens: int) -> None:
     values = random_values(schema, tokens, 0)
     push, payload = push_of(schema, [values], [tokens])
-    (sample,) = samples_of(push, memoryview(payload))
+    (sample,) = pushed(push, payload)
     header, received = sent(filler(3, 1, sample))
     assert isinstance(header, m.MicroBatch)
     assert (header.is_filler, header.tokens, header.loss_tokens) == (True, [1], [0])
@@ -114,7 +123,7 @@ def test_the_header_of_a_micro_batch_describes_its_samples_in_order() -> None:
     push, payload = make_push(
         "p", 5, [2, 4], loss_tokens=[1, 0], group_ids=["g", None], policy_versions=[None, 7]
     )
-    header, _ = sent(micro_batch(9, 2, samples_of(push, memoryview(payload))))
+    header, _ = sent(micro_batch(9, 2, pushed(push, payload)))
     assert header == m.MicroBatch(
         step=9,
         index=2,
@@ -128,37 +137,25 @@ def test_the_header_of_a_micro_batch_describes_its_samples_in_order() -> None:
 
 
 def test_columns_that_nobody_uses_are_not_sent() -> None:
-    header, _ = sent(micro_batch(0, 0, samples_of(*viewed(make_push("p", 0, [2, 4])))))
+    header, _ = sent(micro_batch(0, 0, pushed(*make_push("p", 0, [2, 4]))))
     assert isinstance(header, m.MicroBatch)
     assert header.group_ids is None
     assert header.policy_versions is None
 
 
-def test_gathering_copies_no_sample() -> None:
-    (sample,) = samples_of(*viewed(make_push("p", 0, [64])))
+def test_gathering_copies_no_field_of_some_size() -> None:
+    (sample,) = pushed(*make_push("p", 0, [JOINED_BYTES]))
     views = [part for part in micro_batch(0, 0, [sample]) if isinstance(part, memoryview)]
-    assert [view.nbytes for view in views] == [8 * 64, 64, 4]
+    assert [view.nbytes for view in views] == [8 * JOINED_BYTES, JOINED_BYTES]
     assert all(view.obj is sample.payload.obj for view in views)
 
 
-def test_samples_of_one_frame_do_not_keep_each_other_in_memory() -> None:
-    push, payload = viewed(make_push("p", 0, [4, 4]))
-    first, second = samples_of(push, payload)
-    assert len({id(first.payload.obj), id(second.payload.obj), id(payload.obj)}) == 3
-
-
-def test_a_sample_that_is_alone_in_its_frame_is_not_copied() -> None:
-    push, payload = viewed(make_push("p", 0, [4]))
-    (sample,) = samples_of(push, payload)
-    assert sample.payload.obj is payload.obj
-
-
 def test_group_sizes_come_from_the_push_then_from_the_default() -> None:
-    push, payload = viewed(make_push("p", 0, [1, 1], group_ids=["g", None]))
-    assert [s.group_size for s in samples_of(push, payload)] == [UNKNOWN_GROUP_SIZE, 1]
-    assert [s.group_size for s in samples_of(push, payload, 8)] == [8, 1]
+    push, payload = make_push("p", 0, [1, 1], group_ids=["g", None])
+    assert [s.group_size for s in pushed(push, payload)] == [UNKNOWN_GROUP_SIZE, 1]
+    assert [s.group_size for s in pushed(push, payload, 8)] == [8, 1]
     told = push.model_copy(update={"group_sizes": [4, 4]})
-    assert [s.group_size for s in samples_of(told, payload, 8)] == [4, 1]
+    assert [s.group_size for s in pushed(told, payload, 8)] == [4, 1]
 
 
 @given(
@@ -171,20 +168,20 @@ def test_a_header_that_lies_about_sizes_is_refused(tokens: list[int], wrong: lis
     assume(len(payload) != expected)
     words = f"describes {expected} payload bytes, the frame carries {len(payload)}"
     with pytest.raises(ProtocolError, match=words):
-        samples_of(push, memoryview(payload))
+        pushed(push, payload)
 
 
 def test_sizes_beyond_all_memory_are_refused_and_not_allocated() -> None:
     field = m.FieldHeader(name="x", dtype=DType.FLOAT64, shape=[2**31 - 1] * 8)
-    push, payload = viewed(make_push("p", 0, [1]))
+    push, payload = make_push("p", 0, [1])
     lie = push.model_copy(update={"fields": [field], "tokens": [2**31 - 1]})
     with pytest.raises(ProtocolError, match="payload bytes, the frame carries"):
-        samples_of(lie, payload)
+        pushed(lie, payload)
 
 
 def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
-    push, payload = viewed(make_push("p", 0, [2, 4, 6], loss_tokens=[0, 3, 6]))
-    header, _ = sent([step_header(4, "digest", 2, iter(samples_of(push, payload)))])
+    push, payload = make_push("p", 0, [2, 4, 6], loss_tokens=[0, 3, 6])
+    header, _ = sent([step_header(4, "digest", 2, iter(pushed(push, payload)))])
     assert header == m.Step(
         step=4,
         digest="digest",
@@ -202,7 +199,3 @@ def test_a_step_may_have_more_tokens_than_32_bits_count() -> None:
     header, _ = sent([step_header(0, "digest", 1, [sample, sample])])
     assert isinstance(header, m.Step)
     assert header.tokens == 2 * longest
-
-
-def viewed(push: tuple[m.Push, bytes]) -> tuple[m.Push, memoryview]:
-    return push[0], memoryview(push[1])

@@ -161,3 +161,39 @@ def test_what_is_no_frame_is_refused_at_its_first_bytes(data: bytes) -> None:
 def test_a_malformed_prefix_is_refused(reserved: int, header: int) -> None:
     with pytest.raises(ProtocolError, match="malformed frame prefix"):
         FrameReader(LIMITS).feed(PREFIX.pack(MAGIC, 1, reserved, header, 0))
+
+
+def in_thirds(kind: int, header: memoryview, size: int) -> list[memoryview]:
+    sizes = [size // 3, 0, size // 3, size - 2 * (size // 3)]
+    return [memoryview(bytearray(part)) for part in sizes]
+
+
+@given(frames=st.lists(parts, min_size=1, max_size=4), chunk=st.integers(1, 3000))
+def test_a_payload_in_pieces_is_filled_in_order_however_much_arrives_at_once(
+    frames: list[Parts], chunk: int
+) -> None:
+    reader, stream = FrameReader(LIMITS), stream_of(frames)
+    found: list[Frame] = []
+    while stream:
+        taken = 0
+        for target in reader.get_buffers():
+            assert len(target) > 0
+            piece = stream[taken : min(chunk, taken + len(target))]
+            target[: len(piece)] = piece
+            taken += len(piece)
+        stream = stream[taken:]
+        found += reader.received(taken, in_thirds)
+    told = [(frame.type, bytes(frame.header), b"".join(frame.parts)) for frame in found]
+    assert told == padded(frames)
+
+
+def test_a_large_payload_is_received_into_its_own_memory() -> None:
+    own: list[memoryview] = []
+
+    def allocate(kind: int, header: memoryview, size: int) -> list[memoryview]:
+        own.extend(memoryview(bytearray(size // 4)) for _ in range(4))
+        return own
+
+    reader = FrameReader(LIMITS)
+    assert reader.feed(encode_frame(1, b"{}", 1 << 20), allocate) == []
+    assert [target.obj for target in reader.get_buffers()[:4]] == [part.obj for part in own]

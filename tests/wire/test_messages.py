@@ -27,7 +27,7 @@ RANK = {"client_id": "r", "dp_rank": 0, "dp_size": 2}
 
 def decode(kind: type[m.Message], header: object) -> m.Message:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return m.decode(Frame(kind.type_code, memoryview(text), memoryview(b"")))
+    return m.decode(Frame(kind.type_code, memoryview(text)))
 
 
 def test_every_message_has_an_example_and_a_strategy() -> None:
@@ -121,13 +121,13 @@ def test_another_version_is_told_before_anything_else_that_is_wrong(
 @pytest.mark.parametrize("code", [0, 98, 99, 255])
 def test_an_unknown_message_type_is_refused_by_number(code: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown message type {code}"):
-        m.decode(Frame(code, memoryview(b"{}"), memoryview(b"")))
+        m.decode(Frame(code, memoryview(b"{}")))
 
 
 @given(code=st.integers(0, 255), header=st.binary(max_size=60))
 def test_random_headers_are_messages_or_a_protocol_error(code: int, header: bytes) -> None:
     try:
-        m.decode(Frame(code, memoryview(header), memoryview(b"")))
+        m.decode(Frame(code, memoryview(header)))
     except ProtocolError:
         return
 

@@ -1,5 +1,6 @@
 """The session table: who may say what when; an illegal message changes nothing."""
 
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -46,8 +47,8 @@ LEGAL: dict[State, dict[type[m.Message], State]] = {
 }
 
 
-def hear(session: ServerSession, data: bytes) -> list[tuple[m.Message, memoryview]]:
-    heard: list[tuple[m.Message, memoryview]] = []
+def hear(session: ServerSession, data: bytes) -> list[tuple[m.Message, Sequence[memoryview]]]:
+    heard: list[tuple[m.Message, Sequence[memoryview]]] = []
     while data:
         target = session.get_buffer()
         taken = min(len(target), len(data))
@@ -75,8 +76,8 @@ def test_the_table_is_kept(state: State, kind: type[m.Message]) -> None:
     sent = EXAMPLES[kind]
     after = LEGAL[state].get(kind)
     if after is not None:
-        ((heard, payload),) = hear(session, m.encode(sent))
-        assert (heard, payload.nbytes, session.state) == (sent, 0, after)
+        ((heard, spans),) = hear(session, m.encode(sent))
+        assert (heard, b"".join(spans), session.state) == (sent, b"", after)
         return
     with pytest.raises(ProtocolError) as raised:
         hear(session, m.encode(sent))
@@ -94,8 +95,23 @@ def test_only_a_push_carries_a_payload() -> None:
 
 def test_a_push_comes_with_its_payload() -> None:
     push, payload = make_push("p", 0, [3, 5])
-    ((heard, received),) = hear(session_in(State.PRODUCER), m.encode(push, len(payload)) + payload)
-    assert (heard, bytes(received)) == (push, payload)
+    ((heard, spans),) = hear(session_in(State.PRODUCER), m.encode(push, len(payload)) + payload)
+    assert (heard, b"".join(spans)) == (push, payload)
+    assert [len(span) for span in spans] == push.spans(len(payload))
+
+
+def test_samples_of_one_push_do_not_keep_each_other_in_memory() -> None:
+    push, payload = make_push("p", 0, [4, 4])
+    ((_, spans),) = hear(session_in(State.PRODUCER), m.encode(push, len(payload)) + payload)
+    first, second = spans
+    assert first.obj is not second.obj
+    assert (first.nbytes, second.nbytes) == (len(bytes(first.obj)), len(bytes(second.obj)))
+
+
+def test_a_push_whose_header_and_payload_disagree_is_refused_before_its_payload_comes() -> None:
+    push, payload = make_push("p", 0, [4, 4])
+    with pytest.raises(ProtocolError, match=f"describes {len(payload)} payload bytes, .* carries"):
+        hear(session_in(State.PRODUCER), m.encode(push, len(payload) + 8))
 
 
 def test_a_stranger_gets_room_for_a_hello_and_no_more() -> None:

@@ -87,7 +87,7 @@ def test_loss_tokens_are_those_of_the_mask_or_all() -> None:
         ({"input_ids": [0.5]}, "must be integers"),
         ({"input_ids": torch.zeros(3, dtype=torch.bfloat16)}, "must be integers"),
         ({"reward": [1.0, 2.0]}, "reward has 2 rows for 3 tokens.*per_sample"),
-        ({"x": np.zeros((3, 0))}, r"x has the shape \[3, 0\]"),
+        ({"x": np.zeros((3, 0))}, r"x has values of the shape \[0\]"),
         ({"x": [[1], [2, 3], []]}, "x is no array"),
         ({"x": np.array([1, 2, 3], np.uint32)}, "x is uint32; accepted are bool"),
         ({"x": torch.zeros(3, dtype=torch.complex64)}, "x is complex64"),

@@ -316,7 +316,7 @@ class Model(RuleBasedStateMachine):
         for message, payload in self.core.outgoing(self.now):
             assert self.online
             assert isinstance(message, m.Push)
-            assert len(list(message.spans(memoryview(payload)))) == len(message.tokens)
+            assert message.spans(sum(map(len, payload))) == [len(span) for span in payload]
             self.inbound.append(message)
 
     @invariant()

@@ -1,0 +1,13 @@
+"""Memory to receive into."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+#: Gives memory for so many bytes; what is in it is overwritten.
+Memory = Callable[[int], memoryview]
+
+
+def uninitialised(nbytes: int) -> memoryview:
+    """Memory of its own; not zeroed, which would take about as long as to receive into it."""
+    return np.empty(nbytes, np.uint8).data

@@ -1,0 +1,46 @@
+"""What waits to be written to one connection: buffers in order, none of them joined or copied.
+
+Sans-IO: `head` offers buffers to a gathered write, `sent` says how many bytes went. Invariant:
+bytes leave in the order in which they were put, each once, however the writes cut them.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+Buffer = bytes | bytearray | memoryview
+
+#: Buffers that one system call takes on every platform that we know of: IOV_MAX.
+MAX_BUFFERS = 1024
+
+
+class Outbox:
+    """Buffers to write; they must not change before they are sent. nbytes: how much that is."""
+
+    def __init__(self) -> None:
+        self._buffers: deque[Buffer] = deque()
+        self.nbytes = 0
+
+    def put(self, buffers: Iterable[Buffer]) -> None:
+        """Add buffers of bytes behind those that wait."""
+        filled = [buffer for buffer in buffers if len(buffer)]
+        self._buffers += filled
+        self.nbytes += sum(map(len, filled))
+
+    def head(self) -> list[Buffer]:
+        """The buffers to write next, as many as one gathered write takes."""
+        return list(islice(self._buffers, MAX_BUFFERS))
+
+    def sent(self, nbytes: int) -> None:
+        """Note that the first `nbytes` bytes were written."""
+        self.nbytes -= nbytes
+        buffers = self._buffers
+        while buffers and nbytes >= len(buffers[0]):
+            nbytes -= len(buffers.popleft())
+        if nbytes:
+            buffers[0] = memoryview(buffers[0])[nbytes:]
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._buffers.clear()
+        self.nbytes = 0
