@@ -20,8 +20,8 @@ from torch import Tensor
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import DType
 from dispatcher.wire import messages as m
+from workers.held_steps import Received
 from workers.payload import Block, blocks
-from workers.rank_core import Received
 
 _TORCH: dict[DType, torch.dtype] = {item: getattr(torch, item.value) for item in DType}
 

@@ -20,7 +20,8 @@ from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
 from workers.credentials import Credentials
-from workers.rank_core import HeldStep, RankCore, Received
+from workers.held_steps import HeldStep, Received
+from workers.rank_core import RankCore
 from workers.rank_thread import RankThread
 
 T = TypeVar("T")

@@ -1,58 +1,17 @@
-"""What a DP rank holds and what it has to say; no socket, clock, thread or torch.
+"""What a DP rank has to say, and does about what it hears; no socket, clock, thread or torch.
 
-A step on its way through a rank:
-
-    PREPARED --Release--> RELEASED --take--> TAKEN --commit--> (gone)
-
-Training sees a step only once it is RELEASED, whatever has arrived of it before. What a rank says
-is its state (taken, committed, hungry, policy version, the checkpoint it has loaded), so that a
-HELLO repeats whatever a lost connection swallowed. A message out of turn raises ProtocolError and
-changes nothing.
+What a rank says is its state (taken, committed, hungry, policy version, the checkpoint it has
+loaded), so that a HELLO repeats whatever a lost connection swallowed. A message out of turn raises
+ProtocolError and changes nothing.
 
 What is held is bounded by the dispatcher: at most `max_open_steps` that are taken, and
 `prefetch_steps` ahead of them.
 """
 
-from dataclasses import dataclass, field
-from enum import StrEnum
-
 from dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
 from dispatcher.wire import messages as m
+from workers.held_steps import HeldStep, HeldSteps, StepState
 from workers.liveness import refusal
-from workers.payload import check_payload
-
-
-class StepState(StrEnum):
-    """Where a held step stands."""
-
-    PREPARED = "prepared"
-    RELEASED = "released"
-    TAKEN = "taken"
-
-
-#: What a Release makes of a step; one that is repeated after a reconnect changes nothing.
-ON_RELEASE = {
-    StepState.PREPARED: StepState.RELEASED,
-    StepState.RELEASED: StepState.RELEASED,
-    StepState.TAKEN: StepState.TAKEN,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A micro-batch as it came: its header and its payload."""
-
-    header: m.MicroBatch
-    payload: memoryview = field(repr=False)
-
-
-@dataclass(slots=True)
-class HeldStep:
-    """A step of which this rank holds the header and the first micro-batches."""
-
-    header: m.Step
-    state: StepState = StepState.PREPARED
-    micro_batches: list[Received] = field(default_factory=list)
 
 
 class RankCore:
@@ -66,15 +25,14 @@ class RankCore:
         self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
-        self.taken = self.committed = -1
+        self.taken = -1
         self.hungry = self._begun = False
         self.end_reason: str | None = None
         self._policy_version: int | None = None
         self._resume: m.Position | None = None
         self._saved = -1
         self._begun_after = -1
-        self._steps: dict[int, HeldStep] = {}  # uncommitted, in ascending order
-        self._newest = -1
+        self._steps = HeldSteps()
         self._connected = self._resuming = False
         self._outbox: list[m.Message] = []
 
@@ -92,7 +50,7 @@ class RankCore:
             taken=self.taken,
             committed=self.committed,
             hungry=self.hungry,
-            received=[(number, len(held.micro_batches)) for number, held in self._steps.items()],
+            received=self._steps.received(),
             policy_version=self._policy_version,
             resume=self._resume,
             saved=self._saved,
@@ -123,17 +81,23 @@ class RankCore:
             case _ if not self._connected:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.Step():
-                self._on_step(message)
+                if self._steps.announce(message):
+                    self._say(m.Prepared(step=message.step, digest=message.digest))
             case m.MicroBatch():
-                self._on_micro_batch(message, payload)
+                self._steps.receive(message, payload)
             case m.Release():
-                self._on_release(message)
+                self._steps.release(message.step)
             case m.End():
                 self.end_reason = message.reason
             case m.Pong():
                 pass
             case _:
                 raise ProtocolError(f"a DP rank has no use for {type(message).__name__}")
+
+    @property
+    def committed(self) -> int:
+        """The last step that the training loop has committed, -1 for none."""
+        return self._steps.committed
 
     @property
     def finished(self) -> bool:
@@ -146,9 +110,7 @@ class RankCore:
 
         A step that is announced before the end but not yet released still comes.
         """
-        return self.end_reason is not None and all(
-            held.state is StepState.TAKEN for held in self._steps.values()
-        )
+        return self.end_reason is not None and self._steps.following() is None
 
     # -- checkpoints
 
@@ -180,7 +142,6 @@ class RankCore:
             )
         self._resume = position
         self._steps.clear()
-        self._newest = -1
         self.end_reason = None
         self._resuming = True
         if self._connected:
@@ -208,12 +169,11 @@ class RankCore:
         if self.exhausted:
             return None
         self._check_open_steps()
-        following = (h for h in self._steps.values() if h.state is not StepState.TAKEN)
-        held = next(following, None)
+        held = self._steps.following()
         return held if held is not None and held.state is StepState.RELEASED else None
 
     def _check_open_steps(self) -> None:
-        open_steps = [n for n, held in self._steps.items() if held.state is StepState.TAKEN]
+        open_steps = self._steps.taken
         allowed = self.welcome.max_open_steps if self.welcome else 1
         if len(open_steps) >= allowed:
             raise StepContractError(
@@ -238,13 +198,7 @@ class RankCore:
 
     def commit(self, step: int) -> None:
         """The training loop has applied a step; raises StepContractError out of order."""
-        expected = next((n for n, h in self._steps.items() if h.state is StepState.TAKEN), None)
-        if step != expected:
-            due = "none is open" if expected is None else f"step {expected} is the next to commit"
-            done = "is committed already" if step <= self.committed else "may not be committed now"
-            raise StepContractError(f"step {step} {done}; {due}")
-        del self._steps[step]
-        self.committed = step
+        self._steps.commit(step)
         self._say(m.Commit(step=step))
 
     def set_policy_version(self, version: int) -> None:
@@ -255,12 +209,7 @@ class RankCore:
 
     def find(self, step: int) -> HeldStep:
         """A taken step; raises StepContractError when it was committed."""
-        held = self._steps.get(step)
-        if held is None:
-            raise StepContractError(
-                f"step {step} is committed and its micro-batches are gone; iterate before commit()"
-            )
-        return held
+        return self._steps.find(step)
 
     # -- mechanism
 
@@ -285,43 +234,3 @@ class RankCore:
             self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
         self._connected, self._resuming = True, False
-
-    def _on_step(self, header: m.Step) -> None:
-        held = self._steps.get(header.step)
-        if held is None and header.step <= self.committed:
-            return
-        if held is None and header.step <= self._newest:
-            raise ProtocolError(f"step {header.step} comes after step {self._newest}")
-        if held is None:
-            self._steps[header.step] = HeldStep(header)
-            self._newest = header.step
-        elif held.header != header:
-            raise ProtocolError(
-                f"step {header.step} came twice and differs: digest {held.header.digest}, "
-                f"then {header.digest}"
-            )
-        self._say(m.Prepared(step=header.step, digest=header.digest))
-
-    def _on_micro_batch(self, header: m.MicroBatch, payload: memoryview) -> None:
-        held = self._steps.get(header.step)
-        if held is None:
-            if header.step <= self.committed:
-                return
-            raise ProtocolError(f"a micro-batch of step {header.step}, which was not announced")
-        due = len(held.micro_batches)
-        if header.index < due:
-            return
-        if header.index > due or due >= held.header.num_micro_batches:
-            raise ProtocolError(
-                f"micro-batch {header.index} of step {header.step}, which has "
-                f"{held.header.num_micro_batches} of which {due} came before"
-            )
-        check_payload(header, payload)
-        held.micro_batches.append(Received(header, payload))
-
-    def _on_release(self, message: m.Release) -> None:
-        held = self._steps.get(message.step)
-        if held is not None:
-            held.state = ON_RELEASE[held.state]
-        elif message.step > self.committed:
-            raise ProtocolError(f"release of step {message.step}, which was not announced")

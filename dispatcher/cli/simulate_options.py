@@ -15,7 +15,8 @@ from dispatcher.cli.fields import expects_list, flag_of
 from dispatcher.cli.options import ENV_PREFIX
 from dispatcher.errors import ConfigError
 from dispatcher.plan import Grouping, Layout, Oversize, Strategy, Sync
-from dispatcher.service.config import NotNegative, Positive, ServeConfig
+from dispatcher.service.config import ServeConfig
+from dispatcher.service.option_types import NotNegative, Positive
 from dispatcher.service.units import Duration
 
 Multiple = Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)]

@@ -1,18 +1,16 @@
-"""Trainers' checkpoints: what becomes of committed steps, and how the ledger goes back to one.
+"""Trainers' checkpoints: what becomes of committed steps, and how the ledger resumes from one.
 
 A checkpoint's position is the last step that its trainer had said it committed. A generation that
-loads one goes on after that step, once, however often its ranks repeat it: steps up to there that
+loads one *resumes* after that step, once, however often its ranks repeat it: steps up to there that
 are open are committed (the trainer was killed before every rank's word was heard), retained steps
-after it are open again. Both are facts before any rank is given a step.
+after it are *rewound*, which means open again. Both are facts before any rank is given a step.
 """
 
-from collections.abc import Callable
-
-from dispatcher.core.events import WentBack
+from dispatcher.core.events import Rewound, StepCommitted
 from dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
-    Fact,
+    Note,
     Remembered,
     RememberedStep,
     Resumed,
@@ -30,9 +28,7 @@ class Checkpoints:
     retain: keep committed steps until a checkpoint that covers them is saved.
     """
 
-    def __init__(
-        self, ledger: StepLedger, totals: Totals, note: Callable[[Fact], None], *, retain: bool
-    ) -> None:
+    def __init__(self, ledger: StepLedger, totals: Totals, note: Note, *, retain: bool) -> None:
         self.retained = RetainedSteps(keep=retain)
         self._ledger, self._totals, self._note = ledger, totals, note
 
@@ -40,60 +36,55 @@ class Checkpoints:
         """Start from what an earlier process left open and retained."""
         steps = [_restored(step, StepState.PLANNED) for step in memory.steps]
         rewound = any(step.rewound for step in memory.steps)
-        self._ledger.restore(
-            [] if rewound else steps,
-            memory.next_step,
-            memory.generation,
-            memory.dp_size,
-            again=steps if rewound else [],
-            resumed=memory.resumed,
-        )
+        self._ledger.steps.restore(steps, memory.next_step, rewound=rewound)
+        self._ledger.generation.restore(memory.generation, memory.dp_size, memory.resumed)
         kept = [_restored(step, StepState.COMMITTED) for step in memory.retained]
         self.retained.restore(kept, memory.saved)
         if kept and not self.retained.keep:
             self.saved(kept[-1].number)
 
-    def committed(self, step: OpenStep) -> None:
-        """A step is committed."""
-        self._totals.steps_committed += 1
-        self._totals.samples_committed += step.num_samples
-        self._note(Committed(step.number, self.retained.committed(step)))
+    def committed(self, steps: list[OpenStep], now: float) -> list[StepCommitted]:
+        """These steps are committed; returns the report of each."""
+        for step in steps:
+            self._totals.steps_committed += 1
+            self._totals.samples_committed += step.num_samples
+            self._note(Committed(step.number, self.retained.committed(step)))
+        return [
+            StepCommitted(step.number, step.num_samples, now - step.planned_at) for step in steps
+        ]
 
     def saved(self, through: int) -> None:
         """A checkpoint that covers the steps up to `through` is durable.
 
         Raises ProtocolError for a step that was never planned.
         """
-        if through >= self._ledger.next_step:
+        if through >= self._ledger.steps.next_step:
             raise ProtocolError(f"a checkpoint after step {through}, which was never planned")
         if self.retained.release(through):
             self._note(CheckpointSaved(through))
 
-    def resume(self, position: Position, run_id: str) -> tuple[list[OpenStep], WentBack]:
+    def resume(
+        self, position: Position, run_id: str, now: float
+    ) -> tuple[list[StepCommitted], Rewound]:
         """Go to where a checkpoint was taken; returns the steps that are committed with that.
 
         Raises CheckpointRefused for one that this run cannot go on from; nothing has changed then.
         """
-        ledger, after, committed = self._ledger, position.step, self._ledger.committed
-        self.retained.check(position, run_id, committed, ledger.next_step - 1)
-        done = ledger.pass_over(after)
-        for step in done:
-            self.committed(step)
-        back = self.retained.take_after(after)
-        ledger.go_back(after, back)
+        steps, after, committed = self._ledger.steps, position.step, self._ledger.steps.committed
+        self.retained.check(position, run_id, committed, steps.next_step - 1)
+        done = self.committed(steps.commit(after), now)
+        rewound = self.retained.take_after(after)
+        self._ledger.resume(after, rewound)
         self._note(Resumed(after))
-        missing = max(0, committed - after) - len(back)
-        return done, self._count(WentBack(after, len(back), _samples(back), missing))
+        samples = sum(step.num_samples for step in rewound)
+        missing = max(0, committed - after) - len(rewound)
+        return done, self._count(Rewound(after, len(rewound), samples, missing))
 
-    def _count(self, went: WentBack) -> WentBack:
-        self._totals.steps_rewound += went.steps
-        self._totals.samples_rewound += went.samples
-        self._totals.steps_not_rewound += went.missing
-        return went
-
-
-def _samples(steps: list[OpenStep]) -> int:
-    return sum(step.num_samples for step in steps)
+    def _count(self, rewound: Rewound) -> Rewound:
+        self._totals.steps_rewound += rewound.steps
+        self._totals.samples_rewound += rewound.samples
+        self._totals.steps_not_rewound += rewound.missing
+        return rewound
 
 
 def _restored(step: RememberedStep, state: StepState) -> OpenStep:

@@ -160,7 +160,7 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack:
+class Rewound:
     """For the log: a generation goes on after a checkpoint's step, and not after the last one.
 
     steps, samples: committed before, and given again. missing: steps trained after the checkpoint
@@ -192,6 +192,6 @@ Effect = (
     | StepPlanned
     | Redelivered
     | StepCommitted
-    | WentBack
+    | Rewound
     | Drained
 )

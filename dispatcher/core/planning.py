@@ -1,58 +1,176 @@
-"""Between the core and the planner: entries to columns, and a plan to what metrics want of it."""
+"""Steps come into being: which plan is asked of the planner, and what becomes of its answer.
 
-import numpy as np
+    nothing asked --wanted, and the trigger says go--> a plan of the next step --planned--+
+    ^      |                                                                              |
+    |      +------------a step is outgrown-----------> a plan of that step ---replanned---+
+    +-------------------------------------------------------------------------------------+
 
-from dispatcher.core.buffer import Entry
-from dispatcher.core.events import PlanWanted, ReplanWanted, StepPlanned, Trigger
+Invariants: one plan is asked for at a time; an outgrown step comes before the next one; a plan for
+another number of DP ranks than there are by now is not used.
+"""
+
+from dispatcher.core.admission import Admission
+from dispatcher.core.buffer import Entry, SampleBuffer
+from dispatcher.core.config import DispatchConfig
+from dispatcher.core.dropping import Dropping
+from dispatcher.core.ending import Ending
+from dispatcher.core.events import DropReason, Effect, PlanWanted, ReplanWanted
+from dispatcher.core.facts import Note, Planned
+from dispatcher.core.freshness import Freshness
+from dispatcher.core.ledger import StepLedger
+from dispatcher.core.plan_requests import report_plan, request_plan, request_replan
 from dispatcher.core.step import OpenStep
-from dispatcher.core.trigger import Go
-from dispatcher.plan import BoolArray, Plan, Window
+from dispatcher.core.totals import Totals
+from dispatcher.core.trigger import Standing, Wait, decide
+from dispatcher.plan import Plan
 
 
-def request_plan(
-    entries: list[Entry], must_go: BoolArray, batch: int, dp_size: int, go: Go
-) -> PlanWanted:
-    """Ask for a plan of at most a batch of these entries, oldest first."""
-    take = min(len(entries), batch)
-    window = _window(entries, must_go)
-    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
+class Planning:
+    """Turns buffered samples into steps, when ranks want them."""
 
+    def __init__(
+        self,
+        config: DispatchConfig,
+        buffer: SampleBuffer,
+        ledger: StepLedger,
+        *,
+        admission: Admission,
+        freshness: Freshness,
+        dropping: Dropping,
+        ending: Ending,
+        totals: Totals,
+        note: Note,
+    ) -> None:
+        self._config, self._buffer, self._ledger = config, buffer, ledger
+        self._admission, self._freshness = admission, freshness
+        self._dropping, self._ending = dropping, ending
+        self._totals, self._note = totals, note
+        self._asked: PlanWanted | ReplanWanted | None = None
+        self._hungry_since: float | None = None
+        self._tried: int | None = None
+        #: When to consider it next, though nothing else happens.
+        self.wake_at: float | None = None
 
-def request_replan(step: OpenStep, dp_size: int) -> ReplanWanted:
-    """Ask for another plan of exactly the samples of an open step."""
-    entries = sorted(step.entries(), key=lambda entry: entry.ticket)
-    window = _window(entries, np.ones(len(entries), np.bool_))
-    return ReplanWanted(step, tuple(entries), window, dp_size)
+    @property
+    def busy(self) -> bool:
+        """Whether the planner's answer is awaited."""
+        return self._asked is not None
 
+    # -- asking -----------------------------------------------------------------------------
 
-def _window(entries: list[Entry], must_go: BoolArray) -> Window:
-    count = len(entries)
-    return Window(
-        tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
-        skips=np.fromiter((e.skips for e in entries), np.int64, count),
-        group=np.fromiter((e.group for e in entries), np.int64, count),
-        must_go=must_go,
-    )
+    def consider(self, now: float) -> list[Effect]:
+        """Open the steps that wait, then ask for a plan if a step is wanted and none is asked."""
+        self.wake_at = None
+        self._note_hunger(now)
+        effects: list[Effect] = []
+        while self._ledger.steps.waiting and self._ledger.wanted:
+            effects += self._ledger.open_waiting()
+        if self._asked is not None:
+            return effects
+        if (outgrown := self._ledger.outgrown) is not None:
+            self._asked = request_replan(outgrown, self._ledger.generation.dp_size)
+            return [*effects, self._asked]
+        return effects + self._ask(now) if self._ledger.wanted else effects
 
+    def _note_hunger(self, now: float) -> None:
+        if not self._ledger.hungry:
+            self._hungry_since = None
+        elif self._hungry_since is None:
+            self._hungry_since = now
 
-def report_plan(
-    step: int, plan: Plan, chosen: list[Entry], trigger: Trigger, *, version: int | None, now: float
-) -> StepPlanned:
-    """What a plan did to its samples.
+    def _ask(self, now: float) -> list[Effect]:
+        """A step is wanted: ask the trigger, with nothing in the window that it may not have."""
+        admitted: list[Effect] = []
+        while self._drop_unwanted():
+            admitted += self._admission.retry(now)
+        config = self._config.trigger
+        ready = self._freshness.count(self._buffer, config.window)
+        decision = decide(config, self._standing(ready, now))
+        if isinstance(decision, Wait):
+            self.wake_at = None if decision.seconds is None else now + decision.seconds
+            return admitted
+        entries = self._freshness.window(self._buffer, config.window)
+        open_steps = self._ledger.steps.num_uncommitted
+        due = self._freshness.must_go(entries, open_steps, config.batch)
+        dp_size = self._ledger.generation.dp_size
+        self._asked = request_plan(entries, due, config.batch, dp_size, decision)
+        return [*admitted, self._asked]
 
-    chosen: in the order of `plan.chosen`. version: the policy version that the step trains with.
-    """
-    return StepPlanned(
-        step=step,
-        plan=plan,
-        trigger=trigger,
-        waits=tuple(now - entry.arrived for entry in chosen),
-        skips=tuple(entry.skips for entry in chosen),
-        staleness=tuple(
-            version - entry.sample.policy_version
-            for entry in chosen
-            if version is not None and entry.sample.policy_version is not None
-        ),
-        tokens=tuple(entry.sample.tokens for entry in chosen),
-        nbytes=sum(entry.sample.nbytes for entry in chosen),
-    )
+    def _drop_unwanted(self) -> int:
+        """Drop what the next step may not have; returns how many samples that were."""
+        dropped, above = 0, self._config.drop_above
+        if above is not None:
+            dropped += self._dropping.ready(
+                DropReason.OVERSIZE, lambda entry: entry.sample.tokens > above
+            )
+        is_stale = self._freshness.stale(self._ledger.steps.num_uncommitted)
+        if is_stale is not None:
+            dropped += self._dropping.ready(DropReason.STALE, is_stale)
+        return dropped
+
+    def _standing(self, ready: int, now: float) -> Standing:
+        return Standing(
+            ready=ready,
+            full=self._buffer.pressed is not None,
+            growing=self._buffer.num_open_groups > 0,
+            flush=self._freshness.flushing or self._ending.flushes(ready),
+            hungry_for=None if self._hungry_since is None else now - self._hungry_since,
+            tried=self._tried,
+        )
+
+    # -- the planner's answers --------------------------------------------------------------
+
+    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
+        """The next step, unless the plan is for other ranks or was a trial that missed.
+
+        Returns nothing then, and otherwise what follows; samples have left the buffer.
+        """
+        self._answered(wanted)
+        if wanted.dp_size != self._ledger.generation.dp_size:
+            return []
+        if wanted.trial and plan.excess > self._config.target_excess:
+            self._tried = len(wanted.entries)
+            return []
+        chosen = [wanted.entries[int(at)] for at in plan.chosen]
+        steps = self._ledger.steps
+        version = self._freshness.training_version(steps.num_uncommitted)
+        report = report_plan(
+            steps.next_step, plan, chosen, wanted.trigger, version=version, now=now
+        )
+        self._take(wanted, chosen)
+        effects = self._ledger.open(plan, wanted.entries, now)
+        if self._config.durable:  # the fact is as large as the window: not built for nobody
+            gone = set(chosen)
+            left = (entry.ticket for entry in wanted.entries if entry not in gone)
+            self._note_plan(steps.uncommitted()[-1], *left)
+        return [report, *effects]
+
+    def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
+        """The chosen samples leave the buffer; the others were passed over."""
+        for entry in chosen:
+            self._totals.dispatched.add(entry.sample.tokens)
+        self._buffer.take(chosen)
+        for entry in wanted.entries:
+            entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
+        self._tried = self._hungry_since = None
+        self._totals.planned[wanted.trigger] += 1
+        self._totals.small_steps += len(chosen) < self._config.trigger.batch
+
+    def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
+        """The outgrown step's new plan, unless the number of ranks has changed once more."""
+        self._answered(wanted)
+        dp_size = self._ledger.generation.dp_size
+        if wanted.step is not self._ledger.outgrown or wanted.dp_size != dp_size:
+            return []
+        effects = self._ledger.replan(wanted.step.number, plan, wanted.entries)
+        self._note_plan(self._ledger.steps[wanted.step.number])
+        return effects
+
+    def _answered(self, wanted: PlanWanted | ReplanWanted) -> None:
+        assert wanted is self._asked
+        self._asked = None
+
+    def _note_plan(self, step: OpenStep, *passed_over: int) -> None:
+        """A step's plan is a fact; passed_over: tickets that it has left in the buffer."""
+        tickets = step.tickets()
+        self._note(Planned(step.number, step.digest, step.planned_at, tickets, passed_over))

@@ -1,29 +1,17 @@
-"""A DP rank as the ledger knows it: how it introduces itself, and what it has said since."""
+"""A DP rank as the ledger knows it: how it introduces itself, and what it has said since.
+
+A rank prepares, takes and commits steps in order, so its standing is a few watermarks over step
+numbers. Invariant: no watermark is above the last step that the rank can have been given, whatever
+it says; within a generation none falls, unless the rank loads a checkpoint or another process takes
+its place.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Self
 
 from dispatcher.core.retained import Position
-
-
-@dataclass(slots=True)
-class RankStanding:
-    """What one DP rank of the current generation has said; -1 for no step yet.
-
-    begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
-    """
-
-    client_id: str
-    prefetch_steps: int
-    last_seen: float
-    connected: bool = True
-    gone: bool = False
-    taken: int = -1
-    prepared: int = -1
-    committed: int = -1
-    hungry: bool = False
-    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +39,92 @@ class RankHello:
         """Whether it says where it goes on."""
         return self.resume is not None or self.hungry or max(self.taken, self.committed) >= 0
 
+    @property
+    def prepared(self) -> int:
+        """The last step that it has taken or holds, -1 for none."""
+        return max(self.taken, *self.received, -1)
+
+
+@dataclass(slots=True)
+class RankStanding:
+    """What one DP rank of the current generation has said; -1 for no step yet.
+
+    begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
+    """
+
+    client_id: str
+    prefetch_steps: int
+    last_seen: float
+    connected: bool = True
+    gone: bool = False
+    taken: int = -1
+    prepared: int = -1
+    committed: int = -1
+    hungry: bool = False
+    begun: bool = False
+
+    @classmethod
+    def introduced(cls, hello: RankHello, now: float, *, committed: int, ready: int) -> Self:
+        """A rank that is not known; it may have outlived the dispatcher that knew it.
+
+        It says itself where it stands, between the last step that is committed and the last one
+        that ranks may hear of.
+        """
+
+        def within(told: int) -> int:
+            return min(max(committed, told), ready)
+
+        return cls(
+            hello.client_id,
+            hello.prefetch_steps,
+            now,
+            taken=within(hello.taken),
+            prepared=within(hello.prepared),
+            committed=within(hello.committed),
+            hungry=hello.hungry,
+            begun=hello.begun,
+        )
+
+    def succeeded_by(self, hello: RankHello, now: float) -> "RankStanding":
+        """Another process of the same generation takes this one's place: it holds nothing."""
+        return RankStanding(
+            hello.client_id,
+            hello.prefetch_steps,
+            now,
+            taken=self.committed,
+            prepared=self.committed,
+            committed=self.committed,
+            hungry=hello.hungry,
+            begun=hello.begun or self.begun,
+        )
+
+    def came_back(self, hello: RankHello, now: float) -> None:
+        """The same process, on a new connection."""
+        self.connected, self.gone = True, False
+        self.last_seen = now
+        self.committed = max(self.committed, min(hello.committed, self.prepared))
+        self.taken = max(self.taken, min(hello.taken, self.prepared))
+        self.hungry = hello.hungry
+        self.begun = hello.begun or self.begun
+
+    def went(self, *, for_good: bool) -> None:
+        """Its connection is gone, `for_good` if it said goodbye."""
+        self.connected = self.hungry = False
+        self.gone = for_good
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is there and has said where it goes on."""
+        return self.connected and self.begun
+
+    def waits_after(self, last: int) -> bool:
+        """Whether it waits for the step after `last`."""
+        return self.hungry and self.taken == last
+
+    def has_room_after(self, last: int) -> bool:
+        """Whether it takes a step after `last`, ahead of its training loop or for it."""
+        return last - self.taken < self.prefetch_steps or self.waits_after(last)
+
 
 class Everyone:
     """Asks whether something holds for every DP rank, once for every word that a rank says.
@@ -72,28 +146,3 @@ class Everyone:
                 self._asked = dp_rank
                 return False
         return True
-
-
-def prepared(step: int) -> Callable[[RankStanding], bool]:
-    """Whether a rank holds the header of this step."""
-    return lambda rank: rank.prepared >= step
-
-
-def committed(step: int) -> Callable[[RankStanding], bool]:
-    """Whether a rank has applied this step."""
-    return lambda rank: rank.committed >= step
-
-
-def has_room(last: int) -> Callable[[RankStanding], bool]:
-    """Whether a rank is there and has room for one step more than `last`."""
-
-    def holds(rank: RankStanding) -> bool:
-        ahead = last - rank.taken
-        return rank.connected and (ahead < rank.prefetch_steps or (rank.hungry and not ahead))
-
-    return holds
-
-
-def is_ready(rank: RankStanding) -> bool:
-    """Whether a rank is there and has said where it goes on."""
-    return rank.connected and rank.begun

@@ -1,8 +1,13 @@
 """A frozen snapshot of the core, for metrics and /statusz: the only way they look inside."""
 
 from dataclasses import dataclass
+from typing import Self
 
+from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.events import DropReason, Outcome, Trigger
+from dispatcher.core.ledger import StepLedger
+from dispatcher.core.retained import RetainedSteps
+from dispatcher.core.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +59,55 @@ class Statistics:
         """Whether the books balance."""
         done = self.samples_committed - self.samples_rewound
         return self.accepted == (self.buffered + self.in_flight + done + sum(self.dropped.values()))
+
+    @classmethod
+    def of(
+        cls,
+        buffer: SampleBuffer,
+        totals: Totals,
+        ledger: StepLedger,
+        *,
+        retained: RetainedSteps,
+        pushes_held: int,
+        policy_version: int | None,
+        run_id: str,
+        phase: str,
+    ) -> Self:
+        """What the parts of a run show at this moment."""
+        ranks, generation = ledger.ranks, ledger.generation
+        return cls(
+            received=dict(totals.received),
+            received_tokens=totals.arrived.tokens,
+            received_bytes=totals.received_bytes,
+            buffered=len(buffer),
+            buffered_tokens=buffer.held_tokens,
+            buffered_bytes=buffer.held_bytes,
+            ready=buffer.num_ready,
+            open_groups=buffer.num_open_groups,
+            oldest_arrival=buffer.oldest_arrival(),
+            pushes_held=pushes_held,
+            backpressure=buffer.pressed is not None,
+            in_flight=ledger.steps.in_flight,
+            open_steps=ledger.steps.num_uncommitted,
+            steps_planned=dict(totals.planned),
+            small_steps=totals.small_steps,
+            steps_committed=totals.steps_committed,
+            samples_committed=totals.samples_committed,
+            steps_rewound=totals.steps_rewound,
+            samples_rewound=totals.samples_rewound,
+            steps_not_rewound=totals.steps_not_rewound,
+            steps_retained=len(retained),
+            samples_retained=retained.samples,
+            retained_bytes=retained.nbytes,
+            dropped=dict(totals.dropped),
+            run_id=run_id,
+            generation=generation.number,
+            dp_size=generation.dp_size,
+            policy_version=policy_version,
+            ranks_connected=sum(rank.connected for rank in ranks.values()),
+            last_seen={dp_rank: rank.last_seen for dp_rank, rank in sorted(ranks.items())},
+            wanted=ledger.wanted,
+            hungry=ledger.hungry,
+            phase=phase,
+            selection_bias=totals.arrived.distance(totals.dispatched),
+        )

@@ -5,7 +5,7 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 +------- new generation ---------+----------------------------------+
 |
 COMMITTED <------------------- every rank committed -------------------+
-    +---- the trainer went back to a checkpoint ----> PLANNED
+    +------- the trainer rewound to a checkpoint ----> PLANNED
 
 After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
 of another number of DP ranks than there are now waits in PLANNED until a new plan replaces it.
@@ -37,7 +37,7 @@ class StepEvent(StrEnum):
     ALL_CONNECTED = "all-connected"
     ALL_COMMITTED = "all-committed"
     NEW_GENERATION = "new-generation"
-    WENT_BACK = "went-back"
+    REWOUND = "rewound"
 
 
 NEXT: dict[tuple[StepState, StepEvent], StepState] = {
@@ -53,9 +53,9 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
         (state, StepEvent.NEW_GENERATION): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
     },
-    # Ranks say that they go back before any of them is given a step.
+    # Ranks say that they have loaded a checkpoint before any of them is given a step.
     **{
-        (state, StepEvent.WENT_BACK): StepState.PLANNED
+        (state, StepEvent.REWOUND): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
     },
 }

@@ -46,7 +46,9 @@ class PerRank:
             ("rank_dispatched_cost", "Estimated cost planned for each rank.", self.cost),
         ):
             family = CounterMetricFamily(f"dispatcher_{name}", text, labels=["dp_rank"])
-            for dp_rank in sorted(rank for rank in values if rank < self._core.ledger.dp_size):
+            for dp_rank in sorted(
+                rank for rank in values if rank < self._core.ledger.generation.dp_size
+            ):
                 family.add_metric([str(dp_rank)], values[dp_rank])
             yield family
 

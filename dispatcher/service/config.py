@@ -9,85 +9,30 @@ with cause and remedy when it is built.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import validate_config
 from dispatcher.core.freshness import StalenessPolicy
 from dispatcher.errors import ConfigError
-from dispatcher.journal.policy import parse_sync
 from dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
 from dispatcher.service.access import Access, open_access
+from dispatcher.service.option_types import (
+    Address,
+    JournalSync,
+    LastBatch,
+    LogFormat,
+    LogLevel,
+    NotNegative,
+    Positive,
+    Retain,
+)
 from dispatcher.service.units import Duration, Size
 from dispatcher.wire.endpoint import Endpoint
-
-
-class LastBatch(StrEnum):
-    """What becomes of the samples that are left when the stream ends."""
-
-    FLUSH = "flush"
-    DROP = "drop"
-
-
-class Retain(StrEnum):
-    """How long the samples of committed steps are kept."""
-
-    COMMIT = "commit"
-    CHECKPOINT = "checkpoint"
-
-
-class LogLevel(StrEnum):
-    """The least severe message that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(StrEnum):
-    """How a message is written; `auto` is text on a terminal and JSON elsewhere."""
-
-    AUTO = "auto"
-    JSON = "json"
-    TEXT = "text"
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
-
-
-def _endpoint(value: object) -> object:
-    try:
-        return Endpoint.parse(value) if isinstance(value, str) else value
-    except ConfigError as error:  # pydantic knows ValueError, and then tells which option it was
-        raise ValueError(str(error)) from None
-
-
-def _sync(value: str) -> str:
-    try:
-        parse_sync(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
-Address = Annotated[Endpoint, BeforeValidator(_endpoint), PlainSerializer(str, when_used="json")]
-Positive = Annotated[int, Field(ge=1, lt=2**53)]
-NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class ServeConfig(BaseModel):
@@ -195,7 +140,7 @@ class ServeConfig(BaseModel):
     journal_dir: Path | None = None
     """keep accepted samples and open steps in this directory, so that a restart goes on with them;
     unset: a restart begins with nothing"""
-    journal_sync: Annotated[str, AfterValidator(_sync)] = "batch"
+    journal_sync: JournalSync = "batch"
     """when a push is acknowledged: batch (once synced to the disk), interval:100ms (once written,
     synced so often), off (once written)"""
 
@@ -336,3 +281,7 @@ class ServeConfig(BaseModel):
                     f"--{name.replace('_', '-')} must exceed two heartbeats, or one late one "
                     "ends a healthy connection; raise it or lower --heartbeat-interval"
                 )
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")

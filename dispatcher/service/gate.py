@@ -3,17 +3,35 @@
 An answer to a producer, a step on its way to a rank, the number of a new generation: whoever hears
 of one may act on it, so it must not be forgotten by a crash. Each waits here for the facts that
 were noted before it. Order is kept. Without a journal the gate stands open.
+
+What waits is bounded, however long the journal's disk is full: a speaker of whom `MAX_UNANSWERED`
+messages wait is not listened to until half of them are through.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from dispatcher.core.facts import Fact
 from dispatcher.errors import DispatcherError, JournalError
 
 _T = TypeVar("_T")
+
+#: Messages of one speaker that may wait here. Some hundred bytes each; a producer that respects its
+#: credits says a few dozen things at most before it is answered.
+MAX_UNANSWERED = 256
+
+
+class Speaker(Protocol):
+    """Whoever says what is answered only when facts are durable."""
+
+    def hold(self) -> None:
+        """Be silent until `go_on`."""
+
+    def go_on(self) -> None:
+        """Speak."""
 
 
 class Log(Protocol):
@@ -37,6 +55,7 @@ class Gate:
         self._journal = journal
         self._noted = self._durable = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._unanswered: Counter[Speaker] = Counter()
         if journal is not None:
             loop = asyncio.get_running_loop()
             journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
@@ -60,16 +79,36 @@ class Gate:
 
     def after(self, then: Callable[[], None]) -> None:
         """Run `then` once everything noted so far is durable; at once if it is."""
-        if self._waiting or self._durable < self._noted:
+        if self._shut:
             self._waiting.append((self._noted, then))
         else:
             then()
+
+    def heard(self, speaker: Speaker) -> None:
+        """A message of this speaker was handled, and is answered once the gate opens."""
+        if not self._shut:
+            return
+        self._unanswered[speaker] += 1
+        self.after(partial(self._answered, speaker))
+        if self._unanswered[speaker] == MAX_UNANSWERED:
+            speaker.hold()
 
     async def settled(self) -> None:
         """Return once everything noted so far is durable."""
         durable = asyncio.Event()
         self.after(durable.set)
         await durable.wait()
+
+    @property
+    def _shut(self) -> bool:
+        return bool(self._waiting) or self._durable < self._noted
+
+    def _answered(self, speaker: Speaker) -> None:
+        self._unanswered[speaker] -= 1
+        if self._unanswered[speaker] == MAX_UNANSWERED // 2:
+            speaker.go_on()
+        if not self._unanswered[speaker]:
+            del self._unanswered[speaker]
 
     def _open(self, lsn: int) -> None:
         self._durable = lsn

@@ -3,7 +3,6 @@
 It runs on one event loop, so the core sees one event at a time, and decides nothing itself.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from dispatcher.sample import Sample
 from dispatcher.service.access import EVERYBODY, Access
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.gate import Gate, Log
+from dispatcher.service.last_call import LastCall
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.performer import Performer
@@ -52,8 +52,7 @@ class Hub:
             core, config.plan_config(), self._roster, self.gate, metrics=metrics, clock=clock
         )
         self._hungry_since: dict[int, float] = {}
-        self._done = asyncio.Event()
-        self._last_call: asyncio.TimerHandle | None = None
+        self._last_call = LastCall(core, self._roster, config.drain_timeout)
 
     # -- peers report (peer.Listener) -------------------------------------------------------
 
@@ -73,6 +72,11 @@ class Hub:
 
     def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message."""
+        self._hear(peer, message, spans)
+        if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
+            self.gate.heard(peer)
+
+    def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         now = self.clock()
         match message:
             case m.Ping() if peer.role == "producer":
@@ -123,7 +127,7 @@ class Hub:
             self.perform(
                 self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
             )
-        self._check_done()
+        self._last_call.check()
 
     def _broken(self, error: DispatcherError) -> None:
         if not self._performer.failure.done():
@@ -132,7 +136,7 @@ class Hub:
     def perform(self, effects: Iterable[Effect]) -> None:
         """Have the core's decisions carried out."""
         self._performer.perform(effects)
-        self._check_done()
+        self._last_call.check()
 
     # -- producers --------------------------------------------------------------------------
 
@@ -147,7 +151,7 @@ class Hub:
         peer.send(m.Pong())
         if self._roster.producers.get(peer.client_id) is peer:
             self._roster.answered(peer.client_id)
-            self._check_done()
+            self._last_call.check()
 
     def _welcome_producer(self, peer: Peer) -> None:
         before = self._roster.producers.get(peer.client_id)
@@ -187,7 +191,7 @@ class Hub:
         else:
             self.metrics.connections.labels("rank").inc()
         self._roster.seat(peer.client_id, message.dp_rank, peer)
-        generation = self.core.ledger.generation
+        generation = self.core.ledger.generation.number
         log.info(
             "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
         )
@@ -237,51 +241,30 @@ class Hub:
     # -- the end ----------------------------------------------------------------------------
 
     async def finished(self) -> None:
-        """Return when everything is committed and every rank has left. Raises what broke us.
-
-        Who went without a goodbye has `drain_timeout` to come back for the end: a DP rank, or a
-        producer that ended the stream and would look for us until it hears that it was heard.
-        """
-        failure = self._performer.failure
-        failure.add_done_callback(lambda _: self._done.set())
-        await self._done.wait()
-        if failure.done():
-            failure.result()
-
-    def _check_done(self) -> None:
-        if not self.core.drained or self._roster.seats:
-            return
-        if self.core.deserted and self._roster.end_is_known:
-            self._done.set()
-        elif self._last_call is None:
-            loop = asyncio.get_running_loop()
-            self._last_call = loop.call_later(self.config.drain_timeout, self._give_up)
-
-    def _give_up(self) -> None:
-        self._last_call = None
-        if not self._roster.seats:
-            log.warning("a client left without a goodbye and did not come back")
-            self._done.set()
+        """Return when everything is committed and everybody has left. Raises what broke us."""
+        await self._last_call.over(self._performer.failure)
 
     def close_silent(self, away: float) -> None:
         """Close the connections of clients that are silent, heartbeats included, for too long.
 
         A live client connects again; the place of one that is not is free for its successor.
         away: seconds since the last look in which this process was stopped, or its clock jumped.
-        What clients said meanwhile is still to be read, so these seconds are not held against them.
+        What clients said meanwhile is still to be read, so these seconds are not held against them,
+        nor is the time in which the gate holds them.
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._roster.producers.values()]
         watched += [(seat.peer, config.rank_timeout) for seat in self._roster.seats.values()]
         for peer, timeout in watched:
-            peer.last_heard = min(now, peer.last_heard + away)
+            unheard = now - peer.last_heard if peer.held else away
+            peer.last_heard = min(now, peer.last_heard + unheard)
             if now - peer.last_heard > timeout:
                 log.warning("%s was silent for %g s; closing its connection", peer, timeout)
                 peer.close("silent")
 
     def absent_ranks(self) -> list[int]:
         """DP ranks of the current generation that left without a goodbye."""
-        return self.core.ledger.absent
+        return self.core.ledger.generation.absent
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
@@ -292,8 +275,7 @@ class Hub:
         """Let go of everything."""
         for peer in list(self._roster.peers):
             peer.close()
-        if self._last_call is not None:
-            self._last_call.cancel()
+        self._last_call.close()
         self._performer.close()
 
 

@@ -5,7 +5,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from dispatcher.service.config import LogFormat, LogLevel
+from dispatcher.service.option_types import LogFormat, LogLevel
 
 
 class JsonFormatter(logging.Formatter):

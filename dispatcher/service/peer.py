@@ -69,6 +69,8 @@ class Peer(StreamProtocol):
         self._transport: asyncio.Transport | None = None
         self._jobs: deque[Job] = deque()
         self._paused = False
+        #: Whether it is not read from, as too much of what it said waits for an answer.
+        self.held = False
         self._ending: str | None = None
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
@@ -128,16 +130,14 @@ class Peer(StreamProtocol):
     def pause_writing(self) -> None:
         """The peer reads more slowly than we write: stop, and hold it to a deadline."""
         self._paused = True
-        if self.role != "rank" and self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()  # what it sends would only ask for more writing
+        self._read_or_not()
         self._expect_reading()
 
     def resume_writing(self) -> None:
         """There is room again."""
         self._paused = False
         self._clear_deadline("write")
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._read_or_not()
         self._pump()
 
     # -- the service speaks -----------------------------------------------------------------
@@ -156,6 +156,16 @@ class Peer(StreamProtocol):
         if self._ending is None:
             self._jobs.append(job)
             self._pump()
+
+    def hold(self) -> None:
+        """Read nothing more from the peer until `go_on`."""
+        self.held = True
+        self._read_or_not()
+
+    def go_on(self) -> None:
+        """Read from the peer."""
+        self.held = False
+        self._read_or_not()
 
     def forget(self) -> None:
         """Drop the bulk frames that wait: the peer says hello again, and gets them anew."""
@@ -198,6 +208,15 @@ class Peer(StreamProtocol):
             self.client_id = message.client_id
             self.role = "producer" if self._session.state is State.PRODUCER else "rank"
         self._listener.said(self, message, spans)
+
+    def _read_or_not(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        # While it does not read, what a producer sends would only ask for more writing.
+        if self.held or (self._paused and self.role != "rank"):
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def _reason(self, otherwise: str) -> str:
         """Why the connection ended: a peer that said goodbye need not wait for the answer."""

@@ -153,7 +153,7 @@ class Performer:
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
 
     @_do.register
-    def _(self, effect: e.WentBack) -> None:
+    def _(self, effect: e.Rewound) -> None:
         if effect.missing:
             log.warning(
                 "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "

@@ -20,10 +20,11 @@ from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
-from dispatcher.service.config import LastBatch, Retain, ServeConfig
+from dispatcher.service.config import ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
+from dispatcher.service.option_types import LastBatch, Retain
 from dispatcher.service.planes import http_plane, sample_plane
 from dispatcher.wire.endpoint import Endpoint
 

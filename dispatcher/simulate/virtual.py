@@ -112,7 +112,7 @@ class VirtualDispatch:
     def join(self) -> None:
         """The ranks connect, and have room for a step."""
         for rank in range(self.core.config.dp_size):
-            generation = self.core.ledger.generation if rank else None
+            generation = self.core.ledger.generation.number if rank else None
             hello = RankHello(f"rank{rank}", rank, self.core.config.dp_size, generation)
             self._perform(self.core.join(hello, self.now))
         self.demand(-1, hungry=False)  # they begin where the run stands

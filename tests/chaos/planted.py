@@ -9,15 +9,15 @@ of minutes fills, empties and reuses many of them.
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
 from dispatcher.cli.main import main
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.duplicates import DuplicateMemory
-from dispatcher.core.events import Effect, FailRanks
-from dispatcher.core.ledger import StepLedger
+from dispatcher.core.events import FailRanks, Redelivered
+from dispatcher.core.generation import Generation
+from dispatcher.core.open_steps import OpenSteps
 from dispatcher.core.standing import RankHello
 from dispatcher.journal.journal import Journal
 from dispatcher.journal.store import Store
@@ -48,30 +48,30 @@ def acknowledge_before_durable() -> None:
 
 def drop_a_redelivery() -> None:
     """A new generation is not given the oldest open step again."""
-    begin = StepLedger._begin_generation
+    start_over = OpenSteps.start_over
 
-    def forgetful(ledger: StepLedger, asked_by: str) -> list[Effect]:
-        effects = begin(ledger, asked_by)
-        if ledger.steps:
-            del ledger.steps[min(ledger.steps)]
+    def forgetful(steps: OpenSteps, dp_size: int) -> list[Redelivered]:
+        effects = start_over(steps, dp_size)
+        if steps:
+            steps.commit(min(steps))
         return effects
 
-    _plant(StepLedger, "_begin_generation", forgetful)
+    _plant(OpenSteps, "start_over", forgetful)
 
 
 def skip_fencing() -> None:
     """An older generation is neither told that it is over nor refused when it comes again."""
-    check, begin = StepLedger._check_hello, StepLedger._begin_generation
+    begin = Generation.begin
 
-    def lenient(ledger: StepLedger, hello: RankHello) -> None:
-        current = None if hello.generation is None else ledger.generation
-        check(ledger, replace(hello, generation=current))
+    def believing(_: Generation, number: int) -> None:
+        """Whatever number it says."""
 
-    def quiet(ledger: StepLedger, asked_by: str) -> list[Effect]:
-        return [effect for effect in begin(ledger, asked_by) if not isinstance(effect, FailRanks)]
+    def quiet(generation: Generation, hello: RankHello) -> list[FailRanks]:
+        begin(generation, hello)
+        return []
 
-    _plant(StepLedger, "_check_hello", lenient)
-    _plant(StepLedger, "_begin_generation", quiet)
+    _plant(Generation, "_check_number", believing)
+    _plant(Generation, "begin", quiet)
 
 
 def forget_duplicates() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import Effect, EndRanks, FailRanks, Redelivered, WentBack
+from dispatcher.core.events import Effect, EndRanks, FailRanks, Redelivered, Rewound
 from dispatcher.core.facts import CheckpointSaved, Remembered, Resumed, RunBegan
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
@@ -32,7 +32,7 @@ class Run(Bench):
         """A new generation; no rank has loaded anything yet."""
         self.births += 1
         self.say(0, None)
-        self.say(1, self.core.ledger.generation)
+        self.say(1, self.core.ledger.generation.number)
 
     def say(self, rank: int, generation: int | None, **more: object) -> list[Effect]:
         hello = RankHello(f"{rank}.{self.births}", rank, 2, generation, **more)  # type: ignore[arg-type]
@@ -43,17 +43,17 @@ class Run(Bench):
     def load(self, step: int, *ranks: int, run_id: str = "run") -> list[Effect]:
         effects: list[Effect] = []
         for rank in ranks or (0, 1):
-            generation = self.core.ledger.generation
+            generation = self.core.ledger.generation.number
             effects += self.say(rank, generation, resume=Position(run_id, step))
         return effects
 
     def run_to(self, last: int) -> list[str]:
         """Train every step up to there; the digests of those trained."""
         digests = []
-        while self.core.ledger.committed < last:
+        while self.core.ledger.steps.committed < last:
             self.hungry()
             self.pass_time(3.0)
-            step = self.core.ledger.committed + 1
+            step = self.core.ledger.steps.committed + 1
             digests.append(self.core.ledger.steps[step].digest)
             self.train(step)
         return digests
@@ -70,7 +70,7 @@ def test_a_run_goes_back_to_a_checkpoint_and_gives_the_same_steps_again() -> Non
     digests = run.run_to(4)
     run.begin()
     effects = run.load(1)
-    assert WentBack(after=1, steps=3, samples=12, missing=0) in effects
+    assert Rewound(after=1, steps=3, samples=12, missing=0) in effects
     at = run.core.statistics()
     assert at.balanced
     assert (at.samples_committed, at.samples_rewound, at.steps_rewound) == (20, 12, 3)
@@ -101,7 +101,7 @@ def test_what_is_retained_holds_no_payload_and_no_room_in_the_buffer() -> None:
     assert at.buffered + at.in_flight + 12 == before.accepted
     run.begin()
     run.load(0)
-    rewound = [step for step in run.core.ledger.uncommitted() if step.number in (1, 2)]
+    rewound = [step for step in run.core.ledger.steps.uncommitted() if step.number in (1, 2)]
     assert not any(sample.is_here for step in rewound for sample in step.samples())
 
 
@@ -119,7 +119,7 @@ def test_a_saved_checkpoint_releases_what_it_covers_for_good() -> None:
     with pytest.raises(CheckpointRefused, match="oldest that run run can go back to is one after"):
         run.load(0)
     run.load(1)
-    assert run.core.ledger.committed == 1
+    assert run.core.ledger.steps.committed == 1
 
 
 def test_a_checkpoint_ahead_of_what_was_heard_commits_the_steps_it_covers() -> None:
@@ -135,7 +135,7 @@ def test_a_checkpoint_ahead_of_what_was_heard_commits_the_steps_it_covers() -> N
     run.load(2)
     at = run.core.statistics()
     assert (at.steps_committed, at.steps_rewound, at.in_flight) == (3, 0, 4 * at.open_steps)
-    assert run.core.ledger.committed == 2
+    assert run.core.ledger.steps.committed == 2
     assert at.balanced
 
 
@@ -155,10 +155,10 @@ def test_without_retained_steps_the_run_goes_on_and_says_how_many_are_missing() 
     run = Run(retain=False)
     run.run_to(4)
     run.begin()
-    assert WentBack(after=1, steps=0, samples=0, missing=3) in run.load(1)
+    assert Rewound(after=1, steps=0, samples=0, missing=3) in run.load(1)
     at = run.core.statistics()
     assert (at.steps_not_rewound, at.samples_rewound, at.steps_retained) == (3, 0, 0)
-    assert run.core.ledger.committed == 4
+    assert run.core.ledger.steps.committed == 4
     run.run_to(5)
     assert run.core.statistics().balanced
 
@@ -173,11 +173,11 @@ def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
     run.restart()
     for rank in (0, 1):
         run.say(
-            rank, run.core.ledger.generation, resume=Position("run", 1), taken=2, committed=2,
-            received=received,
+            rank, run.core.ledger.generation.number, resume=Position("run", 1),
+            taken=2, committed=2, received=received,
         )  # fmt: skip
     assert run.core.run_id == "run"
-    assert run.core.ledger.committed == 2
+    assert run.core.ledger.steps.committed == 2
     assert run.core.statistics().steps_rewound == 3
 
 

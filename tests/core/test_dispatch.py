@@ -65,7 +65,7 @@ class Bench:
 
     def join(self) -> None:
         self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))
-        generation = self.core.ledger.generation
+        generation = self.core.ledger.generation.number
         self.perform(self.core.join(RankHello("r1", 1, 2, generation), self.now))
 
     def push(self, *samples: Sample) -> tuple[Outcome, ...] | None:
@@ -364,13 +364,13 @@ def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: b
 def test_ranks_are_gone_for_good_only_when_all_have_said_goodbye() -> None:
     bench = Bench()
     bench.join()
-    deserted = [bench.core.ledger.deserted]
+    deserted = [bench.core.ledger.generation.deserted]
     for rank, for_good in ((0, True), (1, False)):
         bench.perform(bench.core.leave(rank, f"r{rank}", bench.now, for_good=for_good))
-        deserted.append(bench.core.ledger.deserted)
+        deserted.append(bench.core.ledger.generation.deserted)
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
     bench.perform(bench.core.leave(1, "r1", bench.now, for_good=True))
-    deserted.append(bench.core.ledger.deserted)
+    deserted.append(bench.core.ledger.generation.deserted)
     assert deserted == [False, False, False, True]
 
 

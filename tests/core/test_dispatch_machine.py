@@ -29,9 +29,9 @@ from dispatcher.core.events import (
     PushAnswered,
     Release,
     ReplanWanted,
+    Rewound,
     StepCommitted,
     StepPlanned,
-    WentBack,
 )
 from dispatcher.core.facts import Remembered
 from dispatcher.core.retained import Position
@@ -131,8 +131,8 @@ class DispatchMachine(RuleBasedStateMachine):
                     assert same, "a step that is planned again has other samples"
                     assert step.dp_size == self.size, "a step for other ranks is delivered"
                     self.holds.setdefault(effect.dp_rank, set()).add(effect.step)
-                case WentBack():
-                    self.went_back(effect)
+                case Rewound():
+                    self.rewound(effect)
                 case Release():
                     assert all(rank.begun for rank in self.core.ledger.ranks.values())
                     assert all(
@@ -168,19 +168,19 @@ class DispatchMachine(RuleBasedStateMachine):
                 continue
             begun = known.begun  # before that a client has nothing to say
             hello = RankHello(
-                client, rank, self.size, self.core.ledger.generation,
+                client, rank, self.size, self.core.ledger.generation.number,
                 taken=known.taken if begun else -1,
                 committed=(known.taken if unheard else known.committed) if begun else -1,
                 received=dict.fromkeys(self.holds.get(rank, set()), 1),
                 resume=self.resume if begun else None,
             )  # fmt: skip
-            uncommitted = self.core.ledger.uncommitted()
+            uncommitted = self.core.ledger.steps.uncommitted()
             self.perform(self.core.join(hello, self.now))
             self.count_trained(uncommitted)
 
     def count_trained(self, before: list[OpenStep]) -> None:
         """Count the samples of the steps that were open before and are committed now."""
-        left = {step.number for step in self.core.ledger.uncommitted()}
+        left = {step.number for step in self.core.ledger.steps.uncommitted()}
         for step in before:
             if step.number not in left:
                 self.steps_of[step.number] = [sample.sample_id for sample in step.samples()]
@@ -190,7 +190,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule()
     def take_a_checkpoint(self) -> None:
-        self.checkpoints.append(Position(self.core.run_id, self.core.ledger.committed))
+        self.checkpoints.append(Position(self.core.run_id, self.core.ledger.steps.committed))
 
     @precondition(lambda self: self.checkpoints and self.clients)
     @rule(data=st.data())
@@ -214,7 +214,7 @@ class DispatchMachine(RuleBasedStateMachine):
         """A new generation loads one, rank by rank; the dispatcher may die in between."""
         position = data.draw(st.sampled_from(self.checkpoints))
         self.begin_generation(size)
-        oldest = self.core.checkpoints.retained.oldest(self.core.ledger.committed)
+        oldest = self.core.checkpoints.retained.oldest(self.core.ledger.steps.committed)
         if self.core.config.retain and position.step < oldest:
             with pytest.raises(CheckpointRefused, match=f"one after step {oldest}"):
                 self.load(0, position)
@@ -228,19 +228,19 @@ class DispatchMachine(RuleBasedStateMachine):
         for rank in range(1, size):
             self.load(rank, position)
         if self.core.config.retain:
-            assert self.core.ledger.committed == position.step
-        assert self.core.ledger.committed >= position.step
+            assert self.core.ledger.steps.committed == position.step
+        assert self.core.ledger.steps.committed >= position.step
 
     def load(self, rank: int, position: Position) -> None:
         self.holds[rank] = set()
-        generation = self.core.ledger.generation
+        generation = self.core.ledger.generation.number
         hello = RankHello(self.clients[rank], rank, self.size, generation, resume=position)
-        before = self.core.ledger.uncommitted()
+        before = self.core.ledger.steps.uncommitted()
         effects = self.core.join(hello, self.now)
         self.count_trained(before)
         self.perform(effects)
 
-    def went_back(self, effect: WentBack) -> None:
+    def rewound(self, effect: Rewound) -> None:
         gone = [number for number in self.steps_of if number > effect.after]
         if not self.core.config.retain:
             assert (effect.steps, effect.samples) == (0, 0)
@@ -337,13 +337,13 @@ class DispatchMachine(RuleBasedStateMachine):
             self.clients[rank] = f"{rank}.{self.births}"
             hello = RankHello(self.clients[rank], rank, size, generation)
             self.perform(self.core.join(hello, self.now))
-            generation = self.core.ledger.generation
+            generation = self.core.ledger.generation.number
 
     @precondition(lambda self: self.clients)
     @rule(rank=st.integers(0, MAX_DP_SIZE), size=st.integers(1, MAX_DP_SIZE + 1))
     def a_stranger_joins(self, rank: int, size: int) -> None:
         """Of an older generation, or of a process group of another size."""
-        before = self.core.ledger.generation
+        before = self.core.ledger.generation.number
         hello = RankHello("stranger", rank, size, before)
         if size != self.size:
             with pytest.raises(RankRefused):
@@ -352,7 +352,10 @@ class DispatchMachine(RuleBasedStateMachine):
             self.core.join(replace(hello, generation=before - 1), self.now)
         with pytest.raises(RankRefused):
             self.core.join(RankHello("stranger", 0, MAX_DP_SIZE + 1, None), self.now)
-        assert (self.core.ledger.generation, self.core.ledger.dp_size) == (before, self.size)
+        assert (self.core.ledger.generation.number, self.core.ledger.generation.dp_size) == (
+            before,
+            self.size,
+        )
 
     @precondition(lambda self: self.clients)
     @rule(rank=st.integers(0, MAX_DP_SIZE - 1), same=st.booleans())
@@ -363,7 +366,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.births += 1
             self.clients[rank] = f"{rank}.{self.births}"
             self.holds[rank], self.released[rank] = set(), set()
-        hello = RankHello(self.clients[rank], rank, self.size, self.core.ledger.generation)
+        hello = RankHello(self.clients[rank], rank, self.size, self.core.ledger.generation.number)
         self.perform(self.core.join(hello, self.now))
 
     def open_steps(self, rank: int) -> list[OpenStep]:
@@ -393,7 +396,7 @@ class DispatchMachine(RuleBasedStateMachine):
             if following not in self.released.get(rank, set()):
                 return
             self.perform(self.core.demand(rank, following, self.now, hungry=False))
-            before = self.core.ledger.uncommitted()
+            before = self.core.ledger.steps.uncommitted()
             self.perform(self.core.commit(rank, following, self.now))
             self.count_trained(before)
 
@@ -499,7 +502,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_only_the_journal_has_can_be_read_back(self) -> None:
-        steps = self.core.ledger.uncommitted()
+        steps = self.core.ledger.steps.uncommitted()
         for entry in (entry for step in steps for entry in step.entries()):
             assert entry.sample.is_here or self.memory.payload(entry.ticket)
         assert len(self.core.ledger.steps) <= self.core.config.max_open_steps
@@ -532,12 +535,12 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
     assert [group for group, _, _ in after.buffer.open_groups()] == [
         group for group, _, _ in before.buffer.open_groups()
     ]
-    assert {step.number: step.digest for step in after.ledger.uncommitted()} == {
-        step.number: step.digest for step in before.ledger.uncommitted()
+    assert {step.number: step.digest for step in after.ledger.steps.uncommitted()} == {
+        step.number: step.digest for step in before.ledger.steps.uncommitted()
     }
-    assert after.ledger.generation == before.ledger.generation
-    assert after.ledger.dp_size == before.ledger.dp_size
-    assert after.ledger.resumed == before.ledger.resumed
+    assert after.ledger.generation.number == before.ledger.generation.number
+    assert after.ledger.generation.dp_size == before.ledger.generation.dp_size
+    assert after.ledger.generation.resumed == before.ledger.generation.resumed
     for name in ("accepted", "samples_committed", "samples_rewound", "samples_retained", "run_id"):
         assert getattr(after.statistics(), name) == getattr(before.statistics(), name)
 

@@ -1,71 +1,22 @@
-"""The step ledger: states, generations, redelivery, and ranks that are not who they say."""
+"""The step ledger: release, commit, redelivery, and when a step is wanted."""
 
 import numpy as np
 import pytest
 
-from dispatcher.core.buffer import Entry
 from dispatcher.core.events import Deliver, Effect, FailRanks, Redelivered, Release
 from dispatcher.core.ledger import StepLedger
 from dispatcher.core.standing import RankHello
-from dispatcher.core.step import NEXT, OpenStep, StepEvent, StepState, step_digest
-from dispatcher.errors import (
-    ConfigError,
-    GenerationFenced,
-    IllegalTransition,
-    ProtocolError,
-    RankRefused,
-)
+from dispatcher.core.step import OpenStep, StepState
+from dispatcher.errors import GenerationFenced, ProtocolError
 from dispatcher.plan import Plan, Sync
-from tests.support.samples import make_sample
-
-
-def hello(dp_rank: int, generation: int | None = 1, **options: object) -> RankHello:
-    client = options.pop("client_id", f"rank-{dp_rank}")
-    return RankHello(client, dp_rank, 2, generation, **options)  # type: ignore[arg-type]
-
-
-def make_ledger(*, max_open_steps: int = 4) -> StepLedger:
-    ledger = StepLedger(2, max_open_steps)
-    ledger.join(hello(0, None), 0.0)
-    ledger.join(hello(1), 0.0)
-    begin(ledger)
-    return ledger
-
-
-def begin(ledger: StepLedger) -> None:
-    """Every rank asks for steps from where the generation stands."""
-    for dp_rank, rank in ledger.ranks.items():
-        ledger.demand(dp_rank, rank.taken, hungry=False)
-
-
-def open_step(ledger: StepLedger, *names: str) -> list[Effect]:
-    """A step with one micro-batch a rank: even places to rank 0, odd ones to rank 1."""
-    names = names or ("a", "b")
-    entries = tuple(Entry(make_sample(name), at, 0.0) for at, name in enumerate(names))
-    places = np.arange(len(names))
-    parts = ((places[::2],), (places[1::2],))
-    plan = Plan(parts, np.ones((2, 1)), Sync.STEP, 0.0, 0.0, 1.0)
-    return ledger.open(plan, entries, 0.0)
-
-
-def prepare(ledger: StepLedger, step: int, *ranks: int) -> list[Effect]:
-    effects: list[Effect] = []
-    for rank in ranks or (0, 1):
-        effects += ledger.prepared(rank, step, ledger.steps[step].digest)
-    return effects
-
-
-def test_every_state_and_event_has_its_move_or_none() -> None:
-    for state in StepState:
-        for event in StepEvent:
-            step = OpenStep(0, (), "d", 0.0, state)
-            if (state, event) in NEXT:
-                step.move(event)
-                assert step.state is NEXT[state, event]
-            else:
-                with pytest.raises(IllegalTransition):
-                    step.move(event)
-                assert step.state is state
+from tests.support.ledgers import (
+    begin,
+    hello,
+    make_elastic_ledger,
+    make_ledger,
+    open_step,
+    prepare,
+)
 
 
 def test_a_step_goes_to_every_rank_and_is_released_when_all_hold_it() -> None:
@@ -80,10 +31,10 @@ def test_a_step_is_committed_when_every_rank_has_said_so() -> None:
     open_step(ledger)
     prepare(ledger, 0)
     assert ledger.commit(0, 0) == []
-    assert ledger.in_flight == 2
+    assert ledger.steps.in_flight == 2
     (done,) = ledger.commit(1, 0)
     assert (done.number, done.state) == (0, StepState.COMMITTED)
-    assert ledger.in_flight == 0
+    assert ledger.steps.in_flight == 0
 
 
 def test_a_commit_covers_all_steps_before_it() -> None:
@@ -117,12 +68,13 @@ def test_another_digest_fails_the_generation_on_all_ranks() -> None:
     assert isinstance(failed, FailRanks)
     assert failed.client_ids == ("rank-0", "rank-1")
     assert "another plan" in str(failed.error)
-    assert not ledger.complete
+    assert ledger.generation.failed is failed.error
     with pytest.raises(GenerationFenced):
         ledger.join(hello(1), 0.0)
     ledger.join(hello(0, None, client_id="new-0"), 0.0)
     ledger.join(hello(1, 2, client_id="new-1"), 0.0)
-    assert ledger.complete
+    begin(ledger)
+    assert prepare(ledger, 0) == [Release((0, 1), 0)]
 
 
 def test_no_release_while_a_rank_is_away_and_release_when_it_is_back() -> None:
@@ -193,49 +145,11 @@ def test_a_new_generation_gets_every_open_step_again_identical_and_acknowledgeme
     assert [done.number for done in ledger.commit(0, 0)] == [0]
 
 
-@pytest.mark.parametrize(
-    ("greeting", "words"),
-    [
-        (hello(2), "out of range"),
-        (RankHello("x", 0, 3, 1), "generation 1 has 2"),
-        (RankHello("x", 0, 3, None), "serves 2; start it with --dp-size 3, or with --elastic"),
-        (hello(1, None), "only DP rank 0"),
-        (hello(1, client_id="impostor"), "two processes claim one rank"),
-    ],
-)
-def test_a_rank_that_cannot_be_seated_is_refused_and_nothing_changes(
-    greeting: RankHello, words: str
-) -> None:
-    ledger = make_ledger()
-    with pytest.raises(RankRefused, match=words):
-        ledger.join(greeting, 0.0)
-    assert ledger.generation == 1
-    assert ledger.complete
-    assert ledger.ranks[1].client_id == "rank-1"
-
-
-def in_pairs_only(dp_size: int) -> None:
-    if dp_size % 2:
-        raise ConfigError("an odd number")
-
-
-def make_elastic_ledger() -> StepLedger:
-    """Of two ranks, with two open steps."""
-    ledger = StepLedger(2, 4, in_pairs_only)
-    ledger.join(hello(0, None), 0.0)
-    ledger.join(hello(1), 0.0)
-    begin(ledger)
-    open_step(ledger, *"abcd")
-    open_step(ledger, *"efgh")
-    prepare(ledger, 0)
-    return ledger
-
-
 def grow(ledger: StepLedger, dp_size: int) -> list[Effect]:
     """A whole process group of another size takes over."""
     effects = ledger.join(RankHello("new-0", 0, dp_size, None), 1.0)
     for dp_rank in range(1, dp_size):
-        greeting = RankHello(f"new-{dp_rank}", dp_rank, dp_size, ledger.generation)
+        greeting = RankHello(f"new-{dp_rank}", dp_rank, dp_size, ledger.generation.number)
         effects += ledger.join(greeting, 1.0)
     begin(ledger)
     return effects
@@ -246,7 +160,7 @@ def replan(ledger: StepLedger) -> list[Effect]:
     step = ledger.outgrown
     assert step is not None
     entries = tuple(sorted(step.entries(), key=lambda entry: entry.ticket))
-    places, size = np.arange(len(entries)), ledger.dp_size
+    places, size = np.arange(len(entries)), ledger.generation.dp_size
     parts = tuple((places[rank::size],) for rank in range(size))
     return ledger.replan(step.number, Plan(parts, np.ones((size, 1)), Sync.STEP, 0, 0, 1), entries)
 
@@ -262,7 +176,7 @@ def test_steps_for_another_number_of_ranks_go_out_one_by_one_once_they_are_plann
     assert Redelivered(0, "new-size") in effects
     assert [effect for effect in effects if isinstance(effect, Deliver)] == []
     assert replan(ledger) == [Deliver(rank, 0) for rank in range(4)]
-    late = ledger.join(RankHello("new-3", 3, 4, ledger.generation), 2.0)
+    late = ledger.join(RankHello("new-3", 3, 4, ledger.generation.number), 2.0)
     assert [effect for effect in late if isinstance(effect, Deliver)] == [Deliver(3, 0)]
     assert replan(ledger) == [Deliver(rank, 1) for rank in range(4)]
     assert ledger.outgrown is None
@@ -282,7 +196,9 @@ def test_nobody_can_speak_of_a_step_before_it_is_planned_again() -> None:
         ledger.prepared(0, 0, digest)
     with pytest.raises(ProtocolError, match="committed step 0 before it was prepared"):
         ledger.commit(0, 0)
-    boast = RankHello("new-1", 1, 4, ledger.generation, taken=1, committed=1, received={0: 1, 1: 1})
+    boast = RankHello(
+        "new-1", 1, 4, ledger.generation.number, taken=1, committed=1, received={0: 1, 1: 1}
+    )
     for _ in ("as a stranger", "as one that is known"):
         ledger.join(boast, 1.0)
         rank = ledger.ranks[1]
@@ -297,35 +213,6 @@ def test_steps_that_fit_again_stay_as_they_were_behind_those_that_do_not() -> No
     assert [effect for effect in grow(ledger, 2) if isinstance(effect, Deliver)] == []
     assert replan(ledger) == [Deliver(rank, step) for step in (0, 1) for rank in (0, 1)]
     assert ledger.steps[1] is second
-
-
-def test_a_number_of_ranks_that_no_step_can_have_is_refused_and_nothing_changes() -> None:
-    ledger = make_elastic_ledger()
-    with pytest.raises(RankRefused, match="no steps for 3 DP ranks: an odd number"):
-        ledger.join(RankHello("x", 0, 3, None), 0.0)
-    assert (ledger.generation, ledger.dp_size, ledger.outgrown) == (1, 2, None)
-    assert ledger.complete
-    assert prepare(ledger, 1) == [Release((0, 1), 1)]
-
-
-@pytest.mark.parametrize(("dp_size", "expected"), [(None, 2), (4, 4), (3, 2)])
-def test_after_a_restart_the_number_of_ranks_is_that_of_the_last_generation_if_it_still_may_be(
-    dp_size: int | None, expected: int
-) -> None:
-    ledger = StepLedger(2, 4, in_pairs_only)
-    ledger.restore([], 0, 7, dp_size)
-    assert ledger.dp_size == expected
-    rigid = StepLedger(2, 4)
-    rigid.restore([], 0, 7, dp_size)
-    assert rigid.dp_size == 2
-
-
-@pytest.mark.parametrize(("generation", "words"), [(1, "is over"), (9, "was restarted")])
-def test_a_rank_of_another_generation_is_fenced(generation: int, words: str) -> None:
-    ledger = make_ledger()
-    ledger.join(hello(0, None, client_id="new-0"), 0.0)
-    with pytest.raises(GenerationFenced, match=words):
-        ledger.join(hello(1, generation), 0.0)
 
 
 def test_a_step_is_wanted_when_every_rank_has_room_for_one_more() -> None:
@@ -364,17 +251,3 @@ def test_no_more_steps_are_open_than_allowed() -> None:
     for rank in (0, 1):
         ledger.commit(rank, 0)
     assert ledger.wanted
-
-
-def test_the_digest_tells_steps_ranks_and_order_apart() -> None:
-    a, b = (Entry(make_sample(name), ticket, 0.0) for ticket, name in enumerate("ab"))
-    plans = [
-        (0, (((a,),), ((b,),))),
-        (1, (((a,),), ((b,),))),
-        (0, (((b,),), ((a,),))),
-        (0, (((a, b),), ((),))),
-        (0, (((a,), (b,)), ((), ()))),
-    ]
-    digests = [step_digest(number, micro_batches) for number, micro_batches in plans]
-    assert len(set(digests)) == len(plans)
-    assert digests[0] == step_digest(*plans[0])

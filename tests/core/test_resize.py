@@ -52,7 +52,7 @@ class Bench:
         for rank in range(size):
             hello = RankHello(f"{id(self)}-{size}-{rank}", rank, size, generation, prefetch_steps=2)
             self.perform(self.core.join(hello, 0.0))
-            generation = self.core.ledger.generation
+            generation = self.core.ledger.generation.number
 
     def push(self, first: int, count: int) -> None:
         samples = tuple(make_sample(f"s{first + at}", 1 + at) for at in range(count))
@@ -182,7 +182,7 @@ def test_a_dispatcher_that_dies_in_the_middle_goes_on_with_the_new_size(answers:
     for _ in range(answers):
         bench.answer()
     after = Bench(bench.memory)
-    assert after.core.ledger.dp_size == 4
+    assert after.core.ledger.generation.dp_size == 4
     assert after.digests() == bench.digests()
     assert after.content() == before
     bench.answer_all()

@@ -1,11 +1,13 @@
 """What waits for the journal when a client connects again is not for its new connection."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import numpy as np
 
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.net.listener import Listener
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.metrics import Metrics
@@ -113,4 +115,61 @@ async def test_a_rank_that_connects_again_is_welcomed_before_it_is_given_a_step(
     after.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, hungry=True))
     await log.durable(len(log.batches))
     assert await after.hears(3) == ["WelcomeRank", "Step", "MicroBatch"]
+    hub.close()
+
+
+class WatchedPeer(Peer):
+    """Tells when it is held."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(hub, PeerLimits(LIMITS, 10, 10), asyncio.get_running_loop().time)
+        self.was_held = asyncio.Event()
+
+    def hold(self) -> None:
+        super().hold()
+        self.was_held.set()
+
+
+async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    await writer.drain()
+
+
+async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_path: Path) -> None:
+    log = SlowLog()
+    hub = hub_with(log)
+    producer = Wire(hub)
+    producer.say(m.HelloProducer(client_id="p"))
+    push_one(producer)  # a fact that no disk takes
+    flooded = WatchedPeer(hub)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(tmp_path / "socket"))
+    sock.listen()
+    listener = Listener(sock, lambda: flooded)
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+    ping, count = m.encode(m.Ping()), 50_000
+    flood = asyncio.ensure_future(
+        send(writer, m.encode(m.HelloProducer(client_id="flood")) + ping * count)
+    )
+    held = asyncio.ensure_future(flooded.was_held.wait())
+    await asyncio.wait({flood, held}, return_when=asyncio.FIRST_COMPLETED)
+    assert not flood.done(), "all of it was read, and waits in memory"
+    waiting = len(hub.gate._waiting)
+    for _ in range(100):  # turns of the loop, in which a peer that is read from would be heard
+        await asyncio.sleep(0)
+    assert len(hub.gate._waiting) == waiting < count
+    flooded.last_heard -= 10_000
+    hub.close_silent(0.0)  # it has no part in its silence
+
+    durable = asyncio.ensure_future(log.durable(len(log.batches)))
+    heard, names = FrameReader(LIMITS), list[str]()
+    while data := await reader.read(65536):
+        names += [type(m.decode(frame)).__name__ for frame in heard.feed(data)]
+        if len(names) == count + 1:
+            break
+    assert names == ["WelcomeProducer"] + ["Pong"] * count
+    await asyncio.gather(flood, durable)
+    writer.close()
+    listener.close()
+    sock.close()
     hub.close()

@@ -7,7 +7,7 @@ from functools import partial
 
 from dispatcher.core.facts import Accepted, Fact, StreamEnded
 from dispatcher.errors import JournalError
-from dispatcher.service.gate import Gate
+from dispatcher.service.gate import MAX_UNANSWERED, Gate
 
 
 class SlowLog:
@@ -38,6 +38,19 @@ class SlowLog:
         thread.start()
         thread.join()
         await asyncio.sleep(0)
+
+
+class Chatterbox:
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def go_on(self) -> None:
+        self.told.append("go on")
 
 
 def ignore(_: JournalError) -> None:
@@ -108,3 +121,26 @@ async def test_a_broken_journal_is_reported_to_the_loop() -> None:
     thread.join()
     await asyncio.sleep(0)
     assert broken == [error]
+
+
+async def test_a_speaker_of_too_many_unanswered_messages_is_held_until_half_are_answered() -> None:
+    log, loud, quiet = SlowLog(), Chatterbox(), Chatterbox()
+    gate = Gate(log, ignore)
+    gate.heard(loud)  # answered at once
+    gate.note([StreamEnded()], dict)
+    for message in range(1, MAX_UNANSWERED):
+        gate.heard(loud)
+        if message == MAX_UNANSWERED // 2:
+            gate.note([StreamEnded()], dict)
+    assert loud.told == []
+    gate.heard(loud)
+    gate.heard(quiet)
+    assert loud.told == ["hold"]
+    await log.durable(1)
+    assert loud.told == ["hold", "go on"]
+    for _ in range(MAX_UNANSWERED // 2):
+        gate.heard(loud)
+    assert loud.told == ["hold", "go on", "hold"]
+    await log.durable(2)
+    assert loud.told == ["hold", "go on", "hold", "go on"]
+    assert quiet.told == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatcher.service import logs
-from dispatcher.service.config import LogFormat, LogLevel
+from dispatcher.service.option_types import LogFormat, LogLevel
 
 
 def line_of(message: str, *args: object, **details: Any) -> dict[str, str]:

@@ -65,7 +65,7 @@ class Connection:
         self._peer = Peer(hub, limits, clock)
         self.transport = MemoryTransport()
         self._peer.connection_made(self.transport)
-        generation = None if dp_rank == 0 else hub.core.ledger.generation
+        generation = None if dp_rank == 0 else hub.core.ledger.generation.number
         self.say(
             m.HelloRank(client_id=f"r{dp_rank}", dp_rank=dp_rank, dp_size=2, generation=generation)
         )

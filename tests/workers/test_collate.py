@@ -21,7 +21,7 @@ from workers.collate import (
     MicroBatch,
     collate,
 )
-from workers.rank_core import Received
+from workers.held_steps import Received
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
 SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)

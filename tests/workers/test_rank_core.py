@@ -5,7 +5,7 @@ import pytest
 from dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import micro_batch, sample, step
+from tests.workers.peers import micro_batch, step
 from workers.rank_core import RankCore
 
 NOTHING = memoryview(b"")
@@ -127,28 +127,6 @@ def test_a_delivery_of_a_committed_step_is_ignored() -> None:
     assert core.hello().received == []
 
 
-def test_a_step_that_comes_again_and_differs_is_an_error() -> None:
-    core = connected()
-    hear(core, step(0, digest="one"))
-    with pytest.raises(ProtocolError, match="step 0 came twice and differs: digest one, then two"):
-        hear(core, step(0, digest="two"))
-
-
-def test_committing_out_of_order_names_the_step_that_is_due() -> None:
-    core = connected()
-    hear(core, step(0), step(1), m.Release(step=0), m.Release(step=1))
-    with pytest.raises(StepContractError, match="step 0 may not be committed now; none is open"):
-        core.commit(0)
-    take(core)
-    take(core)
-    with pytest.raises(StepContractError, match=r"step 1 may not .* step 0 is the next"):
-        core.commit(1)
-    core.commit(0)
-    with pytest.raises(StepContractError, match="step 0 is committed already; step 1 is the next"):
-        core.commit(0)
-    core.commit(1)
-
-
 def test_taking_more_steps_than_may_be_open_says_to_commit() -> None:
     core = connected()
     hear(core, *(step(n) for n in range(3)), *(m.Release(step=n) for n in range(3)))
@@ -158,15 +136,6 @@ def test_taking_more_steps_than_may_be_open_says_to_commit() -> None:
         core.ready()
     core.commit(0)
     assert take(core) == 2
-
-
-def test_a_committed_step_has_no_micro_batches_any_more() -> None:
-    core = connected()
-    hear(core, step(0), m.Release(step=0))
-    take(core)
-    core.commit(0)
-    with pytest.raises(StepContractError, match="step 0 is committed"):
-        core.find(0)
 
 
 def test_the_end_comes_after_the_steps_that_were_announced_before_it() -> None:
@@ -186,24 +155,12 @@ def test_the_end_comes_after_the_steps_that_were_announced_before_it() -> None:
     [
         ([m.Release(step=0)], "release of step 0, which was not announced"),
         ([m.Pushed(first_seq=0, outcomes=[])], "no use for Pushed"),
-        ([step(3), step(2)], "step 2 comes after step 3"),
         ([welcome()], "second welcome"),
     ],
 )
 def test_a_message_out_of_turn_is_an_error(messages: list[m.Message], complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         hear(connected(), *messages)
-
-
-def test_micro_batches_come_in_order_and_no_more_than_announced() -> None:
-    core = connected()
-    hear(core, step(0, 1))
-    with pytest.raises(ProtocolError, match="micro-batch 1 of step 0, which has 1"):
-        deliver(core, 0, 1)
-    deliver(core, 0, 0)
-    with pytest.raises(ProtocolError, match="micro-batch of step 5, which was not announced"):
-        deliver(core, 5, 0)
-    assert len(core.hello().received) == 1
 
 
 def test_nothing_counts_before_the_welcome() -> None:
@@ -216,11 +173,3 @@ def test_another_generation_than_ours_is_a_fence() -> None:
     core.disconnected()
     with pytest.raises(GenerationFenced, match=r"belongs to generation 1, .* 2 now"):
         hear(core, welcome(generation=2))
-
-
-def test_a_payload_that_its_header_does_not_describe_is_an_error() -> None:
-    core = connected()
-    hear(core, step(0))
-    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(micro_batch(0, 0, sample([1])))
-    with pytest.raises(ProtocolError, match="payload bytes"):
-        core.handle(m.decode(frame), frame.payload[8:])

@@ -1,0 +1,58 @@
+"""Between the core and the planner: entries to columns, and a plan to what metrics want of it."""
+
+import numpy as np
+
+from dispatcher.core.buffer import Entry
+from dispatcher.core.events import PlanWanted, ReplanWanted, StepPlanned, Trigger
+from dispatcher.core.step import OpenStep
+from dispatcher.core.trigger import Go
+from dispatcher.plan import BoolArray, Plan, Window
+
+
+def request_plan(
+    entries: list[Entry], must_go: BoolArray, batch: int, dp_size: int, go: Go
+) -> PlanWanted:
+    """Ask for a plan of at most a batch of these entries, oldest first."""
+    take = min(len(entries), batch)
+    window = _window(entries, must_go)
+    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
+
+
+def request_replan(step: OpenStep, dp_size: int) -> ReplanWanted:
+    """Ask for another plan of exactly the samples of an open step."""
+    entries = sorted(step.entries(), key=lambda entry: entry.ticket)
+    window = _window(entries, np.ones(len(entries), np.bool_))
+    return ReplanWanted(step, tuple(entries), window, dp_size)
+
+
+def _window(entries: list[Entry], must_go: BoolArray) -> Window:
+    count = len(entries)
+    return Window(
+        tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
+        skips=np.fromiter((e.skips for e in entries), np.int64, count),
+        group=np.fromiter((e.group for e in entries), np.int64, count),
+        must_go=must_go,
+    )
+
+
+def report_plan(
+    step: int, plan: Plan, chosen: list[Entry], trigger: Trigger, *, version: int | None, now: float
+) -> StepPlanned:
+    """What a plan did to its samples.
+
+    chosen: in the order of `plan.chosen`. version: the policy version that the step trains with.
+    """
+    return StepPlanned(
+        step=step,
+        plan=plan,
+        trigger=trigger,
+        waits=tuple(now - entry.arrived for entry in chosen),
+        skips=tuple(entry.skips for entry in chosen),
+        staleness=tuple(
+            version - entry.sample.policy_version
+            for entry in chosen
+            if version is not None and entry.sample.policy_version is not None
+        ),
+        tokens=tuple(entry.sample.tokens for entry in chosen),
+        nbytes=sum(entry.sample.nbytes for entry in chosen),
+    )
