@@ -22,8 +22,10 @@ from dispatcher.plan import BoolArray, FloatArray, IntArray
 _STATES = 1024
 #: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
 _SINGLE_COLUMNS, _RUNS = 32, 4
-#: Price of skips that are all ahead of their share, or all behind, in mean costs a skip.
-_PRICE = 0.05
+#: Price of skips that are all ahead of their share, or all behind: times what the window would wait
+#: if all of it left in columns, as little should be paid where little can be saved; and at least
+#: this share of the work, as alike samples wait for nobody and are to be spread all the same.
+_PRICE, _LEAST_PRICE = 1.3, 0.01
 
 
 def column_dp(
@@ -61,7 +63,8 @@ def _solve(
     Z = _strided_suffix(x, G)
     best = P[skipped]
     best[skipped > slack] = np.inf
-    price = _PRICE * float(S[-1]) / N / max(E, 1) * (take / N) ** 2
+    waits, work = G * float(Z[0]) - float(S[N]), float(S[N])
+    price = max(_PRICE * waits, _LEAST_PRICE * work) * take / N / len(runs) / E**2
     taken, tables = 0, []
     for g in runs:
         n = min(g * G, take - taken)

@@ -46,8 +46,8 @@ _WATCHED_COLUMNS = 2
 #: Weight of a debt against waiting now.
 _DEBT_WEIGHT = 2.0
 #: Share of what is held that may differ from the window's lengths, besides what chance makes of
-#: so few, and the price of the rest.
-_UNLIKE, _BIAS_WEIGHT = 0.1, 0.02
+#: so few, and the price of the rest where as many are held as are taken.
+_UNLIKE, _BIAS_WEIGHT = 0.05, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,19 @@ class Lane:
         return float(self.charge[~keep[self.watched]].max(initial=0.0))
 
     def bias(self, keep: BoolArray) -> float:
-        """Price of holding lengths unlike the window's, as excess: Kolmogorov-Smirnov distance."""
+        """Price of holding lengths unlike the window's, as excess: Kolmogorov-Smirnov distance.
+
+        The more are held for each that is taken, the more they bias, and the more there are to
+        choose from: less is allowed, and the rest costs more.
+        """
         if not self.weighs_bias:
             return 0.0
         held = np.cumsum(~keep[self.order])
         count = max(int(held[-1]), 1)
+        room = count / (len(held) - count)
         distance = float(np.abs(held / count - self.shares).max())
-        return _BIAS_WEIGHT * max(distance - _UNLIKE - 1 / math.sqrt(count), 0.0)
+        unlike = distance - _UNLIKE / math.sqrt(room) - 1 / math.sqrt(count)
+        return _BIAS_WEIGHT * room**2 * max(unlike, 0.0)
 
     def candidates(self, take: int) -> Iterator[BoolArray]:
         """The heaviest together; then some of the heaviest held, and the next ones together."""
