@@ -118,7 +118,7 @@ def _judge(
     costs, tokens = cost[by_cost], window.tokens[by_cost]
 
     def judge(keep: BoolArray) -> float:
-        kept = np.flatnonzero(keep[by_cost])
+        kept = keep[by_cost].nonzero()[0]
         x = costs[kept]
         work = mean * len(kept)
         time = estimate(x, tokens[kept], config)

@@ -173,21 +173,12 @@ def keep_oldest(
 
     Items of `last` are taken only if nothing else is left.
     """
-    keep = np.zeros(len(forced), dtype=bool)
-    wanted = [forced]
-    if first is not None:
-        wanted.append(_mask(len(forced), first))
+    turn = np.full(len(forced), 2, dtype=np.int8)
     if last is not None:
-        wanted.append(~_mask(len(forced), last))
-    for mask in [*wanted, np.ones(len(forced), dtype=bool)]:
-        missing = take - int(np.count_nonzero(keep))
-        if missing <= 0:
-            break
-        keep[np.flatnonzero(mask & ~keep)[:missing]] = True
+        turn[last] = 3
+    if first is not None:
+        turn[first] = 1
+    turn[forced] = 0
+    keep = np.zeros(len(forced), dtype=bool)
+    keep[turn.argsort(kind="stable")[:take]] = True
     return keep
-
-
-def _mask(n: int, items: IntArray) -> BoolArray:
-    mask = np.zeros(n, dtype=bool)
-    mask[items] = True
-    return mask
