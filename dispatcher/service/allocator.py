@@ -1,8 +1,9 @@
 """Has the C library's allocator keep freed memory for the samples that come next.
 
 glibc gives what is free at the end of its heap back to the kernel, and gets it again page by page,
-each zeroed: at 1 MB a sample an eighth of the dispatcher's system time or more. Invariant: of what is free at
-the end of the heap at most `KEPT_BYTES` stay. Every sample still has memory of its own.
+each zeroed: with samples of 1 MB that is an eighth of the dispatcher's system time or more.
+Invariant: of what is free at the end of the heap at most `KEPT_BYTES` stay. Every sample still has
+memory of its own.
 """
 
 import ctypes
