@@ -14,8 +14,9 @@ from typing import Any
 
 from dispatcher.wire.outbox import Buffer, Outbox
 
-#: Write at once, rather than at the end of the turn, from this much on.
-WRITE_AT_ONCE_BYTES = 128 * 1024
+#: Write at once, rather than at the end of the turn, from this much on: each write wakes the peer,
+#: so a few micro-batches go together.
+WRITE_AT_ONCE_BYTES = 512 * 1024
 #: The protocol is paused while more than this is unsent, and resumed once it is all sent.
 HIGH_WATER_BYTES = 64 * 1024
 

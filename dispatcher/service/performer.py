@@ -1,8 +1,8 @@
 """Performs what the core decided: frames to peers, plans in a worker thread, the next deadline.
 
 Effects are carried out in the core's order, behind the gate if anybody outside hears of them. A
-micro-batch's frame is built only when its peer has room for it. Planning happens in one worker
-thread, so that a large window does not keep connections waiting; a planner that fails is our own
+micro-batch's frame is built only when its peer has room for it. A large window is planned in a
+worker thread, so that it does not keep connections waiting; a planner that fails is our own
 bug, and stops the service rather than stall it unseen.
 """
 
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
+#: A window of up to so many samples is planned on the event loop: that takes a millisecond or two,
+#: less than a slice of deliveries, and the thread would compete with the loop for the interpreter.
+PLANNED_HERE_SAMPLES = 512
 
 
 class Performer:
@@ -240,9 +243,12 @@ class Performer:
         if isinstance(wanted, e.ReplanWanted):
             # An earlier process may have planned it under a larger token budget.
             config = replace(config, oversize=Oversize.ALONE)
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._planner, plan, wanted.window, config, wanted.take
-        )
+        if len(wanted.window) <= PLANNED_HERE_SAMPLES:
+            found = plan(wanted.window, config, wanted.take)
+        else:
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._planner, plan, wanted.window, config, wanted.take
+            )
         now = self._clock()
         self._metrics.plan_duration.observe(now - began)
         if isinstance(wanted, e.PlanWanted):

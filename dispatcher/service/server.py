@@ -20,6 +20,7 @@ from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
+from dispatcher.service.allocator import keep_freed_memory
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
@@ -41,6 +42,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run(config: ServeConfig) -> int:
     """Serve until the stream is done or a signal ends it; returns the exit code."""
     logs.set_up(config.log_level, config.log_format)
+    keep_freed_memory()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     return asyncio.run(_serve(config))

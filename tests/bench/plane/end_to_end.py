@@ -3,6 +3,7 @@
 One producer process, a `dispatcher serve` process, two rank processes. The clock runs from the
 call of the first push to the moment when the last rank has committed the last step. Beside it the
 raw relay moves the same bytes; runs alternate, each side after a run that does not count.
+Ranks prefetch two steps, as they do where the next step must not wait for a plan.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.bench.plane.plane import plane
 from tests.bench.plane.rows import Row, row
 
 MEGA = 1e6
+RANK = {"prefetch_steps": 2}
 
 
 def beside_journal(load: Load, rounds: int) -> Iterator[Row]:
@@ -21,8 +23,8 @@ def beside_journal(load: Load, rounds: int) -> Iterator[Row]:
     rates: dict[str, list[float]] = {"no-journal": [], "journal": []}
     with (
         TemporaryDirectory(prefix="plane-journal-") as folder,
-        plane(load) as without,
-        plane(load, journal_dir=folder, journal_sync="batch") as journaled,
+        plane(load, rank=RANK) as without,
+        plane(load, rank=RANK, journal_dir=folder, journal_sync="batch") as journaled,
     ):
         for moving in (without, journaled):
             moving.join()
@@ -41,7 +43,7 @@ def end_to_end(load: Load, rounds: int) -> Iterator[Row]:
     """The floor's row, then ours."""
     ours: list[float] = []
     raw: list[float] = []
-    with plane(load) as moving, floor(load, relay=True) as floors:
+    with plane(load, rank=RANK) as moving, floor(load, relay=True) as floors:
         moving.join()
         for _ in range(rounds + 1):
             raw.append(floors.run())
