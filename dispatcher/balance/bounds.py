@@ -13,6 +13,7 @@ samples a rank: mean 8, largest with smallest company 9 + 2 = 11, pair 3 + 2 = 5
 
 import numpy as np
 
+from dispatcher.balance.order import running_sums
 from dispatcher.plan import FloatArray
 
 
@@ -33,7 +34,7 @@ def rank_bound(x: FloatArray, R: int, p: int | None = None) -> float:
 def _crowd(x: FloatArray, R: int, p: int) -> float:
     """The k largest apart, with the k*(p-1) smallest on the k ranks, or two of them together."""
     k = np.arange(2, R + 1)
-    sums = np.concatenate(([0.0], np.cumsum(x)))
+    sums = running_sums(x)
     apart = (sums[k] + sums[-1] - sums[len(x) - k * (p - 1)]) / k
     together = x[k - 2] + x[k - 1] + sums[-1] - sums[len(x) - p + 2]
     return float(np.minimum(apart, together).max())
@@ -73,6 +74,6 @@ def crowded_rank(x: FloatArray, R: int, p: int) -> float:
     """
     mean = float(x.sum()) / R
     k = np.arange(1, max(min(int(np.searchsorted(-x, -mean / 2, "right")), R), 1) + 1)
-    sums = np.concatenate(([0.0], np.cumsum(x)))
+    sums = running_sums(x)
     company = sums[-1] - sums[len(x) - k * (p - 1)]
     return max(mean, float(((sums[k] + company) / k).max()))

@@ -17,6 +17,7 @@ Example: costs 9 5 5 1 1, take 4, G = 2: [9 5][5 1] wastes 8, skipping the 9 giv
 
 import numpy as np
 
+from dispatcher.balance.order import running_sums
 from dispatcher.plan import BoolArray, FloatArray, IntArray
 
 _STATES = 1024
@@ -58,8 +59,8 @@ def _solve(
     skipped = np.arange(K + 1) * q
     runs = _run_sizes(take, G, E, band * N)
     slack = max(band * N, 1.1 * E * max(runs) * G / take) + q + 2
-    P = np.concatenate(([0.0], np.cumsum(penalty)))
-    S = np.concatenate(([0.0], np.cumsum(x)))
+    P = running_sums(penalty)
+    S = running_sums(x)
     Z = _strided_suffix(x, G)
     best = P[skipped]
     best[skipped > slack] = np.inf

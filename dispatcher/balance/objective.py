@@ -8,6 +8,7 @@ import numpy as np
 
 from dispatcher.balance.bounds import column_bound, crowded_rank, rank_bound
 from dispatcher.balance.column_fill import well_filled
+from dispatcher.balance.order import running_sums
 from dispatcher.balance.packing import fewest_micro_batches, round_up
 from dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync
 
@@ -64,8 +65,7 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
     case it is filled up from the dear end, as far as the token budget goes, and its level rises
     if it leaves more tokens than the later micro-steps can well hold.
     """
-    cost = np.concatenate(([0.0], np.cumsum(x)))
-    held = np.concatenate(([0], np.cumsum(s)))
+    cost, held = running_sums(x), running_sums(s)
     fill = well_filled(float(held[-1]), R * M * budget)
     cheapest = float(x[-1]) / max(int(s[-1]), 1)
     time, first, n = 0.0, 0, len(x)

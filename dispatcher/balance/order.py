@@ -1,11 +1,15 @@
-"""Sorting by tokens, the one order that everything else is built on.
+"""Sorting by tokens, the one order that everything else is built on, and sums along it.
 
 Invariant: falling tokens, ties by position; as cost is monotone in tokens, cost falls as well.
 """
 
+from typing import TypeVar
+
 import numpy as np
 
-from dispatcher.plan import IntArray
+from dispatcher.plan import FloatArray, IntArray
+
+_Numbers = TypeVar("_Numbers", IntArray, FloatArray)
 
 
 def by_falling_tokens(tokens: IntArray) -> IntArray:
@@ -21,3 +25,10 @@ def by_falling_tokens(tokens: IntArray) -> IntArray:
     keys = ((longest - tokens) << bits) | np.arange(n)
     positions: IntArray = np.sort(keys) & ((1 << bits) - 1)
     return positions
+
+
+def running_sums(x: _Numbers) -> _Numbers:
+    """Sums of the first 0, 1, ... and all items; item i to j-1 sum up to `[j] - [i]`."""
+    sums = np.zeros(len(x) + 1, dtype=x.dtype)
+    x.cumsum(out=sums[1:])
+    return sums

@@ -9,6 +9,7 @@ Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6
 
 import numpy as np
 
+from dispatcher.balance.order import running_sums
 from dispatcher.plan import IntArray
 
 
@@ -17,7 +18,7 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
 
     sizes: samples of each rank.
     """
-    held = np.concatenate(([0], np.cumsum(s)))
+    held = running_sums(s)
     fits = np.searchsorted(held, held[:-1] + budget, "right") - 1
     stops = np.append(np.maximum(fits, np.arange(1, len(s) + 1)), len(s))  # of a run from here on
     ends = np.cumsum(sizes)
