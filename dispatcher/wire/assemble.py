@@ -27,15 +27,15 @@ def samples_of(
 
     Samples live as long as they are needed, so every span has to have memory of its own.
     """
-    group_ids = push.group_ids or repeat(None)
+    count = len(push.tokens)
+    none = [None] * count
+    group_ids = none if push.group_ids is None else push.group_ids
     default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
-    sizes: Iterable[int] = repeat(1)
-    if push.group_ids is not None:
-        given = push.group_sizes or repeat(default)
-        sizes = [size if group else 1 for group, size in zip(group_ids, given, strict=False)]
+    given = [default] * count if push.group_sizes is None else push.group_sizes
+    sizes = [size if group else 1 for group, size in zip(group_ids, given, strict=True)]
     columns = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
-        group_ids, sizes, push.policy_versions or repeat(None),
+        group_ids, sizes, none if push.policy_versions is None else push.policy_versions,
     )  # fmt: skip
     return tuple(map(Sample._make, columns))
 

@@ -158,6 +158,13 @@ def test_group_sizes_come_from_the_push_then_from_the_default() -> None:
     assert [s.group_size for s in pushed(told, payload, 8)] == [4, 1]
 
 
+def test_a_push_of_nothing_has_no_samples() -> None:
+    push, payload = make_push("p", 0, [], group_ids=[], group_sizes=[], policy_versions=[])
+    assert pushed(push, payload) == ()
+    push, payload = make_push("p", 0, [], group_ids=[])
+    assert pushed(push, payload) == ()
+
+
 @given(
     tokens=st.lists(st.integers(0, 6), max_size=4), wrong=st.lists(st.integers(0, 6), max_size=4)
 )
