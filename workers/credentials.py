@@ -65,11 +65,7 @@ class Credentials:
         A dispatcher that does not trust a client's certificate cannot always say so: with TLS 1.3
         the client is done with the handshake before it is looked at.
         """
-        if (
-            not endpoint.tls
-            or self.tls_client_cert is None
-            or not isinstance(lost, ConnectionError)
-        ):
+        if not endpoint.tls or self.tls_client_cert is None:
             return lost
         return ConnectionError(
             f"{lost}; it may not trust {self.tls_client_cert}: check its dates and the "

@@ -110,28 +110,26 @@ class Hub:
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""
-        roster = self._roster
+        roster, for_good = self._roster, reason == "bye"
         roster.peers.discard(peer)
-        if reason != "bye":
+        if not for_good:
             self.metrics.connection_errors.labels(peer.role, reason).inc()
         if roster.producers.get(peer.client_id) is peer:
             del roster.producers[peer.client_id]
-            roster.left(peer.client_id, for_good=reason == "bye")
+            roster.left(peer.client_id, for_good=for_good)
             self.core.producer_gone(peer.client_id)
         seat = roster.seats.get(peer.client_id)
         if seat is not None and seat.peer is peer:
             roster.unseat(peer.client_id)
             self._hungry_since.pop(seat.dp_rank, None)
             log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
-            for_good = reason == "bye"
             self.perform(
                 self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
             )
         self._last_call.check()
 
     def _broken(self, error: DispatcherError) -> None:
-        if not self._performer.failure.done():
-            self._performer.failure.set_exception(error)
+        self._performer.fail(error)
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Have the core's decisions carried out."""

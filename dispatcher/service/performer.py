@@ -79,6 +79,11 @@ class Performer:
                 self._gate.after(partial(self._do, effect))
         self._set_timer()
 
+    def fail(self, error: BaseException) -> None:
+        """Something of ours broke; the first such error is what the service ends with."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
     def close(self) -> None:
         """Let go of the thread, the timer and plans that nobody waits for."""
         if self._timer is not None:
@@ -224,7 +229,7 @@ class Performer:
                 return micro_batch(step.number, index, samples)
             return filler(step.number, index, self._with_payload(next(step.entries())))
         except JournalError as error:  # a payload cannot be read back
-            self._fail(error)
+            self.fail(error)
             return None
 
     def _with_payload(self, entry: Entry) -> Sample:
@@ -232,10 +237,6 @@ class Performer:
         if entry.sample.is_here:
             return entry.sample
         return entry.sample._replace(payload=memoryview(self._gate.fetch(entry.ticket)))
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.failure.done():
-            self.failure.set_exception(error)
 
     async def _run_planner(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
         began = self._clock()
@@ -260,7 +261,7 @@ class Performer:
     def _planner_done(self, task: asyncio.Task[None]) -> None:
         self._planning.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._fail(error)
+            self.fail(error)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

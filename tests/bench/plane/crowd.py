@@ -16,27 +16,20 @@ from tempfile import TemporaryDirectory
 
 from tests.bench.plane.children import Child, all_of
 from tests.bench.plane.loads import Load
+from tests.bench.plane.plane import WINDOW_MULTIPLE, settings
 from tests.bench.plane.rows import Row, latency_rows, row
 from tests.support.server import ServeProcess
 
 DP_SIZE = 512
 PRODUCERS = 64
 PROCESSES = 2
-WINDOW_MULTIPLE = 1.25
 
 
 def dispatch_to_a_crowd(load: Load, rounds: int) -> Iterator[Row]:
     """Latency, p50 and p99, and the event loop's lag."""
     with (
         TemporaryDirectory(prefix="plane-") as folder,
-        ServeProcess(
-            Path(folder),
-            checked=False,
-            dp_size=DP_SIZE,
-            dispatch_batch_size=load.batch,
-            micro_batch_size=load.micro_batch,
-            window_multiple=WINDOW_MULTIPLE,
-        ) as server,
+        ServeProcess(Path(folder), checked=False, **settings(load, {"dp_size": DP_SIZE})) as server,
     ):
         given = {"endpoint": server.endpoint, "producers": PRODUCERS, **load.order()}
         producers = Child("tests.bench.plane.producer", given)

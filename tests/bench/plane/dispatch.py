@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 
 from tests.bench.plane.children import PATIENCE_S, Child
 from tests.bench.plane.loads import Load
+from tests.bench.plane.plane import WINDOW_MULTIPLE, settings
 from tests.bench.plane.rows import Row, latency_rows
 from tests.support.client import Rank
 from tests.support.server import ServeProcess
 
 DP_SIZE = 8
-WINDOW_MULTIPLE = 1.25
 
 
 def dispatch_latency(load: Load, rounds: int) -> Iterator[Row]:
@@ -45,14 +45,7 @@ def dispatch_latency(load: Load, rounds: int) -> Iterator[Row]:
 def _serving(load: Load) -> Iterator[tuple[ServeProcess, Child]]:
     with (
         TemporaryDirectory(prefix="plane-") as folder,
-        ServeProcess(
-            Path(folder),
-            checked=False,
-            dp_size=DP_SIZE,
-            dispatch_batch_size=load.batch,
-            micro_batch_size=load.micro_batch,
-            window_multiple=WINDOW_MULTIPLE,
-        ) as server,
+        ServeProcess(Path(folder), checked=False, **settings(load, {"dp_size": DP_SIZE})) as server,
         Child(
             "tests.bench.plane.producer", {"endpoint": server.endpoint, **load.order()}
         ) as producer,

@@ -19,7 +19,12 @@ from tests.bench.plane.rank import DP_SIZE
 from tests.support.server import ServeProcess
 
 #: A window as a user has it; a step is planned when it is full.
-OPTIONS = {"dp_size": DP_SIZE, "window_multiple": 1.25, "max_sample_tokens": 2**24}
+WINDOW_MULTIPLE = 1.25
+OPTIONS = {
+    "dp_size": DP_SIZE,
+    "window_multiple": WINDOW_MULTIPLE,
+    "max_sample_tokens": 2**24,
+}
 
 
 def settings(load: Load, others: Mapping[str, object]) -> dict[str, Any]:
