@@ -80,6 +80,13 @@ class Schema:
 
     fields: tuple[Field, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.fields)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Field names in span order."""

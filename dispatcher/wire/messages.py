@@ -22,11 +22,13 @@ Headers are JSON of these models. Columns (`tokens`, `sample_ids`, ...) have one
 A header is checked against itself here (`Push.spans`); what it means is the core's affair.
 """
 
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic import Field as Declared
+from pydantic_core import to_json
 
 from dispatcher.errors import ProtocolError, VersionMismatch
 from dispatcher.sample import DType, Field, Schema
@@ -378,6 +380,11 @@ def encode(message: Message, payload_size: int = 0) -> bytes:
     return encode_frame(message.type_code, header, payload_size)
 
 
+def encode_checked(kind: type[Message], header: Mapping[str, object], payload_size: int) -> bytes:
+    """`encode` for a message there are many of, from values that were checked when they came."""
+    return encode_frame(kind.type_code, to_json(header), payload_size)
+
+
 def decode(frame: Frame) -> Message:
     """The message of a frame. Raises ProtocolError that names what is wrong with the header."""
     kind = MESSAGES.get(frame.type)
@@ -400,3 +407,9 @@ def field_headers(schema: Schema) -> list[FieldHeader]:
         )
         for item in schema.fields
     ]
+
+
+@lru_cache(maxsize=64)
+def plain_fields(schema: Schema) -> list[dict[str, object]]:
+    """The same for `encode_checked`."""
+    return [header.model_dump(mode="json") for header in field_headers(schema)]
