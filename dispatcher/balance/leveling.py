@@ -81,12 +81,13 @@ def spread_columns(cost: FloatArray) -> IntArray:
     ranks = np.empty((M, R), dtype=np.int64)
     spread = cost.max(axis=1) - cost.min(axis=1)
     dearest_first = np.argsort(-cost, axis=1, kind="stable")
+    falling = np.take_along_axis(cost, dearest_first, axis=1)
     loads, order = np.zeros(R), np.arange(R)
     for turn, j in enumerate(np.argsort(-spread, kind="stable").tolist()):
-        order = np.argsort(loads, kind="stable") if turn < _DEALT_BY_LOAD else order[::-1]
+        order = loads.argsort(kind="stable") if turn < _DEALT_BY_LOAD else order[::-1]
         ranks[j, dearest_first[j]] = order
         if turn < _DEALT_BY_LOAD:
-            loads[order] += cost[j, dearest_first[j]]
+            loads[order] += falling[j]
     return ranks
 
 

@@ -147,10 +147,11 @@ def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Par
     ours = Parts.of_slots(order[slots], n)
     if not padded and (per_step or m == 1):
         return ours  # starts from the greedy split, or is the optimum
-    if _good(batch, _time(batch, ours, config), config):
+    time = _time(batch, ours, config)
+    if _good(batch, time, config):
         return ours
     greedy = Parts.of_slots(order[_ranks(x, R, Strategy.GREEDY)].reshape(R, M, m), n)
-    return greedy if _time(batch, greedy, config) < _time(batch, ours, config) else ours
+    return greedy if _time(batch, greedy, config) < time else ours
 
 
 def _good(batch: Batch, time: float, config: PlanConfig) -> bool:

@@ -131,12 +131,10 @@ class Planning:
         if wanted.trial and plan.excess > self._config.target_excess:
             self._tried = len(wanted.entries)
             return []
-        chosen = [wanted.entries[int(at)] for at in plan.chosen]
+        chosen = [wanted.entries[at] for at in plan.chosen.tolist()]
         steps = self._ledger.steps
         version = self._freshness.training_version(steps.num_uncommitted)
-        report = report_plan(
-            steps.next_step, plan, chosen, wanted.trigger, version=version, now=now
-        )
+        report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
         self._take(wanted, chosen)
         effects = self._ledger.open(plan, wanted.entries, now)
         if self._config.durable:  # the fact is as large as the window: not built for nobody

@@ -39,16 +39,16 @@ def samples_of(
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
-    held = list(samples)
+    _, tokens, loss_tokens, *_ = zip(*samples, strict=True)
     return m.encode(
         m.Step(
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
-            num_samples=len(held),
-            tokens=sum(sample.tokens for sample in held),
-            loss_tokens=sum(sample.loss_tokens for sample in held),
-            loss_samples=sum(sample.loss_tokens > 0 for sample in held),
+            num_samples=len(tokens),
+            tokens=sum(tokens),
+            loss_tokens=sum(loss_tokens),
+            loss_samples=len(tokens) - loss_tokens.count(0),
         )
     )
 
