@@ -23,7 +23,7 @@ class Outbox:
 
     def put(self, buffers: Iterable[Buffer]) -> None:
         """Add buffers of bytes behind those that wait."""
-        filled = [buffer for buffer in buffers if len(buffer)]
+        filled = list(filter(len, buffers))
         self._buffers += filled
         self.nbytes += sum(map(len, filled))
 
@@ -35,6 +35,9 @@ class Outbox:
         """Note that the first `nbytes` bytes were written."""
         self.nbytes -= nbytes
         buffers = self._buffers
+        if not self.nbytes:
+            buffers.clear()
+            return
         while buffers and nbytes >= len(buffers[0]):
             nbytes -= len(buffers.popleft())
         if nbytes:
