@@ -34,7 +34,9 @@ class Planner:
 
     def plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
         """Plan now; raises what the planner raises, which is a bug of ours."""
-        config = replace(self._config, dp_size=wanted.dp_size)
+        config = self._config
+        if config.dp_size != wanted.dp_size:
+            config = replace(config, dp_size=wanted.dp_size)
         if isinstance(wanted, ReplanWanted):
             # An earlier process may have planned it under a larger token budget.
             config = replace(config, oversize=Oversize.ALONE)
