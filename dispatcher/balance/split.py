@@ -122,10 +122,9 @@ def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
         found = np.maximum.reduceat(cost, starts) * counts
     else:
         found = np.add.reduceat(cost, starts)
-    if len(found) < parts.counts.size:
-        found, some = np.zeros(parts.counts.size), found
-        found[full] = some
-    return found.reshape(parts.counts.shape)
+    out = np.zeros(parts.counts.shape)
+    out.ravel()[full] = found
+    return out
 
 
 def _time(batch: Batch, parts: Parts, config: PlanConfig) -> float:
