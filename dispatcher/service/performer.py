@@ -215,17 +215,19 @@ class Performer:
             self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
         try:
             if parts[index]:
-                samples = [self._with_payload(entry) for entry in parts[index]]
-                return micro_batch(step.number, index, samples)
-            return filler(step.number, index, self._with_payload(next(step.entries())))
+                return micro_batch(step.number, index, self._samples(parts[index]))
+            return filler(step.number, index, *self._samples([next(step.entries())]))
         except JournalError as error:  # a payload cannot be read back
             self.fail(error)
             return None
 
-    def _with_payload(self, entry: Entry) -> Sample:
-        """A sample of a step that was committed before has its payload in the journal alone."""
-        if entry.sample.is_here:
-            return entry.sample
+    def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
+        """Those of a step that was committed before have their payloads in the journal alone."""
+        return [
+            entry.sample if entry.sample.payload else self._from_journal(entry) for entry in entries
+        ]
+
+    def _from_journal(self, entry: Entry) -> Sample:
         return entry.sample._replace(payload=memoryview(self._gate.fetch(entry.ticket)))
 
     # -- planning ---------------------------------------------------------------------------
