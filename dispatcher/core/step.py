@@ -94,9 +94,9 @@ class OpenStep:
         """Every sample's entry, rank by rank."""
         return (entry for rank in self.micro_batches for part in rank for entry in part)
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> list[Sample]:
         """Every sample of the step, rank by rank."""
-        return (entry.sample for entry in self.entries())
+        return [entry.sample for rank in self.micro_batches for part in rank for entry in part]
 
     def without_payloads(self) -> "OpenStep":
         """The same step, of which only the journal has the payloads."""
