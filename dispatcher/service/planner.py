@@ -15,9 +15,9 @@ from dispatcher.balance.planner import plan
 from dispatcher.core.events import PlanWanted, ReplanWanted
 from dispatcher.plan import Oversize, Plan, PlanConfig
 
-#: A window of up to so many samples is planned on the event loop: that takes a millisecond or so,
+#: A window of up to so many samples is planned on the event loop: that takes a millisecond or two,
 #: less than a slice of deliveries.
-PLANNED_HERE_SAMPLES = 512
+PLANNED_HERE_SAMPLES = 1024
 
 
 class Planner:

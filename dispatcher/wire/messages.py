@@ -22,13 +22,11 @@ Headers are JSON of these models. Columns (`tokens`, `sample_ids`, ...) have one
 A header is checked against itself here (`Push.spans`); what it means is the core's affair.
 """
 
-from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from pydantic import Field as Declared
-from pydantic_core import to_json
 
 from dispatcher.errors import ProtocolError, VersionMismatch
 from dispatcher.sample import DType, Field, Schema
@@ -372,6 +370,8 @@ MESSAGES: dict[int, type[Message]] = {
         End, Error, Ping, Pong, Bye, CheckpointSaved,
     )
 }  # fmt: skip
+#: Headers that no model has to check.
+_PLAIN = TypeAdapter(dict[str, object])
 
 
 def encode(message: Message, payload_size: int = 0) -> bytes:
@@ -380,9 +380,9 @@ def encode(message: Message, payload_size: int = 0) -> bytes:
     return encode_frame(message.type_code, header, payload_size)
 
 
-def encode_checked(kind: type[Message], header: Mapping[str, object], payload_size: int) -> bytes:
+def encode_checked(kind: type[Message], header: dict[str, object], payload_size: int) -> bytes:
     """`encode` for a message there are many of, from values that were checked when they came."""
-    return encode_frame(kind.type_code, to_json(header), payload_size)
+    return encode_frame(kind.type_code, _PLAIN.dump_json(header), payload_size)
 
 
 def decode(frame: Frame) -> Message:
