@@ -1,9 +1,8 @@
 """Performs what the core decided: frames to peers, plans, the next deadline.
 
 Effects are carried out in the core's order, behind the gate if anybody outside hears of them. A
-plan is made when everything that was decided before it is done. A micro-batch's frame is built only
-when its peer has room for it. A planner that fails is our own bug, and stops the service rather
-than stall it unseen.
+micro-batch's frame is built only when its peer has room for it. A planner that fails is our own
+bug, and stops the service rather than stall it unseen.
 """
 
 import asyncio
@@ -59,7 +58,6 @@ class Performer:
         self._metrics = metrics
         self._clock = clock
         self._planner = Planner(plan_config, metrics.plan_duration, clock)
-        self._asked: e.PlanWanted | e.ReplanWanted | None = None
         self._headers: dict[int, tuple[str, bytes]] = {}
         self._deliveries: deque[tuple[Peer, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -82,7 +80,7 @@ class Performer:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def perform(self, effects: Iterable[e.Effect]) -> None:
-        """Carry out what the core decided; then plan, or set the clock for what is due next."""
+        """Carry out what the core decided; then set the clock for what is due next."""
         self._gate.note(self._core.take_facts(), self._core.totals.as_json)
         for effect in effects:
             if isinstance(effect, INTERNAL):
@@ -92,10 +90,7 @@ class Performer:
                 self._gate.after(partial(self._answer, effect, asked))
             else:
                 self._gate.after(partial(self._do, effect))
-        if self._asked is None:
-            self._set_timer()
-        else:
-            self._plan_here()
+        self._set_timer()
 
     def fail(self, error: BaseException) -> None:
         """Something of ours broke; the first such error is what the service ends with."""
@@ -116,7 +111,8 @@ class Performer:
 
     def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
         if self._planner.plans_here(effect):
-            self._asked = effect  # once everything else that was decided with it is done
+            # A turn later: what was written before, such as a producer's answer, leaves first.
+            asyncio.get_running_loop().call_soon(self._plan_here, effect)
         else:
             self._planner.plan_in_thread(effect, partial(self._planned, effect), self.fail)
 
@@ -232,12 +228,10 @@ class Performer:
 
     # -- planning ---------------------------------------------------------------------------
 
-    def _plan_here(self) -> None:
-        wanted, self._asked = self._asked, None
-        assert wanted is not None
+    def _plan_here(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
         try:
             self._planned(wanted, self._planner.plan(wanted))
-        except Exception as error:  # our bug, whoever is being heard
+        except Exception as error:
             self.fail(error)
 
     def _planned(self, wanted: e.PlanWanted | e.ReplanWanted, found: Plan) -> None:
