@@ -103,7 +103,7 @@ class Performer:
     def _(self, effect: e.PushAnswered) -> None:
         answer = m.Pushed(
             first_seq=effect.first_seq,
-            outcomes=[str(outcome) for outcome in effect.outcomes],
+            outcomes=list(map(str, _shortest(effect.outcomes))),
             errors={str(index): text for index, text in effect.errors.items()},
         )
         self._roster.to_producer(effect.producer, answer)
@@ -275,3 +275,9 @@ class Performer:
     def _tick(self) -> None:
         self._timer = None
         self.perform(self._core.tick(self._clock()))
+
+
+def _shortest(outcomes: tuple[e.Outcome, ...]) -> tuple[e.Outcome, ...]:
+    """How `Pushed` says these outcomes: one for all where they are all the same."""
+    same = outcomes[:1]
+    return same if outcomes == same * len(outcomes) else outcomes
