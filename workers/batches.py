@@ -1,11 +1,17 @@
-"""Cut a list of samples into pushes: each fits in a frame, and its samples have the same traits."""
+"""Cut a list of samples into pushes, each the size of a frame, and say what a push consists of."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
+from dispatcher.errors import SampleRefused
 from dispatcher.sample import ALIGNMENT
+from dispatcher.wire import messages as m
 from dispatcher.wire.outbox import Buffer
 from workers.encode import EncodedSample
+
+_T = TypeVar("_T")
 
 #: One frame's worth of samples: large enough that headers do not matter, small enough that a
 #: heartbeat behind it is not late, and that the header stays far below any limit.
@@ -15,11 +21,6 @@ BATCH_SAMPLES = 256
 JOINED_BYTES = 8 * 1024
 #: Zeros after an array, by how many it takes to the next one's start.
 _ZEROS = [bytes(size) for size in range(ALIGNMENT)]
-
-
-def is_sized(sample: EncodedSample) -> bool:
-    """Whether the size of its group is known; a sample without a group is one of one."""
-    return sample.group_id is None or sample.group_size is not None
 
 
 def batches(
@@ -36,6 +37,35 @@ def batches(
         nbytes += sample.nbytes
     if len(samples) > start:
         yield samples[start:]
+
+
+def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> m.Push:
+    """The message of a push; samples without an id are named by their number.
+
+    Raises SampleRefused for metadata that no dispatcher takes.
+    """
+    group_ids = _unless_empty([sample.group_id for sample in samples])
+    sized = group_ids is not None and _is_sized(samples[0])
+    try:
+        return m.Push(
+            fields=m.field_headers(samples[0].schema),
+            tokens=[sample.tokens for sample in samples],
+            loss_tokens=[sample.loss_tokens for sample in samples],
+            sample_ids=[
+                f"{client_id}/{number}" if sample.sample_id is None else sample.sample_id
+                for number, sample in enumerate(samples, first_seq)
+            ],
+            group_ids=group_ids,
+            group_sizes=[sample.group_size or 1 for sample in samples] if sized else None,
+            policy_versions=_unless_empty([sample.policy_version for sample in samples]),
+            first_seq=first_seq,
+            floor=first_seq,
+            named=samples[0].sample_id is not None,
+        )
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        raise SampleRefused("bad-metadata", f"{place}: {fault['msg']}") from error
 
 
 def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:
@@ -64,5 +94,14 @@ def _alike(one: EncodedSample, other: EncodedSample) -> bool:
     return (
         (one.schema is other.schema or one.schema == other.schema)
         and (one.sample_id is None) == (other.sample_id is None)
-        and is_sized(one) == is_sized(other)
+        and _is_sized(one) == _is_sized(other)
     )
+
+
+def _is_sized(sample: EncodedSample) -> bool:
+    """Whether the size of its group is known; a sample without a group is one of one."""
+    return sample.group_id is None or sample.group_size is not None
+
+
+def _unless_empty(column: list[_T | None]) -> list[_T | None] | None:
+    return column if any(value is not None for value in column) else None

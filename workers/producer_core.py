@@ -18,17 +18,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeVar
-
-from pydantic import ValidationError
 
 from dispatcher.errors import ProtocolError, SampleRefused
 from dispatcher.wire import messages as m
 from dispatcher.wire.outbox import Buffer
-from workers.batches import is_sized, payload
+from workers.batches import header, payload
 from workers.encode import EncodedSample
-
-_T = TypeVar("_T")
 
 #: After `full` although credits are free (two messages crossed): wait this long, then longer.
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
@@ -114,7 +109,7 @@ class ProducerCore:
                 f"{nbytes} bytes of sample exceed the dispatcher's frame limit of "
                 f"{self.max_payload_bytes} bytes",
             )
-        self._pushes[first] = push = _Push(self._message(first, samples), payload(samples))
+        self._pushes[first] = push = _Push(header(samples, self.client_id, first), payload(samples))
         self._next_seq += len(samples)
         self._enqueue(first, push)
         return first
@@ -216,31 +211,6 @@ class ProducerCore:
 
     # -- mechanism
 
-    def _message(self, first: int, samples: Sequence[EncodedSample]) -> m.Push:
-        named = samples[0].sample_id is not None
-        group_ids = _unless_empty([sample.group_id for sample in samples])
-        sized = group_ids is not None and is_sized(samples[0])
-        try:
-            return m.Push(
-                fields=m.field_headers(samples[0].schema),
-                tokens=[sample.tokens for sample in samples],
-                loss_tokens=[sample.loss_tokens for sample in samples],
-                sample_ids=[
-                    f"{self.client_id}/{number}" if sample.sample_id is None else sample.sample_id
-                    for number, sample in enumerate(samples, first)
-                ],
-                group_ids=group_ids,
-                group_sizes=[sample.group_size or 1 for sample in samples] if sized else None,
-                policy_versions=_unless_empty([sample.policy_version for sample in samples]),
-                first_seq=first,
-                floor=first,
-                named=named,
-            )  # fmt: skip
-        except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in fault["loc"])
-            raise SampleRefused("bad-metadata", f"{place}: {fault['msg']}") from error
-
     def _enqueue(self, first: int, push: _Push) -> None:
         heappush(self._queue, first)
         if push.message.group_ids is not None:
@@ -313,7 +283,3 @@ class ProducerCore:
         for ticket in done:
             del self._controls[ticket]
         return [Settled(ticket) for ticket in done]
-
-
-def _unless_empty(column: list[_T | None]) -> list[_T | None] | None:
-    return column if any(value is not None for value in column) else None
