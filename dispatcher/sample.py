@@ -110,7 +110,7 @@ class Schema:
         """Bytes of the whole span of a sample of `tokens` tokens."""
         end = 0
         for per_token, per_sample in self.units:
-            end = aligned(end + per_token * tokens + per_sample)
+            end = (end + per_token * tokens + per_sample + ALIGNMENT - 1) & -ALIGNMENT  # aligned
         return end
 
     def difference(self, other: "Schema") -> str:

@@ -155,7 +155,7 @@ class Performer:
     def _tell_outcomes(self, effect: e.PushAnswered) -> None:
         answer = m.Pushed(
             first_seq=effect.first_seq,
-            outcomes=[str(outcome) for outcome in effect.outcomes],
+            outcomes=list(map(str, _shortest(effect.outcomes))),
             errors={str(index): text for index, text in effect.errors.items()},
         )
         self._roster.to_producer(effect.producer, answer)
@@ -275,3 +275,9 @@ def _log_rewound(effect: e.Rewound) -> None:
 
 def _log_drained(effect: e.Drained) -> None:
     log.info("%s: every step is committed", effect.reason)
+
+
+def _shortest(outcomes: tuple[e.Outcome, ...]) -> tuple[e.Outcome, ...]:
+    """How `Pushed` says these outcomes: one for all where they are all the same."""
+    same = outcomes[:1]
+    return same if outcomes == same * len(outcomes) else outcomes

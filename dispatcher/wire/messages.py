@@ -5,7 +5,7 @@
                    <------  Welcome*  ------>
     Push           ------>
                    <------  Blocked            (a cap holds the push back; nothing is lost)
-                   <------  Pushed             (one outcome a sample)
+                   <------  Pushed             (what became of each sample)
                                       <------  Demand, PolicyVersion
                             Step      ------>
                             MicroBatch ----->  (once per micro-batch, payload attached)
@@ -210,9 +210,10 @@ class Push(_Samples):
 
 
 class Pushed(Message):
-    """One outcome a sample of the push that began at `first_seq`.
+    """What became of the samples of the push that began at `first_seq`.
 
-    outcomes: accepted, duplicate, refused (never send it again) or full (send it again later).
+    outcomes: accepted, duplicate, refused (never send it again) or full (send it again later); one
+        a sample, or a single one that is the outcome of each.
     errors: message of each refused sample, by its index as a string.
     """
 
@@ -220,6 +221,16 @@ class Pushed(Message):
     first_seq: Count
     outcomes: list[str]
     errors: dict[str, str] = {}
+
+    def of_each(self, size: int) -> list[str]:
+        """The outcome of each sample of a push of `size` samples.
+
+        Raises ProtocolError if there are more or fewer.
+        """
+        found = self.outcomes * size if len(self.outcomes) == 1 else self.outcomes
+        if len(found) != size:
+            raise ProtocolError(f"{len(found)} outcomes for a push of {size} samples")
+        return found
 
 
 class Blocked(Message):

@@ -15,7 +15,10 @@ MAX_BUFFERS = 1024
 
 
 class Outbox:
-    """Buffers to write; they must not change before they are sent. nbytes: how much that is."""
+    """Buffers to write; they must not change before they are sent, or copied.
+
+    nbytes: how much that is.
+    """
 
     def __init__(self) -> None:
         self._buffers: deque[Buffer] = deque()
@@ -42,6 +45,10 @@ class Outbox:
             nbytes -= len(buffers.popleft())
         if nbytes:
             buffers[0] = memoryview(buffers[0])[nbytes:]
+
+    def copy(self) -> None:
+        """Copy what waits: the memory that was put may change from now on."""
+        self._buffers = deque(map(bytes, self._buffers))
 
     def clear(self) -> None:
         """Forget what waits."""
