@@ -1,13 +1,13 @@
 """Counters of a whole run: they only grow, and go on where they were after a restart."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dispatcher.core.events import DropReason, Outcome, Trigger
 from dispatcher.core.lengths import LengthCounts
-from dispatcher.sample import Sample
+from dispatcher.sample import Columns
 
 #: Counters that are one number.
 _PLAIN = (
@@ -40,19 +40,18 @@ class Totals:
     samples_rewound: int = 0
     steps_not_rewound: int = 0
 
-    def accepted(self, samples: Sequence[Sample]) -> None:
+    def accepted(self, samples: Columns) -> None:
         """Count samples that were accepted."""
-        self.received[Outcome.ACCEPTED] += len(samples)
-        for sample in samples:
-            self.arrived.add(sample.tokens)
-            self.received_bytes += sample.nbytes
+        self.received[Outcome.ACCEPTED] += len(samples.tokens)
+        self.arrived.add(samples.tokens)
+        self.received_bytes += samples.nbytes
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
         return {
             "received": dict(self.received),
-            "arrived": [self.arrived.counts, self.arrived.tokens],
-            "dispatched": [self.dispatched.counts, self.dispatched.tokens],
+            "arrived": [self.arrived.counts.tolist(), self.arrived.tokens],
+            "dispatched": [self.dispatched.counts.tolist(), self.dispatched.tokens],
             "planned": dict(self.planned),
             "dropped": dict(self.dropped),
         } | {name: getattr(self, name) for name in _PLAIN}
