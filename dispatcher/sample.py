@@ -107,6 +107,20 @@ class Schema:
             end = aligned(end + per_token * tokens + per_sample)
         return end
 
+    def sizes(self, tokens: Iterable[int]) -> list[int]:
+        """`nbytes` of many samples."""
+        per_token, beyond = self._slope
+        return [per_token * count + beyond[count % ALIGNMENT] for count in tokens]
+
+    @cached_property
+    def _slope(self) -> tuple[int, list[int]]:
+        """Bytes a token, and what a span has beyond them by its token count modulo `ALIGNMENT`.
+
+        Padding and fields a sample, that is; how much a field is padded hangs on that alone.
+        """
+        per_token = sum(unit for unit, _ in self.units)
+        return per_token, [self.nbytes(rest) - per_token * rest for rest in range(ALIGNMENT)]
+
     def difference(self, other: "Schema") -> str:
         """What `other` has that differs from this schema, in words for an error message."""
         ours = {item.name: item for item in self.fields}
