@@ -195,8 +195,3 @@ class Columns(NamedTuple):
     def of(cls, samples: Iterable[Sample]) -> Self:
         """The columns of these samples; they take some twentieth of a microsecond a sample."""
         return cls(*zip(*samples, strict=True))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all payloads."""
-        return sum(map(len, self.payloads))

@@ -16,6 +16,7 @@ from dispatcher.core.buffer import Entry, SampleBuffer
 from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
 from dispatcher.core.facts import Accepted, FloorRaised, Note
+from dispatcher.core.room import Amount
 from dispatcher.core.totals import Totals
 from dispatcher.errors import BufferFull, ProtocolError, SampleRefused
 from dispatcher.sample import Columns, Sample
@@ -153,12 +154,16 @@ class Admission:
         in_line: others wait already, so only what has its room reserved may pass them.
         """
         samples = Columns.of(push.samples)
+        amount = Amount.of(samples)
         if not self._is_plain(push, samples):
             self._decide_each(push, now, in_line=in_line)
         elif in_line:
-            return
-        elif self._buffer.has_room(samples):
-            self._accept_all(push, samples, now)
+            return  # every one of them waits
+        elif self._buffer.has_room(amount):
+            entries = self._buffer.add_all(push.samples, amount, now)
+            self._remember(push, entries, push.numbers)
+            push.outcomes = [Outcome.ACCEPTED] * len(entries)
+            self._totals.accepted(samples.tokens, amount.nbytes)
         elif (full := self._buffer.full(push.samples[0])) is None or full.cap != "samples":
             self._decide_each(push, now, in_line=in_line)  # smaller ones may find room
 
@@ -172,12 +177,6 @@ class Admission:
             and self._buffer.are_plain(samples)
             and self.memory.are_new(push.producer, push.numbers, push.given_ids)
         )
-
-    def _accept_all(self, push: Push, samples: Columns, now: float) -> None:
-        entries = self._buffer.add_all(push.samples, samples, now)
-        self._remember(push, entries, push.numbers)
-        push.outcomes = [Outcome.ACCEPTED] * len(entries)
-        self._totals.accepted(samples)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
         """Entries of a push are accepted, under these numbers."""
@@ -209,7 +208,8 @@ class Admission:
             self._remember(push, [entry], range(seq, seq + 1))
             push.outcomes[index] = Outcome.ACCEPTED
             accepted.append(sample)
-        self._totals.accepted(Columns.of(accepted))
+        nbytes = sum(sample.nbytes for sample in accepted)
+        self._totals.accepted([sample.tokens for sample in accepted], nbytes)
 
     def _check(self, sample: Sample) -> None:
         if self.closed is not None:

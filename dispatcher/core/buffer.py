@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice, repeat
 from operator import le
 
-from dispatcher.core.room import BufferLimits, Room
+from dispatcher.core.room import Amount, BufferLimits, Room
 from dispatcher.errors import BufferFull, SampleRefused
 from dispatcher.sample import Columns, Sample, Schema
 
@@ -163,19 +163,18 @@ class SampleBuffer:
             and self.limits.would_fit(max(samples.tokens), max(map(len, samples.payloads)))
         )
 
-    def has_room(self, samples: Columns) -> bool:
-        """Whether there is room for all of these samples, which are plain."""
-        count, tokens = len(samples.tokens), sum(samples.tokens)
-        return self._room.lacks(count, tokens, samples.nbytes) is None
+    def has_room(self, amount: Amount) -> bool:
+        """Whether there is room for all of so many samples that are plain."""
+        return self._room.lacks(amount.samples, amount.tokens, amount.nbytes) is None
 
-    def add_all(self, samples: Sequence[Sample], columns: Columns, now: float) -> list[Entry]:
+    def add_all(self, samples: Sequence[Sample], amount: Amount, now: float) -> list[Entry]:
         """Accept samples that are plain and that there is room for."""
         tickets = range(self._tickets, self._tickets + len(samples))
         entries = list(map(Entry, samples, tickets, repeat(now)))
         self._tickets = tickets.stop
         self._ready.update(zip(tickets, entries, strict=True))
-        self._room.held.add_all(columns, 1)
-        self._schema = columns.schemas[-1]
+        self._room.held += amount
+        self._schema = samples[-1].schema
         return entries
 
     def restore(self, entries: Iterable[Entry], next_ticket: int) -> None:
@@ -249,7 +248,7 @@ class SampleBuffer:
         """Remove ready samples: they are in a step now, or dropped."""
         for entry in entries:
             del self._ready[entry.ticket]
-        self._room.held.add_all(Columns.of(entry.sample for entry in entries), -1)
+        self._room.held -= Amount.of(Columns.of(entry.sample for entry in entries))
         self._room_made()
 
     def drop_group(self, group_id: str) -> list[Entry]:

@@ -64,12 +64,13 @@ class DuplicateMemory:
             numbers.start < known.floor or known.accepted.meets(numbers.start, numbers.stop)
         )
 
-    def accept(self, producer: str, numbers: range, given_ids: Iterable[str]) -> None:
+    def accept(self, producer: str, numbers: range, given_ids: Sequence[str]) -> None:
         """Remember accepted samples by their numbers, and by their ids if users gave them."""
         if producer:
             known = self._producers.setdefault(producer, _Producer())
             known.accepted.add(numbers.start, numbers.stop)
-        self._ids.update(dict.fromkeys(given_ids))
+        if given_ids:
+            self._ids.update(dict.fromkeys(given_ids))
         while len(self._ids) > self._horizon:
             self._ids.popitem(last=False)
 

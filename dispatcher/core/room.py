@@ -5,6 +5,7 @@ that open groups still lack.
 """
 
 from dataclasses import dataclass, field
+from typing import Self
 
 from dispatcher.errors import BufferFull
 from dispatcher.sample import Columns, Sample
@@ -33,17 +34,28 @@ class Amount:
     tokens: int = 0
     nbytes: int = 0
 
+    @classmethod
+    def of(cls, samples: Columns) -> Self:
+        """What these samples take up together."""
+        return cls(len(samples.tokens), sum(samples.tokens), sum(map(len, samples.payloads)))
+
     def add(self, sample: Sample, times: int) -> None:
         """Add a sample so many times."""
         self.samples += times
         self.tokens += times * sample.tokens
         self.nbytes += times * sample.nbytes
 
-    def add_all(self, samples: Columns, times: int) -> None:
-        """Add each of these samples so many times."""
-        self.samples += times * len(samples.tokens)
-        self.tokens += times * sum(samples.tokens)
-        self.nbytes += times * samples.nbytes
+    def __iadd__(self, other: Self) -> Self:
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.nbytes += other.nbytes
+        return self
+
+    def __isub__(self, other: Self) -> Self:
+        self.samples -= other.samples
+        self.tokens -= other.tokens
+        self.nbytes -= other.nbytes
+        return self
 
 
 @dataclass(slots=True)

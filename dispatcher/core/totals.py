@@ -1,13 +1,12 @@
 """Counters of a whole run: they only grow, and go on where they were after a restart."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dispatcher.core.events import DropReason, Outcome, Trigger
 from dispatcher.core.lengths import LengthCounts
-from dispatcher.sample import Columns
 
 #: Counters that are one number.
 _PLAIN = (
@@ -40,11 +39,11 @@ class Totals:
     samples_rewound: int = 0
     steps_not_rewound: int = 0
 
-    def accepted(self, samples: Columns) -> None:
-        """Count samples that were accepted."""
-        self.received[Outcome.ACCEPTED] += len(samples.tokens)
-        self.arrived.add(samples.tokens)
-        self.received_bytes += samples.nbytes
+    def accepted(self, tokens: Sequence[int], nbytes: int) -> None:
+        """Count samples that were accepted; nbytes: of all of them."""
+        self.received[Outcome.ACCEPTED] += len(tokens)
+        self.arrived.add(tokens)
+        self.received_bytes += nbytes
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
