@@ -145,8 +145,7 @@ class Planning:
 
     def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
         """The chosen samples leave the buffer; the others were passed over."""
-        for entry in chosen:
-            self._totals.dispatched.add(entry.sample.tokens)
+        self._totals.dispatched.add([entry.sample.tokens for entry in chosen])
         self._buffer.take(chosen)
         for entry in wanted.entries:
             entry.skips += 1  # the chosen ones are gone, nobody reads theirs again

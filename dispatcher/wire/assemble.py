@@ -5,6 +5,7 @@ samples one after the other, so that a rank finds one tensor a field and concate
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import repeat
 
 from dispatcher.sample import ALIGNMENT, Sample, Schema, aligned
@@ -13,6 +14,8 @@ from dispatcher.wire.outbox import Buffer
 
 #: Values of a field below this size in all are joined: to copy them is cheaper than to list them.
 JOINED_BYTES = 8 * 1024
+#: The sample of a row of columns: `Sample._make` without its check of the number of columns.
+_SAMPLE = partial(tuple.__new__, Sample)
 #: Group size of a sample that belongs to a group and does not say how large it is.
 UNKNOWN_GROUP_SIZE = 0
 
@@ -24,17 +27,16 @@ def samples_of(
 
     Samples live as long as they are needed, so every span has to have memory of its own.
     """
-    count = len(push.tokens)
-    none = [None] * count
-    group_ids = none if push.group_ids is None else push.group_ids
-    default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
-    given = [default] * count if push.group_sizes is None else push.group_sizes
-    sizes = [size if group else 1 for group, size in zip(group_ids, given, strict=True)]
+    sizes: Iterable[int] = repeat(1)
+    if push.group_ids is not None:
+        default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
+        given = push.group_sizes or [default] * len(push.group_ids)
+        sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=True)]
     columns = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
-        group_ids, sizes, none if push.policy_versions is None else push.policy_versions,
+        push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
     )  # fmt: skip
-    return tuple(map(Sample._make, columns))
+    return tuple(map(_SAMPLE, columns))
 
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:

@@ -200,8 +200,7 @@ class Push(_Samples):
 
         Raises ProtocolError when the header's sizes and the payload's differ.
         """
-        size_of = self.schema_.nbytes
-        sizes = [size_of(tokens) for tokens in self.tokens]
+        sizes = self.schema_.sizes(self.tokens)
         if sum(sizes) != nbytes:
             raise ProtocolError(
                 f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
