@@ -105,7 +105,8 @@ class HeldSteps:
                 f"micro-batch {header.index} of step {header.step}, which has "
                 f"{held.header.num_micro_batches} of which {due} came before"
             )
-        held.micro_batches.append(Received(header, payload, cut(header, payload)))
+        blocks = cut(held.header.schema_, header, payload)
+        held.micro_batches.append(Received(header, payload, blocks))
 
     def release(self, step: int) -> None:
         """Every DP rank holds this step."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import DType, Field, aligned
+from dispatcher.sample import DType, Field, Schema, aligned
 from dispatcher.wire import messages as m
 
 #: numpy has no bfloat16; its bits travel in the integer of the same width.
@@ -44,9 +44,9 @@ class Block(NamedTuple):
         return (self.rows, *self.field.shape)
 
 
-def cut(header: m.MicroBatch, payload: memoryview) -> list[Block]:
+def cut(schema: Schema, header: m.MicroBatch, payload: memoryview) -> list[Block]:
     """The blocks of a payload. Raises ProtocolError when its header describes another size."""
-    schema, tokens, samples = header.schema_, sum(header.tokens), len(header.tokens)
+    tokens, samples = sum(header.tokens), len(header.tokens)
     found, offset = [], 0
     for field, (per_token, per_sample) in zip(schema.fields, schema.units, strict=True):
         found.append(Block(field, offset, tokens if per_token else samples))

@@ -48,6 +48,7 @@ def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterabl
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
+            fields=m.field_headers(held[0].schema),
             num_samples=len(held),
             tokens=sum(sample.tokens for sample in held),
             loss_tokens=sum(sample.loss_tokens for sample in held),
@@ -64,7 +65,6 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
     header = m.MicroBatch(
         step=step,
         index=index,
-        fields=m.field_headers(schema),
         tokens=tokens,
         loss_tokens=[sample.loss_tokens for sample in samples],
         sample_ids=[sample.sample_id for sample in samples],
@@ -82,7 +82,6 @@ def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
         step=step,
         index=index,
         is_filler=True,
-        fields=m.field_headers(sample.schema),
         tokens=[1],
         loss_tokens=[0],
         sample_ids=[sample.sample_id],

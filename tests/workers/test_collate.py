@@ -12,7 +12,7 @@ from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import filler, micro_batch, sample, step
+from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step
 from workers.collate import (
     CollateConfig,
     Collation,
@@ -33,7 +33,7 @@ def received(frame: bytes) -> Received:
     (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
     message = m.decode(found)
     assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload, cut(message, found.payload))
+    return Received(message, found.payload, cut(SCHEMA, message, found.payload))
 
 
 def batch(

@@ -9,7 +9,7 @@ from dispatcher.errors import ProtocolError
 from dispatcher.wire import assemble
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import micro_batch, sample
+from tests.workers.peers import SCHEMA, micro_batch, sample
 from workers.payload import arrays, cut
 
 
@@ -24,7 +24,7 @@ def received(frame: bytes) -> tuple[m.MicroBatch, memoryview]:
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_every_field_is_the_concatenation_over_the_samples(lists: list[list[int]]) -> None:
     header, payload = received(micro_batch(0, 0, *(sample(ids) for ids in lists)))
-    blocks = cut(header, payload)
+    blocks = cut(SCHEMA, header, payload)
     found = arrays(payload, blocks)
     assert found["input_ids"].tolist() == [token for ids in lists for token in ids]
     assert found["loss_mask"].tolist() == [True for ids in lists for _ in ids]
@@ -36,10 +36,10 @@ def test_every_field_is_the_concatenation_over_the_samples(lists: list[list[int]
 def test_a_payload_of_another_size_than_described_is_an_error() -> None:
     header, payload = received(micro_batch(3, 1, sample([1, 2, 3])))
     with pytest.raises(ProtocolError, match=r"micro-batch 1 of step 3 describes \d+ payload bytes"):
-        cut(header, payload[:-8])
+        cut(SCHEMA, header, payload[:-8])
 
 
 def test_a_filler_is_one_token() -> None:
     header, payload = received(b"".join(assemble.filler(0, 0, sample([7, 8]))))
     assert header.is_filler
-    assert arrays(payload, cut(header, payload))["input_ids"].tolist() == [7]
+    assert arrays(payload, cut(SCHEMA, header, payload))["input_ids"].tolist() == [7]
