@@ -134,18 +134,19 @@ class RankClient:
         uncommitted, or the error that ended the connection for good.
         """
         began = monotonic()
-        with self._changed:
-            try:
-                held = self._wait(self._next_or_end, timeout)
-            finally:
-                self._step_wait_s += monotonic() - began
-                self._core.wait(hungry=False)
-                self._thread.wake()
-            if not isinstance(held, HeldStep):
-                return None
-            self._core.take(held)
-            self._steps_taken += 1
-        self._thread.wake()
+        try:
+            with self._changed:
+                try:
+                    held = self._wait(self._next_or_end, timeout)
+                finally:
+                    self._step_wait_s += monotonic() - began
+                    self._core.wait(hungry=False)
+                if not isinstance(held, HeldStep):
+                    return None
+                self._core.take(held)
+                self._steps_taken += 1
+        finally:
+            self._thread.wake()
         return RankStep(self, held.header)
 
     def micro_batch(self, step: int, index: int) -> Received:
