@@ -153,13 +153,12 @@ class Admission:
 
         in_line: others wait already, so only what has its room reserved may pass them.
         """
-        samples = Columns.of(push.samples)
-        amount = Amount.of(samples)
-        if not self._is_plain(push, samples):
+        samples = self._plain(push)
+        if samples is None:
             self._decide_each(push, now, in_line=in_line)
         elif in_line:
             return  # every one of them waits
-        elif self._buffer.has_room(amount):
+        elif self._buffer.has_room(amount := Amount.of(samples)):
             entries = self._buffer.add_all(push.samples, amount, now)
             self._remember(push, entries, push.numbers)
             push.outcomes = [Outcome.ACCEPTED] * len(entries)
@@ -167,16 +166,24 @@ class Admission:
         elif (full := self._buffer.full(push.samples[0])) is None or full.cap != "samples":
             self._decide_each(push, now, in_line=in_line)  # smaller ones may find room
 
-    def _is_plain(self, push: Push, samples: Columns) -> bool:
-        """Whether room is all that the samples of a push need, and none of them is decided."""
-        versions = {version for version in samples.policy_versions if version is not None}
-        return (
+    def _plain(self, push: Push) -> Columns | None:
+        """The samples of a push, if room is all that they need and none of them is decided."""
+        first = next(iter(push.samples), None)
+        if first is None or self._buffer.is_grouped(first):
+            return None  # the usual exceptions, found before anything is computed
+        samples = Columns.of(push.samples)
+        plain = (
             self.closed is None
             and not any(push.outcomes)
-            and min(versions, default=self.oldest_version) >= self.oldest_version
             and self._buffer.are_plain(samples)
+            and self._is_young(samples)
             and self.memory.are_new(push.producer, push.numbers, push.given_ids)
         )
+        return samples if plain else None
+
+    def _is_young(self, samples: Columns) -> bool:
+        versions = [version for version in samples.policy_versions if version is not None]
+        return not versions or min(versions) >= self.oldest_version
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
         """Entries of a push are accepted, under these numbers."""

@@ -128,6 +128,10 @@ class SampleBuffer:
         self._check_group(sample)
         self._check_fits_empty(sample)
 
+    def is_grouped(self, sample: Sample) -> bool:
+        """Whether it is in a group, and groups stay together."""
+        return self._groups_matter and sample.group_id is not None
+
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group has room reserved for this sample."""
         return sample.group_id is not None and sample.group_id in self._open_groups
@@ -151,10 +155,9 @@ class SampleBuffer:
 
     def are_plain(self, samples: Columns) -> bool:
         """Whether each of these samples passes `check` and is in no group that matters."""
-        schema = next(iter(samples.schemas), None)
+        schema = samples.schemas[0]
         return (
-            schema is not None
-            and (not self._groups_matter or set(samples.group_ids) == {None})
+            (not self._groups_matter or set(samples.group_ids) == {None})
             and samples.schemas.count(schema) == len(samples.schemas)
             and self._schema in (None, schema)
             and min(samples.tokens) >= 1
@@ -207,7 +210,7 @@ class SampleBuffer:
                 self._ready[member.ticket] = member
 
     def _size_of_group(self, sample: Sample) -> int:
-        return sample.group_size if self._groups_matter and sample.group_id is not None else 1
+        return sample.group_size if self.is_grouped(sample) else 1
 
     def _check_group(self, sample: Sample) -> None:
         if not self._groups_matter or sample.group_id is None:

@@ -35,7 +35,7 @@ class DuplicateMemory:
 
     def raise_floor(self, producer: str, floor: int) -> bool:
         """Forget what this producer will never send again; returns whether that was news."""
-        known = self._producers.setdefault(producer, _Producer())
+        known = self._known(producer)
         self._producers.move_to_end(producer)
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
@@ -67,12 +67,17 @@ class DuplicateMemory:
     def accept(self, producer: str, numbers: range, given_ids: Sequence[str]) -> None:
         """Remember accepted samples by their numbers, and by their ids if users gave them."""
         if producer:
-            known = self._producers.setdefault(producer, _Producer())
-            known.accepted.add(numbers.start, numbers.stop)
+            self._known(producer).accepted.add(numbers.start, numbers.stop)
         if given_ids:
             self._ids.update(dict.fromkeys(given_ids))
         while len(self._ids) > self._horizon:
             self._ids.popitem(last=False)
+
+    def _known(self, producer: str) -> _Producer:
+        found = self._producers.get(producer)
+        if found is None:
+            found = self._producers[producer] = _Producer()
+        return found
 
     def restore(
         self, producers: Mapping[str, tuple[int, frozenset[int]]], given_ids: Iterable[str]

@@ -31,6 +31,9 @@ class Ranges:
 
     def add(self, start: int, stop: int) -> None:
         """Add the numbers from `start` to below `stop`, which is above it."""
+        if self._stops and self._stops[-1] == start:  # as nearly always
+            self._stops[-1] = stop
+            return
         # Of the ranges that these numbers overlap or touch, the first and one behind the last.
         first, behind = bisect_left(self._stops, start), bisect_right(self._starts, stop)
         if first < behind:
