@@ -144,7 +144,7 @@ class Plan:
 def imbalance(cost: FloatArray) -> float:
     """Max over mean of the rows' sums, minus one, for cost[R, M]; 0 when nothing costs anything."""
     ranks = cost.sum(axis=1)
-    mean = float(ranks.mean())
+    mean = float(ranks.sum()) / len(ranks)
     return float(ranks.max()) / mean - 1 if mean > 0 else 0.0
 
 

@@ -6,11 +6,12 @@ starting at a multiple of `ALIGNMENT`. Example: `input_ids` int64 and `loss_mask
 value a token, for 5 tokens: `input_ids` at 0..40, `loss_mask` at 40..45, the span is 48 bytes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 #: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
 #: A power of two.
@@ -80,6 +81,13 @@ class Schema:
 
     fields: tuple[Field, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.fields)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Field names in span order."""
@@ -103,8 +111,22 @@ class Schema:
         """Bytes of the whole span of a sample of `tokens` tokens."""
         end = 0
         for per_token, per_sample in self.units:
-            end = aligned(end + per_token * tokens + per_sample)
+            end = (end + per_token * tokens + per_sample + ALIGNMENT - 1) & -ALIGNMENT  # aligned
         return end
+
+    def sizes(self, tokens: Iterable[int]) -> list[int]:
+        """`nbytes` of many samples."""
+        per_token, beyond = self._slope
+        return [per_token * count + beyond[count % ALIGNMENT] for count in tokens]
+
+    @cached_property
+    def _slope(self) -> tuple[int, list[int]]:
+        """Bytes a token, and what a span has beyond them by its token count modulo `ALIGNMENT`.
+
+        Padding and fields a sample, that is; how much a field is padded hangs on that alone.
+        """
+        per_token = sum(unit for unit, _ in self.units)
+        return per_token, [self.nbytes(rest) - per_token * rest for rest in range(ALIGNMENT)]
 
     def difference(self, other: "Schema") -> str:
         """What `other` has that differs from this schema, in words for an error message."""
@@ -162,3 +184,21 @@ class Sample(NamedTuple):
     def __repr__(self) -> str:
         shown = {name: value for name, value in self._asdict().items() if name != "payload"}
         return f"Sample({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+class Columns(NamedTuple):
+    """Some samples, field by field in the order of `Sample`: for what is asked of all at once."""
+
+    sample_ids: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    loss_tokens: tuple[int, ...] = ()
+    schemas: tuple[Schema, ...] = ()
+    payloads: tuple[memoryview, ...] = ()
+    group_ids: tuple[str | None, ...] = ()
+    group_sizes: tuple[int, ...] = ()
+    policy_versions: tuple[int | None, ...] = ()
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Self:
+        """The columns of these samples; they take some twentieth of a microsecond a sample."""
+        return cls(*zip(*samples, strict=True))

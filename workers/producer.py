@@ -10,16 +10,18 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Collection, Coroutine, Iterable, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dispatcher.errors import ClientClosed
 from workers.credentials import Credentials
-from workers.encode import ArrayLike, RolloutSample
+from workers.encode import RolloutSample
 from workers.liveness import CLOSE_TIMEOUT_S
 from workers.producer_async import AsyncRolloutProducer, members
 from workers.producer_core import Outcome
+from workers.to_array import ArrayLike
 
 T = TypeVar("T")
 
@@ -123,14 +125,28 @@ class RolloutProducer:
         if not self._stop.alive:
             work.close()
             raise ClientClosed("the producer is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future: Future[T] | None = None
         try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
             return future.result()
         except CancelledError:
             raise ClientClosed("the producer was closed while the call waited") from None
         except BaseException:
-            future.cancel()
+            if future is None or not future.done():
+                self._cancel(work)
             raise
+
+    def _cancel(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Cancel a coroutine, and wait until it has let go of the caller's arrays; bounded."""
+        with suppress(Exception):  # the loop has ended, and sends nothing any more, or is stuck
+            asyncio.run_coroutine_threadsafe(_end(work), self._loop).result(CLOSE_TIMEOUT_S)
+
+
+async def _end(work: Coroutine[Any, Any, Any]) -> None:
+    """Cancel the task of this coroutine, if there is one, and wait for its end."""
+    for task in [task for task in asyncio.all_tasks() if task.get_coro() is work]:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -14,9 +14,10 @@ from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
 from workers.credentials import Credentials
-from workers.encode import ArrayLike, EncodedSample, RolloutSample, encode_sample
+from workers.encode import EncodedSample, Encoder, RolloutSample
 from workers.producer_client import ProducerClient
 from workers.producer_core import Outcome
+from workers.to_array import ArrayLike
 
 
 class AsyncRolloutProducer:
@@ -42,7 +43,7 @@ class AsyncRolloutProducer:
     ) -> None:
         shown = Credentials.from_environment() if credentials is None else credentials
         self._client = ProducerClient(Endpoint.parse(endpoint), reconnect_timeout, shown)
-        self._per_sample = frozenset(per_sample)
+        self._encoder = Encoder(per_sample)
         self._group_size = group_size
 
     async def __aenter__(self) -> Self:
@@ -76,7 +77,8 @@ class AsyncRolloutProducer:
     ) -> Outcome:
         """Push one sample; returns when the dispatcher holds it.
 
-        fields: `input_ids` [tokens] and other tensors, arrays or lists; see `RolloutSample`.
+        fields: `input_ids` [tokens] and other tensors, arrays or lists; see `RolloutSample`. Leave
+            them unchanged until this returns or raises: large ones are sent from where they are.
         timeout: seconds to wait, for a cap of the buffer for instance.
 
         Raises SampleRefused when it is not acceptable; after `timeout` BufferFull, which names
@@ -130,8 +132,8 @@ class AsyncRolloutProducer:
     # -- for the blocking shell, which encodes in its caller's thread
 
     def encode(self, samples: Iterable[RolloutSample]) -> list[EncodedSample]:
-        """Copy samples into spans; raises SampleRefused. Touches nothing shared."""
-        return [encode_sample(self._sized(sample), self._per_sample) for sample in samples]
+        """Check samples and find their memory; raises SampleRefused. Any thread may."""
+        return [self._encoder.encode(self._sized(sample)) for sample in samples]
 
     async def push_encoded(
         self, samples: Sequence[EncodedSample], *, timeout: float | None

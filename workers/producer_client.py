@@ -112,11 +112,13 @@ class ProducerClient:
         await asyncio.wait([task])
 
     def _give_up(self, tickets: Sequence[int], timeout: float | None) -> Exception:
-        """Withdraw what is not answered; the error that tells the caller."""
+        """Withdraw what is not answered, let go of the caller's arrays; the error to tell him."""
         waiting = [(ticket, self._waiting[ticket]) for ticket in tickets]
         # Cancelling a wait cancels the future that it is for.
         left = [ticket for ticket, future in waiting if future.cancelled() or not future.done()]
         given_up = [self._core.abandon(ticket) for ticket in left]
+        if given_up and self._link is not None:
+            self._link.copy_unsent()
         caps = [blocked for _, blocked in given_up if blocked is not None]
         if len(left) == len(tickets) and all(withdrawn for withdrawn, _ in given_up):
             fate = "the push was withdrawn: nothing of it was or will be accepted"

@@ -14,16 +14,15 @@ What is outstanding is bounded by the callers, each of which waits for its own p
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
 
-from pydantic import ValidationError
-
 from dispatcher.errors import ProtocolError, SampleRefused
 from dispatcher.wire import messages as m
-from workers.batches import traits
+from dispatcher.wire.outbox import Buffer
+from workers.batches import header, payload
 from workers.encode import EncodedSample
 
 #: After `full` although credits are free (two messages crossed): wait this long, then longer.
@@ -55,17 +54,18 @@ class Settled:
 class _Push:
     """A push that is not settled.
 
-    uncertain: it was on its way when a connection ended. fulls: how often it met `full` though
-    credits were free.
+    payload: mostly memory of the caller's, who waits. uncertain: it was on its way when a
+    connection ended. fulls: how often it met `full` though credits were free. outcomes: of each
+    sample, None where it met `full`; empty before the first answer.
     """
 
     message: m.Push
-    payload: Sequence[bytes]
+    payload: Sequence[Buffer]
     sent: bool = False
     uncertain: bool = False
     fulls: int = 0
     blocked: m.Blocked | None = None
-    outcomes: dict[int, Outcome | SampleRefused] = field(default_factory=dict)
+    outcomes: Sequence[Outcome | SampleRefused | None] = ()
 
 
 @dataclass(slots=True)
@@ -102,15 +102,14 @@ class ProducerCore:
         Raises SampleRefused for what no dispatcher would take; nothing changes then.
         """
         first = self._next_seq
-        payload = [sample.span for sample in samples]
-        nbytes = sum(map(len, payload))
+        nbytes = sum(sample.nbytes for sample in samples)
         if nbytes > self.max_payload_bytes:
             raise SampleRefused(
                 "too-large",
                 f"{nbytes} bytes of sample exceed the dispatcher's frame limit of "
                 f"{self.max_payload_bytes} bytes",
             )
-        self._pushes[first] = push = _Push(self._message(first, samples), payload)
+        self._pushes[first] = push = _Push(header(samples, self.client_id, first), payload(samples))
         self._next_seq += len(samples)
         self._enqueue(first, push)
         return first
@@ -130,15 +129,17 @@ class ProducerCore:
     def abandon(self, ticket: int) -> tuple[bool, m.Blocked | None]:
         """Nobody waits for this push any more.
 
-        It is withdrawn if the dispatcher does not hold it; otherwise it stays until answered.
+        It is withdrawn if the dispatcher does not hold it; otherwise it stays until answered, as a
+        copy, since the caller may change his arrays from now on.
         Returns whether nothing of it was or will be accepted, and the cap that held it back, if
         the dispatcher named one.
         """
         push = self._pushes[ticket]
         if push.sent or push.uncertain:
+            push.payload = [b"".join(push.payload)]
             return False, push.blocked
         del self._pushes[ticket]
-        return not push.outcomes, push.blocked
+        return not any(push.outcomes), push.blocked
 
     def forget(self, ticket: int) -> None:
         """Nobody waits for this control any more; it is not sent unless it already was."""
@@ -167,7 +168,7 @@ class ProducerCore:
         for control in self._controls.values():
             control.ping = None
 
-    def outgoing(self, now: float) -> Iterator[tuple[m.Message, Sequence[bytes]]]:
+    def outgoing(self, now: float) -> Iterator[tuple[m.Message, Sequence[Buffer]]]:
         """What to send now, each with its payload; taken as sent once yielded."""
         while self._later and self._later[0][0] <= now:
             heappush(self._queue, heappop(self._later)[1])
@@ -210,39 +211,12 @@ class ProducerCore:
 
     # -- mechanism
 
-    def _message(self, first: int, samples: Sequence[EncodedSample]) -> m.Push:
-        named = samples[0].sample_id is not None
-        grouped = any(sample.group_id is not None for sample in samples)
-        sized = grouped and traits(samples[0]).sized
-        versioned = any(sample.policy_version is not None for sample in samples)
-        try:
-            return m.Push(
-                fields=m.field_headers(samples[0].schema),
-                tokens=[sample.tokens for sample in samples],
-                loss_tokens=[sample.loss_tokens for sample in samples],
-                sample_ids=[
-                    f"{self.client_id}/{first + i}" if sample.sample_id is None
-                    else sample.sample_id
-                    for i, sample in enumerate(samples)
-                ],
-                group_ids=[s.group_id for s in samples] if grouped else None,
-                group_sizes=[s.group_size or 1 for s in samples] if sized else None,
-                policy_versions=[s.policy_version for s in samples] if versioned else None,
-                first_seq=first,
-                floor=first,
-                named=named,
-            )  # fmt: skip
-        except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in fault["loc"])
-            raise SampleRefused("bad-metadata", f"{place}: {fault['msg']}") from error
-
     def _enqueue(self, first: int, push: _Push) -> None:
         heappush(self._queue, first)
         if push.message.group_ids is not None:
             self._eager.append(first)
 
-    def _send(self, first: int) -> Iterator[tuple[m.Message, Sequence[bytes]]]:
+    def _send(self, first: int) -> Iterator[tuple[m.Message, Sequence[Buffer]]]:
         push = self._pushes.get(first)
         if push is not None and not push.sent:
             push.sent = True
@@ -257,28 +231,39 @@ class ProducerCore:
 
     def _pushed(self, answer: m.Pushed, now: float) -> list[Settled]:
         push = self._sent(answer.first_seq)
-        size = len(push.message.tokens)
-        if len(answer.outcomes) != size:
-            raise ProtocolError(f"{len(answer.outcomes)} outcomes for a push of {size} samples")
-        outcomes = dict(push.outcomes)
-        for index, word in enumerate(answer.outcomes):
-            if word != "full" and index not in outcomes:
-                outcomes[index] = self._outcome(push, word, answer.errors.get(str(index)))
+        outcomes = self._outcomes(push, answer)
         push.outcomes, push.sent, push.uncertain = outcomes, False, False
         self._in_flight -= 1
-        if len(outcomes) < size:
+        settled = tuple([outcome for outcome in outcomes if outcome is not None])
+        if len(settled) < len(outcomes):
             self._retry(answer.first_seq, push, now)
             return []
         del self._pushes[answer.first_seq]
-        return [Settled(answer.first_seq, tuple(outcomes[index] for index in range(size)))]
+        return [Settled(answer.first_seq, settled)]
 
-    def _outcome(self, push: _Push, word: str, error: str | None) -> Outcome | SampleRefused:
-        if word == "refused":
-            return SampleRefused("refused", error or "the dispatcher refused the sample")
-        if word not in ("accepted", "duplicate"):
-            raise ProtocolError(f"unknown outcome {word!r}")
-        # Without names a duplicate can only be our own number: it was accepted before.
-        return Outcome(word) if push.message.named else Outcome.ACCEPTED
+    def _outcomes(self, push: _Push, answer: m.Pushed) -> Sequence[Outcome | SampleRefused | None]:
+        """What is known of each sample of a push now; None where it has to be sent again."""
+        words = answer.of_each(len(push.message.tokens))
+        if not push.outcomes and answer.outcomes == ["accepted"]:
+            return [Outcome.ACCEPTED] * len(words)  # as nearly always
+        known = push.outcomes or [None] * len(words)
+        return [
+            self._outcome(push, word, answer.errors.get(str(index))) if before is None else before
+            for index, (word, before) in enumerate(zip(words, known, strict=True))
+        ]
+
+    def _outcome(self, push: _Push, word: str, error: str | None) -> Outcome | SampleRefused | None:
+        match word:
+            case "accepted":
+                return Outcome.ACCEPTED
+            case "duplicate":
+                # Without names it can only be our own number: it was accepted before.
+                return Outcome.DUPLICATE if push.message.named else Outcome.ACCEPTED
+            case "refused":
+                return SampleRefused("refused", error or "the dispatcher refused the sample")
+            case "full":
+                return None
+        raise ProtocolError(f"unknown outcome {word!r}")
 
     def _retry(self, first: int, push: _Push, now: float) -> None:
         """Send a push that found no room again: when a credit frees, or later if one is free."""

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dispatcher.errors import ProtocolError
-from dispatcher.net.transport import StreamProtocol
+from dispatcher.net.transport import StreamProtocol, StreamTransport
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from dispatcher.wire.outbox import Buffer
@@ -74,6 +74,11 @@ class ProducerLink(StreamProtocol):
         """Tell the dispatcher that this is deliberate; it closes the connection then."""
         self._write(m.Bye())
 
+    def copy_unsent(self) -> None:
+        """From now on the buffers that are on their way may change."""
+        if isinstance(self._transport, StreamTransport):
+            self._transport.copy_unsent()
+
     def abort(self) -> None:
         """Drop the connection."""
         if self._transport is not None:
@@ -81,7 +86,11 @@ class ProducerLink(StreamProtocol):
 
     def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
         assert self._transport is not None
-        self._transport.writelines([m.encode(message, sum(map(len, payload))), *payload])
+        frame = [m.encode(message, sum(map(len, payload))), *payload]
+        if isinstance(self._transport, StreamTransport):
+            self._transport.writelines(frame)
+        else:  # TLS makes a record, and keeps a reference, of whatever it is given
+            self._transport.write(b"".join(frame))
 
     def _accept(self, message: m.Message) -> None:
         if isinstance(message, m.Error):
@@ -128,7 +137,7 @@ class ProducerLink(StreamProtocol):
         except Exception as error:
             self._end(error)
             return
-        if self.welcomed.done():
+        if self._heartbeat is not None:  # before that nobody would know of what is on its way
             self.pump()
 
     def pause_writing(self) -> None:

@@ -72,30 +72,38 @@ def _solve(
 ) -> BoolArray:
     N = len(x)
     E, K = N - take, (N - take) // q
+    columns = _run_sizes(take, G, E, band * N)
+    taken = np.minimum(running_sums(np.array(columns)) * G, take)  # before each run, and at the end
     skipped = np.arange(K + 1) * q
-    runs = _run_sizes(take, G, E, band * N)
-    slack = max(band * N, 1.1 * E * max(runs) * G / take) + q + 2
-    P = running_sums(penalty)
-    S = running_sums(x)
-    Z = _strided_suffix(x, G)
-    best = P[skipped]
-    best[skipped > slack] = np.inf
+    at = skipped + taken[:, None]  # where each run begins in each state, and where the last ends
+    S, Z = running_sums(x), _strided_suffix(x, G)
+    lost, held, waste = running_sums(penalty)[at], np.diff(S[at], axis=0), _waste(Z, x, at, G)
     waits, work = G * float(Z[0]) - float(S[N]), float(S[N])
-    price *= max(waits, _LEAST_WAITS * work) / (N * len(runs) * E)
-    taken, tables = 0, []
-    for g in runs:
-        n = min(g * G, take - taken)
-        i = skipped + taken
-        waste = G * (Z[i] - Z[np.minimum(i + g * G, N)]) if n == g * G else G * _heads(x, i, n, G)
-        table = best + waste - (S[i + n] - S[i]) - P[i + n]
-        taken += n
-        if taken < take:
-            ahead = skipped - E * taken / take
-            table += price * ahead * ahead
-            table[np.abs(ahead) > slack] = np.inf
-        tables.append((table, n))
-        best = np.minimum.accumulate(table) + P[skipped + taken]
-    return _backtrack(tables, N, take, q)
+    price *= max(waits, _LEAST_WAITS * work) / (N * len(columns) * E)
+    slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
+    ahead = skipped - (E * taken[1:-1] / take)[:, None]
+    led = price * ahead * ahead
+    led[np.abs(ahead) > slack] = np.inf
+    best, tables = lost[0], np.empty_like(held)
+    best[skipped > slack] = np.inf
+    for run in range(len(columns)):
+        table = np.add(best, waste[run], out=tables[run])
+        table -= held[run]
+        table -= lost[run + 1]
+        if run < len(led):
+            table += led[run]
+        best = np.minimum.accumulate(table) + lost[run + 1]
+    return _backtrack(tables, taken, q)
+
+
+def _waste(Z: FloatArray, x: FloatArray, at: IntArray, G: int) -> FloatArray:
+    """What each run's columns cost in each state: G times the sum of their first items."""
+    heads = Z[at]
+    waste: FloatArray = G * (heads[:-1] - heads[1:])
+    last = int(at[-1, 0] - at[-2, 0])
+    if last % G:  # its last column is not full
+        waste[-1] = G * x[at[-2, :, None] + np.arange(0, last, G)].sum(axis=1)
+    return waste
 
 
 def _run_sizes(take: int, G: int, E: int, band_items: float) -> list[int]:
@@ -125,19 +133,13 @@ def _strided_suffix(x: FloatArray, G: int) -> FloatArray:
     return suffix
 
 
-def _heads(x: FloatArray, i: IntArray, n: int, G: int) -> FloatArray:
-    """Sum of the first items of the columns in x[i : i+n], where the last column is not full."""
-    heads: FloatArray = x[i[:, None] + np.arange(0, n, G)].sum(axis=1)
-    return heads
-
-
-def _backtrack(tables: list[tuple[FloatArray, int]], N: int, take: int, q: int) -> BoolArray:
-    keep = np.zeros(N, dtype=bool)
-    state = len(tables[0][0]) - 1
-    for table, n in reversed(tables):
-        state = int(np.argmin(table[: state + 1]))
-        take -= n
-        keep[take + state * q : take + state * q + n] = True
+def _backtrack(tables: FloatArray, taken: IntArray, q: int) -> BoolArray:
+    state = tables.shape[1] - 1
+    keep = np.zeros(taken[-1] + state * q, dtype=bool)
+    ends = taken.tolist()
+    for run in range(len(tables) - 1, -1, -1):
+        state = int(tables[run, : state + 1].argmin())
+        keep[ends[run] + state * q : ends[run + 1] + state * q] = True
     return keep
 
 

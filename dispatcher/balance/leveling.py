@@ -78,15 +78,19 @@ def spread_columns(cost: FloatArray) -> IntArray:
     first columns, where spreads are small, the order just turns around each time.
     """
     M, R = cost.shape
-    ranks = np.empty((M, R), dtype=np.int64)
+    orders = np.empty((M, R), dtype=np.int64)
     spread = cost.max(axis=1) - cost.min(axis=1)
     dearest_first = np.argsort(-cost, axis=1, kind="stable")
+    rows = np.arange(M)[:, None]
+    falling = cost[rows, dearest_first]
     loads, order = np.zeros(R), np.arange(R)
     for turn, j in enumerate(np.argsort(-spread, kind="stable").tolist()):
-        order = np.argsort(loads, kind="stable") if turn < _DEALT_BY_LOAD else order[::-1]
-        ranks[j, dearest_first[j]] = order
+        order = loads.argsort(kind="stable") if turn < _DEALT_BY_LOAD else order[::-1]
+        orders[j] = order
         if turn < _DEALT_BY_LOAD:
-            loads[order] += cost[j, dearest_first[j]]
+            loads[order] += falling[j]
+    ranks = np.empty_like(orders)
+    ranks[rows, dearest_first] = orders
     return ranks
 
 

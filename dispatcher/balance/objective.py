@@ -121,5 +121,6 @@ def _row_time(rows: FloatArray) -> float:
     """Micro-steps of m rows of R neighbours, each row largest onto least loaded."""
     loads = np.zeros((rows.shape[0], rows.shape[2]))
     for t in range(rows.shape[1]):
-        loads = np.sort(loads, axis=1) + rows[:, t]
+        loads.sort(axis=1)
+        loads += rows[:, t]
     return float(loads.max(axis=1).sum())

@@ -134,12 +134,12 @@ def _row_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     """Column j holds the next R*m items; in it, each row of R goes largest onto least loaded."""
     neighbours = np.arange(R * M * m).reshape(M, m, R)
     columns = np.empty((M, R, m), dtype=np.int64)
-    loads = np.zeros((M, R))
+    costs, loads = x.reshape(M, m, R), np.zeros((M, R))
     row = np.arange(M)[:, None]
     for t in range(m):
-        order = np.argsort(loads, axis=1, kind="stable")
+        order = loads.argsort(axis=1, kind="stable")
         columns[row, order, t] = neighbours[:, t]
-        loads[row, order] += x[neighbours[:, t]]
+        loads[row, order] += costs[:, t]
     return columns
 
 

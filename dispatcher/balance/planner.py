@@ -75,6 +75,6 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
         if longest > budget:
             raise SampleTooLong(longest, budget)
     cost = config.cost(window.tokens)
-    if not (np.isfinite(cost).all() and (cost >= 0).all()):
+    if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) < np.inf):
         raise PlanError("the cost model gave a cost that is negative or not finite; check it")
     return cost

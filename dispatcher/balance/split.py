@@ -69,6 +69,9 @@ class Parts:
     @classmethod
     def of_slots(cls, slots: IntArray, n: int) -> "Parts":
         """From slots[R, M, m], where slots of n or beyond are empty."""
+        R, M, m = slots.shape
+        if slots.size == n:
+            return cls(slots.ravel(), np.full((R, M), m))
         return cls(slots[slots < n], (slots < n).sum(axis=2))
 
     @classmethod
@@ -83,7 +86,7 @@ class Parts:
     def positions(self, chosen: IntArray) -> tuple[tuple[IntArray, ...], ...]:
         """Window positions of every micro-batch."""
         where, (R, M) = chosen[self.sequence], self.counts.shape
-        if np.ptp(self.counts) == 0:
+        if self.counts.min() == self.counts.max():
             return tuple(tuple(rank) for rank in where.reshape(R, M, -1))
         ends = np.cumsum(self.counts).reshape(R, M).tolist()
         start, ranks = 0, []
@@ -111,15 +114,17 @@ def plain_split(batch: Batch, config: PlanConfig) -> Parts:
 def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
     """Cost of each micro-batch, float64[R, M]; where the layout pads, of its padded shape."""
     counts = parts.counts.ravel()
-    full = np.flatnonzero(counts)
-    starts = (np.cumsum(counts) - counts)[full]
+    full = counts.nonzero()[0]
+    counts = counts[full]
+    starts = counts.cumsum() - counts
     cost = batch.cost[parts.sequence]
-    out = np.zeros(len(counts))
     if layout is Layout.PADDED:
-        out[full] = np.maximum.reduceat(cost, starts) * counts[full]
+        found = np.maximum.reduceat(cost, starts) * counts
     else:
-        out[full] = np.add.reduceat(cost, starts)
-    return out.reshape(parts.counts.shape)
+        found = np.add.reduceat(cost, starts)
+    out = np.zeros(parts.counts.shape)
+    out.ravel()[full] = found
+    return out
 
 
 def _time(batch: Batch, parts: Parts, config: PlanConfig) -> float:
@@ -134,9 +139,9 @@ def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Par
     M = micro_batches_for(n, config)
     if strategy is Strategy.ROUND_ROBIN:
         return Parts.of_slots(np.arange(R * M * m).reshape(-1, R).T.reshape(R, M, m), n)
-    x = np.zeros(R * M * m)
-    x[:n] = batch.x
-    order = np.append(batch.order, np.full(len(x) - n, n))
+    x, order = batch.x, batch.order
+    if missing := R * M * m - n:
+        x, order = np.append(x, np.zeros(missing)), np.append(order, np.full(missing, n))
     if strategy is not Strategy.WINDOW:
         return Parts.of_slots(order[_ranks(x, R, strategy)].reshape(R, M, m), n)
     per_step, padded = config.sync is Sync.STEP, config.layout is Layout.PADDED and m > 1
@@ -147,10 +152,11 @@ def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Par
     ours = Parts.of_slots(order[slots], n)
     if not padded and (per_step or m == 1):
         return ours  # starts from the greedy split, or is the optimum
-    if _good(batch, _time(batch, ours, config), config):
+    time = _time(batch, ours, config)
+    if _good(batch, time, config):
         return ours
     greedy = Parts.of_slots(order[_ranks(x, R, Strategy.GREEDY)].reshape(R, M, m), n)
-    return greedy if _time(batch, greedy, config) < _time(batch, ours, config) else ours
+    return greedy if _time(batch, greedy, config) < time else ours
 
 
 def _good(batch: Batch, time: float, config: PlanConfig) -> bool:

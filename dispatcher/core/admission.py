@@ -3,18 +3,23 @@
 A push is answered once, when all of its samples are decided. While a cap is reached, a producer's
 pushes wait here in order of arrival, at most `credits` of them a producer; what exceeds that is
 answered `full`. A member of an open group never waits: its room is reserved.
+
+Most pushes are of new and valid samples without a group that all find room, or none does: these are
+decided as a whole. Others are decided sample by sample, which comes to the same and takes longer.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dispatcher.core.buffer import Entry, SampleBuffer
 from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
 from dispatcher.core.facts import Accepted, FloorRaised, Note
+from dispatcher.core.room import Amount
 from dispatcher.core.totals import Totals
 from dispatcher.errors import BufferFull, ProtocolError, SampleRefused
-from dispatcher.sample import Sample
+from dispatcher.sample import Columns, Sample
 
 #: Sample numbers that a producer may have above its floor, each of which is remembered; far above
 #: what its credits allow, and a bound on what a producer can cost that never raises its floor.
@@ -35,17 +40,35 @@ class Push:
     samples: tuple[Sample, ...]
     floor: int = 0
     named: bool = False
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: list[Outcome | None] = field(init=False)
     errors: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outcomes = [None] * len(self.samples)
+
+    @property
+    def numbers(self) -> range:
+        """The samples' sequence numbers."""
+        return range(self.first_seq, self.first_seq + len(self.samples))
 
     @property
     def undecided(self) -> list[int]:
         """Indices of the samples that wait for room."""
-        return [index for index in range(len(self.samples)) if index not in self.outcomes]
+        return [index for index, outcome in enumerate(self.outcomes) if outcome is None]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no sample waits."""
+        return all(self.outcomes)
+
+    @property
+    def given_ids(self) -> tuple[str, ...]:
+        """The samples' ids, if the user gave them."""
+        return tuple(sample.sample_id for sample in self.samples) if self.named else ()
 
     def answer(self) -> PushAnswered:
         """The outcomes, in the order of the samples."""
-        outcomes = tuple(self.outcomes[index] for index in range(len(self.samples)))
+        outcomes = tuple(filter(None, self.outcomes))
         return PushAnswered(self.producer, self.first_seq, outcomes, self.errors)
 
 
@@ -81,7 +104,7 @@ class Admission:
 
         Raises ProtocolError for a floor so low that it would have too much remembered.
         """
-        if push.producer and push.first_seq + len(push.samples) - push.floor > MAX_UNANSWERED:
+        if push.producer and push.numbers.stop - push.floor > MAX_UNANSWERED:
             raise ProtocolError(
                 f"sample number {push.first_seq} with a floor of {push.floor}: a producer may have "
                 f"{MAX_UNANSWERED} unanswered samples; raise the floor to the lowest number that "
@@ -91,7 +114,7 @@ class Admission:
         if raised and self._note is not None:
             self._note(FloorRaised(push.producer, push.floor))
         self._decide(push, now, in_line=bool(self._held))
-        if not push.undecided:
+        if push.is_decided:
             return [push.answer()]
         if may_hold and self._holds_for(push.producer) < self._credits:
             self._held.append(push)
@@ -105,7 +128,7 @@ class Admission:
         effects: list[Effect] = []
         while self._held:
             self._decide(self._held[0], now, in_line=False)
-            if self._held[0].undecided:
+            if not self._held[0].is_decided:
                 break
             effects.append(self._held.popleft().answer())
         return effects
@@ -130,8 +153,43 @@ class Admission:
 
         in_line: others wait already, so only what has its room reserved may pass them.
         """
+        samples = Columns.of(push.samples)
+        amount = Amount.of(samples)
+        if not self._is_plain(push, samples):
+            self._decide_each(push, now, in_line=in_line)
+        elif in_line:
+            return  # every one of them waits
+        elif self._buffer.has_room(amount):
+            entries = self._buffer.add_all(push.samples, amount, now)
+            self._remember(push, entries, push.numbers)
+            push.outcomes = [Outcome.ACCEPTED] * len(entries)
+            self._totals.accepted(samples.tokens, amount.nbytes)
+        elif (full := self._buffer.full(push.samples[0])) is None or full.cap != "samples":
+            self._decide_each(push, now, in_line=in_line)  # smaller ones may find room
+
+    def _is_plain(self, push: Push, samples: Columns) -> bool:
+        """Whether room is all that the samples of a push need, and none of them is decided."""
+        versions = {version for version in samples.policy_versions if version is not None}
+        return (
+            self.closed is None
+            and not any(push.outcomes)
+            and min(versions, default=self.oldest_version) >= self.oldest_version
+            and self._buffer.are_plain(samples)
+            and self.memory.are_new(push.producer, push.numbers, push.given_ids)
+        )
+
+    def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
+        """Entries of a push are accepted, under these numbers."""
+        given_ids = [entry.sample.sample_id for entry in entries] if push.named else ()
+        self.memory.accept(push.producer, numbers, given_ids)
+        if self._note is not None:
+            for entry, seq in zip(entries, numbers, strict=True):
+                given_id = entry.sample.sample_id if push.named else None
+                self._note(Accepted(entry, push.producer, seq, given_id))
+
+    def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
         seen, check, full, add = self.memory.seen, self._check, self._buffer.full, self._buffer.add
-        accepted: list[Entry] = []
+        accepted: list[Sample] = []
         for index in push.undecided:
             sample, seq = push.samples[index], push.first_seq + index
             given_id = sample.sample_id if push.named else None
@@ -147,12 +205,11 @@ class Admission:
             if waits_in_line or full(sample) is not None:
                 continue
             entry = add(sample, now)
-            self.memory.accept(push.producer, seq, given_id)
-            if self._note is not None:
-                self._note(Accepted(entry, push.producer, seq, given_id))
+            self._remember(push, [entry], range(seq, seq + 1))
             push.outcomes[index] = Outcome.ACCEPTED
-            accepted.append(entry)
-        self._totals.accepted([entry.sample for entry in accepted])
+            accepted.append(sample)
+        nbytes = sum(sample.nbytes for sample in accepted)
+        self._totals.accepted([sample.tokens for sample in accepted], nbytes)
 
     def _check(self, sample: Sample) -> None:
         if self.closed is not None:

@@ -6,23 +6,14 @@ its members, so a member of an open group is never held back; the room used (hel
 exceeds no cap except by what members of an open group turn out larger than its first one.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
+from operator import le
 
+from dispatcher.core.room import Amount, BufferLimits, Room
 from dispatcher.errors import BufferFull, SampleRefused
-from dispatcher.sample import Sample, Schema
-
-
-@dataclass(frozen=True, slots=True)
-class BufferLimits:
-    """Caps of the buffer; `group` is the largest group. `tokens=None`: not capped."""
-
-    samples: int
-    group: int
-    tokens: int | None
-    nbytes: int
-    max_sample_tokens: int
+from dispatcher.sample import Columns, Sample, Schema
 
 
 @dataclass(slots=True, eq=False)
@@ -51,20 +42,6 @@ class _OpenGroup:
     entries: list[Entry] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Room:
-    """An amount of samples, tokens and bytes."""
-
-    samples: int = 0
-    tokens: int = 0
-    nbytes: int = 0
-
-    def add(self, sample: Sample, times: int) -> None:
-        self.samples += times
-        self.tokens += times * sample.tokens
-        self.nbytes += times * sample.nbytes
-
-
 class SampleBuffer:
     """Accepts samples, shows the ready ones oldest first, and gives them up when told to."""
 
@@ -75,25 +52,24 @@ class SampleBuffer:
         self._schema: Schema | None = None
         self._ready: dict[int, Entry] = {}
         self._open_groups: dict[str, _OpenGroup] = {}
-        self._held = _Room()
-        self._reserved = _Room()
+        self._room = Room(limits)
         #: The cap that last held a sample back, until room is made.
         self.pressed: BufferFull | None = None
 
     # -- what is held -----------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._held.samples
+        return self._room.held.samples
 
     @property
     def held_tokens(self) -> int:
         """Tokens of all held samples."""
-        return self._held.tokens
+        return self._room.held.tokens
 
     @property
     def held_bytes(self) -> int:
         """Payload bytes of all held samples."""
-        return self._held.nbytes
+        return self._room.held.nbytes
 
     @property
     def num_ready(self) -> int:
@@ -160,23 +136,11 @@ class SampleBuffer:
         """The cap that holds this sample back now; None if there is room for it."""
         if self.is_expected(sample):
             return None
-        times, held, reserved, limit = (
-            self._size_of_group(sample), self._held, self._reserved, self.limits,
-        )  # fmt: skip
-        used = held.samples + reserved.samples
-        if used + times > limit.samples:
-            return self._press("samples", used, limit.samples)
-        used = held.tokens + reserved.tokens
-        if limit.tokens is not None and used + times * sample.tokens > limit.tokens:
-            return self._press("tokens", used, limit.tokens)
-        used = held.nbytes + reserved.nbytes
-        if used + times * sample.nbytes > limit.nbytes:
-            return self._press("bytes", used, limit.nbytes)
-        return None
-
-    def _press(self, cap: str, used: int, limit: int) -> BufferFull:
-        self.pressed = BufferFull(cap, used, limit)
-        return self.pressed
+        times = self._size_of_group(sample)
+        full = self._room.lacks(times, times * sample.tokens, times * sample.nbytes)
+        if full is not None:
+            self.pressed = full
+        return full
 
     def add(self, sample: Sample, now: float) -> Entry:
         """Accept a sample that passed `check` and that `full` found room for."""
@@ -184,6 +148,34 @@ class SampleBuffer:
         self._tickets += 1
         self._hold(entry)
         return entry
+
+    def are_plain(self, samples: Columns) -> bool:
+        """Whether each of these samples passes `check` and is in no group that matters."""
+        schema = next(iter(samples.schemas), None)
+        return (
+            schema is not None
+            and (not self._groups_matter or set(samples.group_ids) == {None})
+            and samples.schemas.count(schema) == len(samples.schemas)
+            and self._schema in (None, schema)
+            and min(samples.tokens) >= 1
+            and max(samples.tokens) <= self.limits.max_sample_tokens
+            and all(map(le, samples.loss_tokens, samples.tokens))
+            and self.limits.would_fit(max(samples.tokens), max(map(len, samples.payloads)))
+        )
+
+    def has_room(self, amount: Amount) -> bool:
+        """Whether there is room for all of so many samples that are plain."""
+        return self._room.lacks(amount.samples, amount.tokens, amount.nbytes) is None
+
+    def add_all(self, samples: Sequence[Sample], amount: Amount, now: float) -> list[Entry]:
+        """Accept samples that are plain and that there is room for."""
+        tickets = range(self._tickets, self._tickets + len(samples))
+        entries = list(map(Entry, samples, tickets, repeat(now)))
+        self._tickets = tickets.stop
+        self._ready.update(zip(tickets, entries, strict=True))
+        self._room.held += amount
+        self._schema = samples[-1].schema
+        return entries
 
     def restore(self, entries: Iterable[Entry], next_ticket: int) -> None:
         """Hold again what an earlier process held, in order of tickets."""
@@ -194,7 +186,7 @@ class SampleBuffer:
     def _hold(self, entry: Entry) -> None:
         sample = entry.sample
         self._schema = sample.schema
-        self._held.add(sample, 1)
+        self._room.held.add(sample, 1)
         if not self._groups_matter or sample.group_id is None or sample.group_size == 1:
             self._ready[entry.ticket] = entry
         else:
@@ -205,8 +197,8 @@ class SampleBuffer:
         if group is None:
             group = _OpenGroup(entry.ticket, entry.sample.group_size, now, entry.sample)
             self._open_groups[group_id] = group
-            self._reserved.add(group.first, group.size)
-        self._reserved.add(group.first, -1)
+            self._room.reserved.add(group.first, group.size)
+        self._room.reserved.add(group.first, -1)
         entry.group = group.number
         group.entries.append(entry)
         if len(group.entries) == group.size:
@@ -241,11 +233,8 @@ class SampleBuffer:
             )
 
     def _check_fits_empty(self, sample: Sample) -> None:
-        times = self._size_of_group(sample)
-        limit = self.limits
-        if times * sample.nbytes > limit.nbytes or (
-            limit.tokens is not None and times * sample.tokens > limit.tokens
-        ):
+        times, limit = self._size_of_group(sample), self.limits
+        if not limit.would_fit(times * sample.tokens, times * sample.nbytes):
             raise SampleRefused(
                 "larger-than-buffer",
                 f"sample {sample.sample_id} (or its group) would not fit an empty buffer of "
@@ -255,11 +244,11 @@ class SampleBuffer:
 
     # -- giving up --------------------------------------------------------------------------
 
-    def take(self, entries: Iterable[Entry]) -> None:
+    def take(self, entries: Sequence[Entry]) -> None:
         """Remove ready samples: they are in a step now, or dropped."""
         for entry in entries:
             del self._ready[entry.ticket]
-            self._held.add(entry.sample, -1)
+        self._room.held -= Amount.of(Columns.of(entry.sample for entry in entries))
         self._room_made()
 
     def drop_group(self, group_id: str) -> list[Entry]:
@@ -267,9 +256,9 @@ class SampleBuffer:
         group = self._open_groups.pop(group_id, None)
         if group is None:
             return []
-        self._reserved.add(group.first, len(group.entries) - group.size)
+        self._room.reserved.add(group.first, len(group.entries) - group.size)
         for entry in group.entries:
-            self._held.add(entry.sample, -1)
+            self._room.held.add(entry.sample, -1)
         self._room_made()
         return group.entries
 
@@ -288,5 +277,5 @@ class SampleBuffer:
 
     def _room_made(self) -> None:
         self.pressed = None
-        if not self._held.samples:
+        if not self._room.held.samples:
             self._schema = None

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.freshness import StalenessPolicy
+from dispatcher.core.room import BufferLimits
 from dispatcher.core.trigger import TriggerConfig
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.

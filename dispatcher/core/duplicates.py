@@ -10,8 +10,10 @@ Two memories, both bounded:
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from dispatcher.core.ranges import Ranges
 
 #: A forgotten producer that comes back is treated as new; 64 ki is far above any fleet.
 MAX_PRODUCERS = 65_536
@@ -20,7 +22,7 @@ MAX_PRODUCERS = 65_536
 @dataclass(slots=True)
 class _Producer:
     floor: int = 0
-    accepted: set[int] = field(default_factory=set)
+    accepted: Ranges = field(default_factory=Ranges)
 
 
 class DuplicateMemory:
@@ -40,7 +42,7 @@ class DuplicateMemory:
         if floor <= known.floor:
             return False
         known.floor = floor
-        known.accepted = {seq for seq in known.accepted if seq >= floor}
+        known.accepted.remove_below(floor)
         return True
 
     def seen(self, producer: str, seq: int, given_id: str | None) -> bool:
@@ -53,20 +55,30 @@ class DuplicateMemory:
         known = self._producers.get(producer) if producer else None
         return known is not None and (seq < known.floor or seq in known.accepted)
 
-    def accept(self, producer: str, seq: int, given_id: str | None) -> None:
-        """Remember an accepted sample."""
+    def are_new(self, producer: str, numbers: range, given_ids: Sequence[str]) -> bool:
+        """Whether none of these numbers and ids was accepted before, and no id comes twice."""
+        if not self._ids.keys().isdisjoint(given_ids) or len({*given_ids}) < len(given_ids):
+            return False
+        known = self._producers.get(producer) if producer else None
+        return known is None or not (
+            numbers.start < known.floor or known.accepted.meets(numbers.start, numbers.stop)
+        )
+
+    def accept(self, producer: str, numbers: range, given_ids: Sequence[str]) -> None:
+        """Remember accepted samples by their numbers, and by their ids if users gave them."""
         if producer:
-            self._producers.setdefault(producer, _Producer()).accepted.add(seq)
-        if given_id is not None and self._horizon > 0:
-            self._ids[given_id] = None
-            if len(self._ids) > self._horizon:
-                self._ids.popitem(last=False)
+            known = self._producers.setdefault(producer, _Producer())
+            known.accepted.add(numbers.start, numbers.stop)
+        if given_ids:
+            self._ids.update(dict.fromkeys(given_ids))
+        while len(self._ids) > self._horizon:
+            self._ids.popitem(last=False)
 
     def restore(
         self, producers: Mapping[str, tuple[int, frozenset[int]]], given_ids: Iterable[str]
     ) -> None:
         """Remember again what an earlier process remembered; ids oldest first."""
         for name, (floor, accepted) in producers.items():
-            self._producers[name] = _Producer(floor, set(accepted))
+            self._producers[name] = _Producer(floor, Ranges(accepted))
         for given_id in given_ids:
             self._ids[given_id] = None

@@ -10,7 +10,7 @@ from enum import StrEnum
 from dispatcher.core.buffer import Entry
 from dispatcher.core.step import OpenStep
 from dispatcher.errors import BufferFull, DispatcherError
-from dispatcher.plan import Plan, Window
+from dispatcher.plan import FloatArray, IntArray, Plan, Window
 
 
 class Outcome(StrEnum):
@@ -128,17 +128,21 @@ class FailRanks:
     error: DispatcherError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlanned:
-    """For metrics. waits: seconds each sample was buffered; skips: how often it was passed over."""
+    """For metrics; columns are in the order of `plan.chosen`.
+
+    waits: float64[n], seconds each sample was buffered; skips: int64[n], how often it was passed
+    over; tokens: int64[n]. staleness: of the samples of which it is known.
+    """
 
     step: int
     plan: Plan
     trigger: Trigger
-    waits: tuple[float, ...]
-    skips: tuple[int, ...]
+    waits: FloatArray
+    skips: IntArray
     staleness: tuple[int, ...]
-    tokens: tuple[int, ...]
+    tokens: IntArray
     nbytes: int
 
 

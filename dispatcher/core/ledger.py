@@ -219,6 +219,6 @@ class StepLedger:
 
 def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
     return tuple(
-        tuple(tuple(entries[int(at)] for at in part) for part in rank)
+        tuple([tuple([entries[at] for at in part.tolist()]) for part in rank])
         for rank in plan.micro_batches
     )

@@ -1,9 +1,11 @@
 """Between the core and the planner: entries to columns, and a plan to what metrics want of it."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dispatcher.core.buffer import Entry
-from dispatcher.core.events import PlanWanted, ReplanWanted, StepPlanned, Trigger
+from dispatcher.core.events import PlanWanted, ReplanWanted, StepPlanned
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import Go
 from dispatcher.plan import BoolArray, Plan, Window
@@ -36,23 +38,31 @@ def _window(entries: list[Entry], must_go: BoolArray) -> Window:
 
 
 def report_plan(
-    step: int, plan: Plan, chosen: list[Entry], trigger: Trigger, *, version: int | None, now: float
+    step: int,
+    plan: Plan,
+    wanted: PlanWanted,
+    chosen: list[Entry],
+    *,
+    version: int | None,
+    now: float,
 ) -> StepPlanned:
     """What a plan did to its samples.
 
     chosen: in the order of `plan.chosen`. version: the policy version that the step trains with.
     """
+    at = plan.chosen
     return StepPlanned(
         step=step,
         plan=plan,
-        trigger=trigger,
-        waits=tuple(now - entry.arrived for entry in chosen),
-        skips=tuple(entry.skips for entry in chosen),
-        staleness=tuple(
-            version - entry.sample.policy_version
-            for entry in chosen
-            if version is not None and entry.sample.policy_version is not None
-        ),
-        tokens=tuple(entry.sample.tokens for entry in chosen),
-        nbytes=sum(entry.sample.nbytes for entry in chosen),
+        trigger=wanted.trigger,
+        waits=now - np.fromiter((entry.arrived for entry in chosen), np.float64, len(chosen)),
+        skips=wanted.window.skips[at],
+        staleness=() if version is None else tuple(_staleness(chosen, version)),
+        tokens=wanted.window.tokens[at],
+        nbytes=sum(len(entry.sample.payload) for entry in chosen),
     )
+
+
+def _staleness(entries: list[Entry], version: int) -> Iterator[int]:
+    known = (entry.sample.policy_version for entry in entries)
+    return (version - written for written in known if written is not None)

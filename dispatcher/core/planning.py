@@ -131,12 +131,10 @@ class Planning:
         if wanted.trial and plan.excess > self._config.target_excess:
             self._tried = len(wanted.entries)
             return []
-        chosen = [wanted.entries[int(at)] for at in plan.chosen]
+        chosen = [wanted.entries[at] for at in plan.chosen.tolist()]
         steps = self._ledger.steps
         version = self._freshness.training_version(steps.num_uncommitted)
-        report = report_plan(
-            steps.next_step, plan, chosen, wanted.trigger, version=version, now=now
-        )
+        report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
         self._take(wanted, chosen)
         effects = self._ledger.open(plan, wanted.entries, now)
         if self._config.durable:  # the fact is as large as the window: not built for nobody
@@ -147,8 +145,7 @@ class Planning:
 
     def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
         """The chosen samples leave the buffer; the others were passed over."""
-        for entry in chosen:
-            self._totals.dispatched.add(entry.sample.tokens)
+        self._totals.dispatched.add([entry.sample.tokens for entry in chosen])
         self._buffer.take(chosen)
         for entry in wanted.entries:
             entry.skips += 1  # the chosen ones are gone, nobody reads theirs again

@@ -94,9 +94,9 @@ class OpenStep:
         """Every sample's entry, rank by rank."""
         return (entry for rank in self.micro_batches for part in rank for entry in part)
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> list[Sample]:
         """Every sample of the step, rank by rank."""
-        return (entry.sample for entry in self.entries())
+        return [entry.sample for rank in self.micro_batches for part in rank for entry in part]
 
     def without_payloads(self) -> "OpenStep":
         """The same step, of which only the journal has the payloads."""
@@ -131,11 +131,6 @@ def _without_payload(entry: Entry) -> Entry:
 
 def step_digest(number: int, micro_batches: MicroBatches) -> str:
     """Digest of who gets what: step number, and sample ids by DP rank and micro-batch."""
-    digest = blake2b(str(number).encode(), digest_size=16)
-    for rank in micro_batches:
-        digest.update(b"\x00rank")
-        for micro_batch in rank:
-            digest.update(b"\x00micro-batch")
-            for entry in micro_batch:
-                digest.update(b"\x00" + entry.sample.sample_id.encode())
-    return digest.hexdigest()
+    counts = [[len(part) for part in rank] for rank in micro_batches]
+    names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
+    return blake2b(ascii((number, counts, names)).encode(), digest_size=16).hexdigest()

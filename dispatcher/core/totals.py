@@ -7,7 +7,6 @@ from typing import Any
 
 from dispatcher.core.events import DropReason, Outcome, Trigger
 from dispatcher.core.lengths import LengthCounts
-from dispatcher.sample import Sample
 
 #: Counters that are one number.
 _PLAIN = (
@@ -40,19 +39,18 @@ class Totals:
     samples_rewound: int = 0
     steps_not_rewound: int = 0
 
-    def accepted(self, samples: Sequence[Sample]) -> None:
-        """Count samples that were accepted."""
-        self.received[Outcome.ACCEPTED] += len(samples)
-        for sample in samples:
-            self.arrived.add(sample.tokens)
-            self.received_bytes += sample.nbytes
+    def accepted(self, tokens: Sequence[int], nbytes: int) -> None:
+        """Count samples that were accepted; nbytes: of all of them."""
+        self.received[Outcome.ACCEPTED] += len(tokens)
+        self.arrived.add(tokens)
+        self.received_bytes += nbytes
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
         return {
             "received": dict(self.received),
-            "arrived": [self.arrived.counts, self.arrived.tokens],
-            "dispatched": [self.dispatched.counts, self.dispatched.tokens],
+            "arrived": [self.arrived.counts.tolist(), self.arrived.tokens],
+            "dispatched": [self.dispatched.counts.tolist(), self.dispatched.tokens],
             "planned": dict(self.planned),
             "dropped": dict(self.dropped),
         } | {name: getattr(self, name) for name in _PLAIN}

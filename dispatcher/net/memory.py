@@ -7,7 +7,9 @@ import numpy as np
 #: Gives memory for so many bytes; what is in it is overwritten.
 Memory = Callable[[int], memoryview]
 
+_BYTE = np.dtype(np.uint8)  # numpy finds its own type faster than the one it is of
+
 
 def uninitialised(nbytes: int) -> memoryview:
     """Memory of its own; not zeroed, which would take about as long as to receive into it."""
-    return np.empty(nbytes, np.uint8).data
+    return np.empty(nbytes, _BYTE).data

@@ -104,6 +104,10 @@ class StreamTransport(asyncio.Transport):
         """Bytes that are written and not sent."""
         return self._outbox.nbytes
 
+    def copy_unsent(self) -> None:
+        """Copy what is not sent: the buffers that were written may change from now on."""
+        self._outbox.copy()
+
     def can_write_eof(self) -> bool:
         """Stream sockets can."""
         return True

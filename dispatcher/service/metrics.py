@@ -8,6 +8,7 @@ happens. Nothing is registered globally.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -168,15 +169,16 @@ class Metrics:
         self._imbalance.labels("planned").observe(plan.imbalance)
         self._excess.labels("fifo").observe(plan.fifo_excess)
         self._excess.labels("planned").observe(plan.excess)
-        mean = float(plan.cost.sum()) / len(plan.cost)
+        costs = plan.cost.sum(axis=1).tolist()
+        mean = sum(costs) / len(costs)
         self._bound_excess.observe(max(0.0, plan.lower_bound / mean - 1) if mean else 0.0)
         self._micro_batches.observe(plan.num_micro_batches)
         self._wait.observe_all(step.waits)
         self._skips.observe_all(step.skips)
         self._staleness.observe_all(step.staleness)
         self._dispatched_bytes.inc(step.nbytes)
-        self._padding_tokens.inc(self._padding(step))
-        for dp_rank, cost in enumerate(plan.cost.sum(axis=1).tolist()):
+        self._padding_tokens.inc(_padding(step, padded=self._padded))
+        for dp_rank, cost in enumerate(costs):
             self._per_rank.cost[dp_rank] += cost
 
     def rank_waited(self, dp_rank: int, seconds: float) -> None:
@@ -184,17 +186,16 @@ class Metrics:
         self._rank_wait.observe(seconds)
         self._per_rank.wait[dp_rank] += seconds
 
-    def _padding(self, step: StepPlanned) -> int:
-        tokens = dict(zip(step.plan.chosen.tolist(), step.tokens, strict=True))
-        padding = 0
-        for rank in step.plan.micro_batches:
-            for part in rank:
-                lengths = [tokens[int(at)] for at in part]
-                if not lengths:
-                    padding += 1
-                elif self._padded:
-                    padding += len(lengths) * max(lengths) - sum(lengths)
-        return padding
+
+def _padding(step: StepPlanned, *, padded: bool) -> int:
+    """Tokens computed for layout's sake only: one a filler, and what pads to the longest."""
+    counts = np.array([len(part) for rank in step.plan.micro_batches for part in rank])
+    full = counts[counts > 0]
+    fillers = len(counts) - len(full)
+    if not padded:
+        return fillers
+    longest = np.maximum.reduceat(step.tokens, full.cumsum() - full)
+    return fillers + int(longest @ full - step.tokens.sum())
 
 
 def _config_labels(config: ServeConfig) -> dict[str, str]:

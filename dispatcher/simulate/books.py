@@ -14,7 +14,7 @@ from dispatcher.simulate.virtual import Setting, Step
 def write_step(file: TextIO, setting: Setting, step: Step) -> None:
     """Append one line."""
     ids = [entry.sample.sample_id for entry in step.entries]
-    chosen = step.plan.chosen.tolist()
+    skips = zip(step.plan.chosen.tolist(), step.skips.tolist(), strict=True)
     line = {
         "step": step.number,
         "window": setting.window,
@@ -23,7 +23,7 @@ def write_step(file: TextIO, setting: Setting, step: Step) -> None:
         "ranks": [
             [[ids[at] for at in part.tolist()] for part in rank] for rank in step.plan.micro_batches
         ],
-        "skips": {ids[at]: count for at, count in zip(chosen, step.skips, strict=True) if count},
+        "skips": {ids[at]: count for at, count in skips if count},
         "dropped": step.dropped,
     }
     file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -77,7 +77,7 @@ class Figures:
         excess = sum(each.step for each in times) / work - 1
         step_excess = [each.step / each.mean - 1 if each.mean else 0.0 for each in times]
         tokens = np.concatenate(self._tokens)
-        skips = np.concatenate([np.array(step.skips, dtype=np.int64) for step in steps])
+        skips = np.concatenate([step.skips for step in steps])
         outliers = skips[tokens >= self._outlier_tokens]
         config, bound = setting.plan, setting.plan.max_skips
         fixed = config.outlier_max_skips

@@ -30,7 +30,7 @@ from dispatcher.core.events import (
 )
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConfigError
-from dispatcher.plan import Plan, PlanConfig, Strategy
+from dispatcher.plan import IntArray, Plan, PlanConfig, Strategy
 from dispatcher.sample import Sample
 
 
@@ -58,7 +58,7 @@ class Step:
     plan: Plan
     entries: tuple[Entry, ...]
     arrived: tuple[Sample, ...]
-    skips: tuple[int, ...]
+    skips: IntArray
     trigger: Trigger
     seconds: float
     dropped: dict[str, str]

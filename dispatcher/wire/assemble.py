@@ -5,17 +5,17 @@ samples one after the other, so that a rank finds one tensor a field and concate
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import repeat
-from typing import TypeVar
 
 from dispatcher.sample import ALIGNMENT, Sample, Schema, aligned
 from dispatcher.wire import messages as m
 from dispatcher.wire.outbox import Buffer
 
-_T = TypeVar("_T")
-
 #: Values of a field below this size in all are joined: to copy them is cheaper than to list them.
 JOINED_BYTES = 8 * 1024
+#: The sample of a row of columns: `Sample._make` without its check of the number of columns.
+_SAMPLE = partial(tuple.__new__, Sample)
 #: Group size of a sample that belongs to a group and does not say how large it is.
 UNKNOWN_GROUP_SIZE = 0
 
@@ -27,57 +27,58 @@ def samples_of(
 
     Samples live as long as they are needed, so every span has to have memory of its own.
     """
-    count = len(push.tokens)
-    none = [None] * count
-    group_ids = none if push.group_ids is None else push.group_ids
-    default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
-    given = [default] * count if push.group_sizes is None else push.group_sizes
-    sizes = [size if group else 1 for group, size in zip(group_ids, given, strict=True)]
+    sizes: Iterable[int] = repeat(1)
+    if push.group_ids is not None:
+        default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
+        given = push.group_sizes or [default] * len(push.group_ids)
+        sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=True)]
     columns = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
-        group_ids, sizes, none if push.policy_versions is None else push.policy_versions,
+        push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
     )  # fmt: skip
-    return tuple(map(Sample._make, columns))
+    return tuple(map(_SAMPLE, columns))
 
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
-    held = list(samples)
+    _, tokens, loss_tokens, *_ = zip(*samples, strict=True)
     return m.encode(
         m.Step(
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
-            num_samples=len(held),
-            tokens=sum(sample.tokens for sample in held),
-            loss_tokens=sum(sample.loss_tokens for sample in held),
-            loss_samples=sum(sample.loss_tokens > 0 for sample in held),
+            num_samples=len(tokens),
+            tokens=sum(tokens),
+            loss_tokens=sum(loss_tokens),
+            loss_samples=len(tokens) - loss_tokens.count(0),
         )
     )
 
 
 def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer]:
     """The frame of one micro-batch: header and payload as buffers to write in order."""
-    schema = samples[0].schema
-    tokens = [sample.tokens for sample in samples]
-    payload = _gather(schema, [sample.payload for sample in samples], tokens)
-    header = m.MicroBatch(
-        step=step,
-        index=index,
-        fields=m.field_headers(schema),
-        tokens=tokens,
-        loss_tokens=[sample.loss_tokens for sample in samples],
-        sample_ids=[sample.sample_id for sample in samples],
-        group_ids=_unless_empty([sample.group_id for sample in samples]),
-        policy_versions=_unless_empty([sample.policy_version for sample in samples]),
+    sample_ids, tokens, loss_tokens, schemas, spans, group_ids, _, versions = zip(
+        *samples, strict=True
     )
-    return [m.encode(header, sum(map(len, payload))), *payload]
+    header = {
+        "step": step,
+        "index": index,
+        "fields": m.plain_fields(schemas[0]),
+        "tokens": tokens,
+        "loss_tokens": loss_tokens,
+        "sample_ids": sample_ids,
+    }
+    if any(group_ids):
+        header["group_ids"] = group_ids
+    if versions.count(None) < len(versions):
+        header["policy_versions"] = versions
+    payload, nbytes = _gather(schemas[0], spans, tokens)
+    return [m.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 
 def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
     """A micro-batch of one real token and no loss, for a rank that has nothing to do."""
-    first = _first_token(sample)
-    payload = _gather(sample.schema, [memoryview(first)], [1])
+    payload, nbytes = _gather(sample.schema, [memoryview(_first_token(sample))], [1])
     header = m.MicroBatch(
         step=step,
         index=index,
@@ -87,26 +88,39 @@ def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
         loss_tokens=[0],
         sample_ids=[sample.sample_id],
     )
-    return [m.encode(header, sum(map(len, payload))), *payload]
+    return [m.encode(header, nbytes), *payload]
 
 
-def _gather(schema: Schema, spans: list[memoryview], tokens: list[int]) -> list[Buffer]:
-    """Field after field, the values of all spans, each field padded to the alignment."""
+def _gather(
+    schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]
+) -> tuple[list[Buffer], int]:
+    """Field after field, the values of all spans, each field padded; and the bytes in all."""
+    values = _cut(schema, spans, tokens)
+    total, count, stride = sum(tokens), len(spans), len(schema.units)
     buffers: list[Buffer] = []
-    starts = [0] * len(spans)
-    for per_token, per_sample in schema.units:
-        sizes = [per_token * count + per_sample for count in tokens]
-        stops = [start + size for start, size in zip(starts, sizes, strict=True)]
-        values = [span[start:stop] for span, start, stop in zip(spans, starts, stops, strict=True)]
-        size = sum(sizes)
+    nbytes = 0
+    for at, (per_token, per_sample) in enumerate(schema.units):
+        size = per_token * total + per_sample * count
+        padding = bytes(-size % ALIGNMENT)
         if size < JOINED_BYTES:
-            buffers.append(b"".join(values).ljust(aligned(size), b"\0"))
+            buffers.append(b"".join(values[at::stride]) + padding)
         else:
-            buffers += values
-            if aligned(size) != size:
-                buffers.append(bytes(aligned(size) - size))
-        starts = [(stop + ALIGNMENT - 1) & -ALIGNMENT for stop in stops]  # `aligned`, unrolled
-    return buffers
+            buffers += values[at::stride]
+            buffers.append(padding)
+        nbytes += size + len(padding)
+    return buffers, nbytes
+
+
+def _cut(schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]) -> list[memoryview]:
+    """Sample after sample, the values of its fields; `Schema.slices` without the slices."""
+    values = []
+    for span, count in zip(spans, tokens, strict=True):
+        stop = 0
+        for per_token, per_sample in schema.units:
+            start = (stop + ALIGNMENT - 1) & -ALIGNMENT  # `aligned`, unrolled
+            stop = start + per_token * count + per_sample
+            values.append(span[start:stop])
+    return values
 
 
 def _first_token(sample: Sample) -> bytes:
@@ -116,7 +130,3 @@ def _first_token(sample: Sample) -> bytes:
         value = bytes(sample.payload[cut.start : cut.start + item.nbytes(1)])
         parts.append(value.ljust(aligned(len(value)), b"\0"))
     return b"".join(parts)
-
-
-def _unless_empty(column: list[_T | None]) -> list[_T | None] | None:
-    return column if any(value is not None for value in column) else None

@@ -18,13 +18,12 @@ cuts it up says so when the header is there, and nothing has to be copied or fre
 """
 
 import struct
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 from dispatcher.errors import FrameTooLarge, ProtocolError
+from dispatcher.wire.pieces import Pieces
 
 MAGIC = b"RD"
 PREFIX = struct.Struct("<2sBBIQ")
@@ -82,9 +81,8 @@ class FrameReader:
         self.limits = limits
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0
-        #: Where bytes of the current frame are missing, in order; then nothing is staged.
-        self._missing: deque[memoryview] = deque()
-        self._filled = 0  # of the first of them
+        #: What of the current frame has memory; while it is not full, nothing is staged.
+        self._pieces = Pieces()
         self._type = self._payload_size = 0
         self._header: memoryview | None = None
         self._parts: Sequence[memoryview] | None = None
@@ -95,11 +93,10 @@ class FrameReader:
 
     def get_buffers(self) -> list[memoryview]:
         """Memory that the next bytes of the stream belong into, in order; none of it is empty."""
-        if not self._missing:
+        if self._pieces.is_full:
             self._compact()
             return [self._staging[self._end :]]
-        found = list(islice(self._missing, MAX_BUFFERS))
-        found[0] = found[0][self._filled :]
+        found = self._pieces.missing(MAX_BUFFERS)
         if len(found) < MAX_BUFFERS:
             found.append(self._staging)
         return found
@@ -111,10 +108,10 @@ class FrameReader:
         all of them before the next `get_buffers`. The iterator raises ProtocolError or
         FrameTooLarge; the stream cannot be read on after that.
         """
-        if self._missing:
-            self._start, self._end = 0, self._fill(nbytes)
-        else:
+        if self._pieces.is_full:
             self._end += nbytes
+        else:
+            self._start, self._end = 0, self._pieces.filled(nbytes)
         return iter(lambda: self._next_frame(allocate), None)
 
     def feed(self, data: bytes, allocate: Allocate = in_one_piece) -> list[Frame]:
@@ -133,12 +130,12 @@ class FrameReader:
         if self._header is None and not self._take_prefix():
             return None
         assert self._header is not None
-        if not self._take_missing():
+        if not self._is_filled():
             return None
         if self._parts is None:
             self._parts = allocate(self._type, self._header, self._payload_size)
-            self._missing.extend(part for part in self._parts if len(part))
-            if not self._take_missing():
+            self._pieces = Pieces(self._parts)
+            if not self._is_filled():
                 return None
         frame = Frame(self._type, self._header, self._parts)
         self._header = self._parts = None
@@ -159,27 +156,14 @@ class FrameReader:
         self._start += PREFIX.size
         self._payload_size = payload
         self._header = memoryview(bytearray(header))
-        if header:
-            self._missing.append(self._header)
+        self._pieces = Pieces((self._header,))
         return True
 
-    def _take_missing(self) -> bool:
-        """Move staged bytes to where they are missing; returns whether none are missing now."""
-        while self._missing and self._start < self._end:
-            rest = self._missing[0][self._filled :]
-            taken = min(len(rest), self._end - self._start)
-            rest[:taken] = self._staging[self._start : self._start + taken]
-            self._start += taken
-            self._fill(taken)
-        return not self._missing
-
-    def _fill(self, nbytes: int) -> int:
-        """Note that so many missing bytes were written; returns how many more there were."""
-        nbytes += self._filled
-        while self._missing and nbytes >= len(self._missing[0]):
-            nbytes -= len(self._missing.popleft())
-        self._filled = nbytes if self._missing else 0
-        return nbytes - self._filled
+    def _is_filled(self) -> bool:
+        """Whether no byte is missing, once what is staged is where it belongs."""
+        if not self._pieces.is_full:
+            self._start += self._pieces.copy(self._staging[self._start : self._end])
+        return self._pieces.is_full
 
     def _check(self, reserved: int, header: int, payload: int) -> None:
         if reserved or header % 8:

@@ -5,7 +5,7 @@
                    <------  Welcome*  ------>
     Push           ------>
                    <------  Blocked            (a cap holds the push back; nothing is lost)
-                   <------  Pushed             (one outcome a sample)
+                   <------  Pushed             (what became of each sample)
                                       <------  Demand, PolicyVersion
                             Step      ------>
                             MicroBatch ----->  (once per micro-batch, payload attached)
@@ -25,7 +25,7 @@ A header is checked against itself here (`Push.spans`); what it means is the cor
 from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from pydantic import Field as Declared
 
 from dispatcher.errors import ProtocolError, VersionMismatch
@@ -200,8 +200,7 @@ class Push(_Samples):
 
         Raises ProtocolError when the header's sizes and the payload's differ.
         """
-        size_of = self.schema_.nbytes
-        sizes = [size_of(tokens) for tokens in self.tokens]
+        sizes = self.schema_.sizes(self.tokens)
         if sum(sizes) != nbytes:
             raise ProtocolError(
                 f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
@@ -210,9 +209,10 @@ class Push(_Samples):
 
 
 class Pushed(Message):
-    """One outcome a sample of the push that began at `first_seq`.
+    """What became of the samples of the push that began at `first_seq`.
 
-    outcomes: accepted, duplicate, refused (never send it again) or full (send it again later).
+    outcomes: accepted, duplicate, refused (never send it again) or full (send it again later); one
+        a sample, or a single one that is the outcome of each.
     errors: message of each refused sample, by its index as a string.
     """
 
@@ -220,6 +220,16 @@ class Pushed(Message):
     first_seq: Count
     outcomes: list[str]
     errors: dict[str, str] = {}
+
+    def of_each(self, size: int) -> list[str]:
+        """The outcome of each sample of a push of `size` samples.
+
+        Raises ProtocolError if there are more or fewer.
+        """
+        found = self.outcomes * size if len(self.outcomes) == 1 else self.outcomes
+        if len(found) != size:
+            raise ProtocolError(f"{len(found)} outcomes for a push of {size} samples")
+        return found
 
 
 class Blocked(Message):
@@ -370,12 +380,19 @@ MESSAGES: dict[int, type[Message]] = {
         End, Error, Ping, Pong, Bye, CheckpointSaved,
     )
 }  # fmt: skip
+#: Headers that no model has to check.
+_PLAIN = TypeAdapter(dict[str, object])
 
 
 def encode(message: Message, payload_size: int = 0) -> bytes:
     """The frame of a message, up to its payload."""
     header = message.model_dump_json(exclude_none=True).encode()
     return encode_frame(message.type_code, header, payload_size)
+
+
+def encode_checked(kind: type[Message], header: dict[str, object], payload_size: int) -> bytes:
+    """`encode` for a message there are many of, from values that were checked when they came."""
+    return encode_frame(kind.type_code, _PLAIN.dump_json(header), payload_size)
 
 
 def decode(frame: Frame) -> Message:
@@ -400,3 +417,9 @@ def field_headers(schema: Schema) -> list[FieldHeader]:
         )
         for item in schema.fields
     ]
+
+
+@lru_cache(maxsize=64)
+def plain_fields(schema: Schema) -> list[dict[str, object]]:
+    """The same for `encode_checked`."""
+    return [header.model_dump(mode="json") for header in field_headers(schema)]

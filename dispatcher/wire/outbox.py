@@ -15,7 +15,10 @@ MAX_BUFFERS = 1024
 
 
 class Outbox:
-    """Buffers to write; they must not change before they are sent. nbytes: how much that is."""
+    """Buffers to write; they must not change before they are sent, or copied.
+
+    nbytes: how much that is.
+    """
 
     def __init__(self) -> None:
         self._buffers: deque[Buffer] = deque()
@@ -23,7 +26,7 @@ class Outbox:
 
     def put(self, buffers: Iterable[Buffer]) -> None:
         """Add buffers of bytes behind those that wait."""
-        filled = [buffer for buffer in buffers if len(buffer)]
+        filled = list(filter(len, buffers))
         self._buffers += filled
         self.nbytes += sum(map(len, filled))
 
@@ -35,10 +38,17 @@ class Outbox:
         """Note that the first `nbytes` bytes were written."""
         self.nbytes -= nbytes
         buffers = self._buffers
+        if not self.nbytes:
+            buffers.clear()
+            return
         while buffers and nbytes >= len(buffers[0]):
             nbytes -= len(buffers.popleft())
         if nbytes:
             buffers[0] = memoryview(buffers[0])[nbytes:]
+
+    def copy(self) -> None:
+        """Copy what waits: the memory that was put may change from now on."""
+        self._buffers = deque(map(bytes, self._buffers))
 
     def clear(self) -> None:
         """Forget what waits."""

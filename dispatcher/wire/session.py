@@ -89,7 +89,7 @@ class ServerSession:
         if (self.state, type(message)) not in NEXT:
             raise ProtocolError(f"{type(message).__name__} is not legal in state {self.state}")
         if isinstance(message, m.Push):
-            return [self._memory(nbytes) for nbytes in message.spans(size)]
+            return list(map(self._memory, message.spans(size)))
         if size:
             raise ProtocolError(f"{type(message).__name__} does not carry a payload")
         return ()

@@ -9,22 +9,19 @@ another rank was killed is no fault of the dispatcher's: torchrun starts all of 
 import os
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dispatcher.errors import DispatcherError, GenerationFenced
 from tests.chaos.history import Writer
 from tests.chaos.rank import FENCED, PATIENCE_S, watch_lifeline
 from tests.chaos.samples import ballast_of, names_of
+from tests.support.ddp import learn, network
 from workers import MicroBatch, MicroBatchStream
-
-VOCABULARY = 64
 
 
 def samples_of(micro_batch: MicroBatch) -> list[str]:
@@ -39,20 +36,9 @@ def samples_of(micro_batch: MicroBatch) -> list[str]:
     return names
 
 
-def learn(model: DistributedDataParallel, micro_batch: MicroBatch) -> None:
-    """Forward and backward."""
-    with nullcontext() if micro_batch.is_last else model.no_sync():
-        ids = micro_batch.input_ids % VOCABULARY
-        losses = nn.functional.cross_entropy(model(ids), ids, reduction="none")
-        loss = (losses * micro_batch.loss_weights).sum() * micro_batch.loss_scale
-        loss.backward()  # type: ignore[no-untyped-call]
-
-
 def train(stream: MicroBatchStream, history: Writer) -> None:
     """Take, train and commit steps until the stream ends."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(network(width=8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in stream:
         micro_batches = list(step)

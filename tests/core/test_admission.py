@@ -3,8 +3,9 @@
 import pytest
 
 from dispatcher.core.admission import MAX_UNANSWERED, Admission, Push
-from dispatcher.core.buffer import BufferLimits, SampleBuffer
+from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
+from dispatcher.core.room import BufferLimits
 from dispatcher.core.totals import Totals
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
@@ -58,6 +59,12 @@ def test_a_given_id_from_another_producer_is_a_duplicate() -> None:
     assert outcomes(effects) == [("q", 7, (D,))]
 
 
+def test_a_given_id_twice_in_one_push_is_a_duplicate_the_second_time() -> None:
+    admission, _ = make_admission()
+    twice = push("p", 0, make_sample("x"), make_sample("y"), make_sample("x"), named=True)
+    assert outcomes(admission.push(twice, 0.0, may_hold=True)) == [("p", 0, (A, A, D))]
+
+
 def test_a_bad_sample_does_not_spoil_its_push() -> None:
     admission, _ = make_admission()
     mixed = push("p", 0, make_sample("a"), make_sample("b", tokens=0), make_sample("c"))
@@ -76,6 +83,36 @@ def test_a_push_that_finds_no_room_is_held_and_answered_once_there_is() -> None:
     buffer.take(buffer.ready(1))
     assert outcomes(admission.retry(2.0)) == [("p", 0, (A, A, A))]
     assert admission.num_held == 0
+
+
+def test_what_is_accepted_of_a_push_that_waits_for_the_rest_is_accepted_once() -> None:
+    admission, buffer = make_admission(capacity=3)
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    admission.push(plain("", 0, 3), 0.0, may_hold=True)
+    assert len(buffer) == 3
+    buffer.take(buffer.ready(3))
+    assert outcomes(admission.retry(1.0)) == [("", 0, (A, A, A))]
+    assert len(buffer) == 1
+
+
+def test_a_smaller_sample_finds_room_where_a_larger_one_before_it_does_not() -> None:
+    buffer = SampleBuffer(BufferLimits(9, 9, 10, 10_000, 100))
+    admission = Admission(buffer, Totals(), 2, id_horizon=100)
+    samples = [make_sample(f"{at}", tokens) for at, tokens in enumerate([4, 7, 6])]
+    admission.push(push("p", 0, samples[0]), 0.0, may_hold=False)
+    answers = admission.push(push("p", 1, *samples[1:]), 0.0, may_hold=False)
+    assert outcomes(answers) == [("p", 1, (F, A))]
+
+
+def test_what_would_never_find_room_is_refused_though_others_wait() -> None:
+    buffer = SampleBuffer(BufferLimits(9, 9, 10, 10_000, 100))
+    admission = Admission(buffer, Totals(), 2, id_horizon=100)
+    admission.push(push("p", 0, make_sample("a", 6)), 0.0, may_hold=True)
+    assert isinstance(
+        admission.push(push("p", 1, make_sample("b", 6)), 0.0, may_hold=True)[0], PushHeld
+    )
+    large = admission.push(push("q", 0, make_sample("c", 11)), 0.0, may_hold=True)
+    assert outcomes(large) == [("q", 0, (R,))]
 
 
 def test_held_pushes_go_in_order_of_arrival_and_later_ones_wait_behind_them() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dispatcher.core.buffer import BufferLimits, SampleBuffer
+from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.room import BufferLimits
 from dispatcher.errors import SampleRefused
 from dispatcher.sample import DType, Field, Schema
 from tests.support.samples import make_sample

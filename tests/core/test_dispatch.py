@@ -7,7 +7,6 @@ import pytest
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
 from dispatcher.core.admission import Push
-from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import (
@@ -23,6 +22,7 @@ from dispatcher.core.events import (
     Trigger,
 )
 from dispatcher.core.freshness import StalenessPolicy
+from dispatcher.core.room import BufferLimits
 from dispatcher.core.standing import RankHello
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, PlanConfig, Strategy
@@ -33,14 +33,22 @@ from tests.support.samples import make_sample
 class Bench:
     """A core with its planner run inline, two ranks, and a clock that moves when told to."""
 
-    def __init__(self, *, batch: int = 4, window: int = 6, capacity: int = 6, **options: object):
+    def __init__(
+        self,
+        *,
+        batch: int = 4,
+        window: int = 6,
+        capacity: int = 6,
+        nbytes: int = 1 << 20,
+        **options: object,
+    ):
         self.now = 100.0
         self.planned: list[StepPlanned] = []
         self.log: list[Effect] = []
         self._next_seq = 0
         config = DispatchConfig(
             dp_size=2,
-            limits=BufferLimits(capacity, batch, None, 1 << 20, 1000),
+            limits=BufferLimits(capacity, batch, None, nbytes, 1000),
             trigger=TriggerConfig(batch, window, max_wait=2.0),
             **options,  # type: ignore[arg-type]
         )
@@ -169,8 +177,7 @@ def test_a_producer_is_held_when_the_buffer_is_full_and_goes_on_after_a_step() -
 
 
 def test_a_byte_cap_that_holds_less_than_a_batch_yields_a_smaller_step_and_counts_it() -> None:
-    bench = Bench(batch=4, window=6, capacity=6)
-    bench.core.buffer.limits = BufferLimits(6, 4, None, 3 * 32, 1000)
+    bench = Bench(batch=4, window=6, capacity=6, nbytes=3 * 32)
     bench.join()
     for _ in range(4):
         bench.push_plain(1)

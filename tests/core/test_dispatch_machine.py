@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
 from dispatcher.core.admission import Push
-from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
@@ -35,6 +34,7 @@ from dispatcher.core.events import (
 )
 from dispatcher.core.facts import Remembered
 from dispatcher.core.retained import Position
+from dispatcher.core.room import BufferLimits
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig

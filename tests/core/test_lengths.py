@@ -1,16 +1,18 @@
 """Length counts: totals, octaves and the distance of two distributions."""
 
+from math import log2
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.core.lengths import LengthCounts
+from dispatcher.core.lengths import BINS_PER_OCTAVE, COUNTED_TOGETHER, OCTAVES, LengthCounts
 
 
 def counted(lengths: list[int]) -> LengthCounts:
     counts = LengthCounts()
-    for length in lengths:
-        counts.add(length)
+    counts.add(lengths)
     return counts
 
 
@@ -20,6 +22,24 @@ def test_octaves_count_what_is_shorter_than_each_power_of_two(lengths: list[int]
     for bound, below in counts.octaves():
         assert below == sum(length < bound for length in lengths)
     assert (counts.samples, counts.tokens) == (len(lengths), sum(lengths))
+
+
+@pytest.mark.parametrize("count", [1, COUNTED_TOGETHER - 1, COUNTED_TOGETHER, 3000])
+def test_lengths_are_counted_however_many_come_at_a_time(count: int) -> None:
+    lengths = [1 + at % 700 for at in range(3000)]
+    counts = LengthCounts()
+    for start in range(0, len(lengths), count):
+        counts.add(lengths[start : start + count])
+    assert counts.counts.tolist() == counted(lengths).counts.tolist()
+    assert counts.counts.sum() == counts.samples == len(lengths)
+
+
+def test_a_length_is_in_the_bin_of_its_logarithm() -> None:
+    bins = BINS_PER_OCTAVE * OCTAVES
+    near = {round(2 ** (at / BINS_PER_OCTAVE)) + off for at in range(bins) for off in (-1, 0, 1)}
+    for length in sorted(near - {0}):
+        (found,) = np.flatnonzero(counted([length]).counts)
+        assert found == int(log2(length) * BINS_PER_OCTAVE)
 
 
 def test_equal_distributions_are_at_distance_zero_and_disjoint_ones_at_one() -> None:

@@ -7,10 +7,10 @@ import pytest
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
 from dispatcher.core.admission import Push
-from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import Deliver, Effect, EndRanks, PlanWanted, ReplanWanted
+from dispatcher.core.room import BufferLimits
 from dispatcher.core.standing import RankHello
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import PlanConfig

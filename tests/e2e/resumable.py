@@ -7,7 +7,6 @@ Each rank writes DIR/rank<r>.attempt<a>.jsonl as `trainer.py` does; at the end o
 """
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -16,12 +15,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.ddp import learn, network
 from workers import MicroBatchStream
-
-VOCABULARY = 64
 
 
 def main() -> None:
@@ -42,16 +39,15 @@ def main() -> None:
 
 def train(args: argparse.Namespace) -> None:
     rank = dist.get_rank()
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)).double()
-    model = DistributedDataParallel(network)
+    learned = network(width=16, dtype=torch.float64)
+    model = DistributedDataParallel(learned)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     latest = args.out / "latest"
     with (
         (args.out / f"rank{rank}.attempt{args.attempt}.jsonl").open("w", buffering=1) as diary,
         MicroBatchStream(args.endpoint, weights_dtype=torch.float64) as stream,
     ):
-        state = {"model": network.state_dict(), "stream": stream}
+        state = {"model": learned.state_dict(), "stream": stream}
         if latest.exists():
             dcp.load(state, checkpoint_id=latest.read_text())  # type: ignore[attr-defined]
         for step in stream:
@@ -66,11 +62,7 @@ def train(args: argparse.Namespace) -> None:
             for micro_batch in step:
                 if rank == 1 and step.number == args.die_at_step:
                     os.kill(os.getpid(), signal.SIGKILL)
-                with contextlib.nullcontext() if micro_batch.is_last else model.no_sync():
-                    ids = micro_batch.input_ids % VOCABULARY
-                    losses = nn.functional.cross_entropy(model(ids), ids, reduction="none")
-                    loss = (losses * micro_batch.loss_weights).sum() * micro_batch.loss_scale
-                    loss.backward()  # type: ignore[no-untyped-call]
+                learn(model, micro_batch)
                 samples.append([] if micro_batch.is_filler else list(micro_batch.sample_ids))
             optimizer.step()
             optimizer.zero_grad()
@@ -84,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
                     latest.write_text(str(folder))
                 stream.checkpoint_saved(stream.state_dict())
     if rank == 0:
-        torch.save(network.state_dict(), args.out / "final.pt")
+        torch.save(learned.state_dict(), args.out / "final.pt")
 
 
 if __name__ == "__main__":

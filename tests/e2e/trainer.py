@@ -7,7 +7,6 @@ committed it, so that a test can tell what was seen from what was applied.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -16,12 +15,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workers import MicroBatch, MicroBatchStream
-
-VOCABULARY = 64
+from tests.support.ddp import learn, network
+from workers import MicroBatchStream
 
 
 def main() -> None:
@@ -45,9 +42,7 @@ def main() -> None:
 
 def train(args: argparse.Namespace) -> None:
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY))
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(network(width=16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mortal = attempt == 0 and rank == args.die_rank
     with (
@@ -90,14 +85,6 @@ def train(args: argparse.Namespace) -> None:
 def await_file(path: Path) -> None:
     while not path.exists():
         time.sleep(0.05)
-
-
-def learn(model: DistributedDataParallel, micro_batch: MicroBatch) -> None:
-    with contextlib.nullcontext() if micro_batch.is_last else model.no_sync():
-        ids = micro_batch.input_ids % VOCABULARY
-        losses = nn.functional.cross_entropy(model(ids), ids, reduction="none")
-        loss = (losses * micro_batch.loss_weights).sum() * micro_batch.loss_scale
-        loss.backward()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

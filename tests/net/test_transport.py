@@ -112,6 +112,16 @@ async def test_a_peer_that_does_not_read_pauses_the_writer_until_it_has_read_eve
 
 
 @pytest.mark.asyncio
+async def test_what_is_unsent_may_change_once_it_was_copied() -> None:
+    async with connection() as (transport, _, theirs):
+        lent = bytearray(b"x" * MUCH)
+        transport.writelines([lent, b"last"])
+        transport.copy_unsent()
+        lent[:] = bytes(MUCH)
+        assert await read_all(theirs, MUCH + 4) == b"x" * MUCH + b"last"
+
+
+@pytest.mark.asyncio
 async def test_small_writes_pile_up_to_the_high_water_mark_and_no_further() -> None:
     async with connection() as (transport, recorder, theirs):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

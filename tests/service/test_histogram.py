@@ -1,5 +1,6 @@
 """A histogram of arrays shows what prometheus-client's own would have shown."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,9 +56,9 @@ def test_bounds_are_inclusive_and_what_is_beyond_counts_as_infinite() -> None:
     assert found['h_seconds_bucket{le="+Inf"}'] == found["h_seconds_count"] == 3
 
 
-def test_it_takes_any_iterable() -> None:
+def test_it_takes_an_array() -> None:
     registry, histogram, *_ = pair()
-    histogram.observe_all(value / 4 for value in range(4))
+    histogram.observe_all(np.arange(4) / 4)
     assert exposition(registry)["h_seconds_sum"] == 1.5
 
 

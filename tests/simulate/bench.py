@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dispatcher.balance.cost import Quadratic
-from dispatcher.core.buffer import BufferLimits
 from dispatcher.core.config import DispatchConfig
+from dispatcher.core.room import BufferLimits
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, PlanConfig, Strategy, Sync
 from dispatcher.simulate.trace import Trace

@@ -169,7 +169,7 @@ class Producer(WireClient):
         while not isinstance(message := self.receive()[0], m.Pushed):
             assert isinstance(message, m.Blocked), message
         assert message.first_seq == first
-        return message
+        return message.model_copy(update={"outcomes": message.of_each(len(tokens))})
 
 
 def make_push(

@@ -19,7 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -170,6 +171,14 @@ class ServeProcess:
     def _kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.wait()
+
+
+@contextmanager
+def serve(folder: Path, **options: Any) -> Iterator[str]:
+    """A dispatcher with these options, for who wants no more of it than its endpoint."""
+    folder.mkdir(exist_ok=True)
+    with ServeProcess(folder, **options) as server:
+        yield server.endpoint
 
 
 class _Started:

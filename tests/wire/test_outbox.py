@@ -42,6 +42,17 @@ def test_it_offers_no_more_buffers_than_one_system_call_takes() -> None:
     assert len(outbox.head()) == 5
 
 
+def test_after_a_copy_what_was_put_may_change() -> None:
+    outbox, payload = Outbox(), bytearray(b"payload")
+    outbox.put([payload, memoryview(payload)[2:]])
+    outbox.sent(3)
+    outbox.copy()
+    payload[:] = bytes(len(payload))
+    assert b"".join(outbox.head()) == b"load" + b"yload"
+    outbox.sent(9)
+    assert (outbox.nbytes, outbox.head()) == (0, [])
+
+
 def test_nothing_is_copied() -> None:
     outbox, payload = Outbox(), bytearray(b"payload")
     outbox.put([payload])

@@ -30,6 +30,12 @@ def test_a_worked_example() -> None:
     assert schema.names == ("input_ids", "loss_mask")
 
 
+@given(schemas, st.lists(st.integers(0, 2**31 - 1), max_size=5))
+def test_a_span_is_as_large_as_its_fields_each_padded(schema: Schema, tokens: list[int]) -> None:
+    sizes = [sum(aligned(item.nbytes(count)) for item in schema.fields) for count in tokens]
+    assert schema.sizes(tokens) == sizes == [schema.nbytes(count) for count in tokens]
+
+
 def test_a_field_has_its_bytes_by_token_or_by_sample() -> None:
     assert EMBEDDING.nbytes(5) == 5 * 3 * 2 * 2
     assert REWARD.nbytes(5) == REWARD.nbytes(1) == 4

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.processes import serve
+from dispatcher.wire.endpoint import Endpoint
+from tests.support.server import serve
 from workers import RankClient, RolloutProducer, RolloutSample
+from workers.connection import connect
 
 SAMPLES, RANKS = 64, 2
 
@@ -25,7 +27,7 @@ class BreakingProxy:
     def __init__(self, path: Path, upstream: str, seed: int) -> None:
         self.endpoint = f"unix:{path}"
         self.cuts = 0
-        self._upstream = upstream.removeprefix("unix:")
+        self._upstream = Endpoint.parse(upstream)
         self._random = random.Random(seed)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -43,8 +45,8 @@ class BreakingProxy:
         with suppress(OSError):
             while True:
                 client = self._listener.accept()[0]
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._upstream)
+                server = connect(self._upstream, timeout=10)
+                server.settimeout(None)
                 self._open += [client, server]
                 for source, sink in ((client, server), (server, client)):
                     budget = self._random.randrange(100, 400 * 2 ** min(self.cuts // 4, 20))

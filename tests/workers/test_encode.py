@@ -1,5 +1,6 @@
 """Fields become one span that the schema describes, or an error that names the field."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,26 @@ from hypothesis import strategies as st
 
 from dispatcher.errors import SampleRefused
 from dispatcher.sample import DType
-from workers.encode import EncodedSample, RolloutSample, encode_sample
+from workers.batches import JOINED_BYTES, payload
+from workers.encode import EncodedSample, Encoder, RolloutSample
 
 
 def encode(per_sample: tuple[str, ...] = (), **fields: Any) -> EncodedSample:
-    return encode_sample(RolloutSample({"input_ids": [5, 6, 7], **fields}), per_sample)
+    return Encoder(per_sample).encode(RolloutSample({"input_ids": [5, 6, 7], **fields}))
+
+
+def encode_only(**fields: Any) -> EncodedSample:
+    return Encoder().encode(RolloutSample(fields))
+
+
+def span(*samples: EncodedSample) -> bytes:
+    return b"".join(payload(samples))
 
 
 def values(encoded: EncodedSample, name: str) -> bytes:
     """The bytes of one field, found through the schema alone."""
     place = encoded.schema.slices(encoded.tokens)[encoded.schema.names.index(name)]
-    return bytes(encoded.span[place])
+    return span(encoded)[place]
 
 
 def dtype_of(encoded: EncodedSample, name: str) -> DType:
@@ -29,7 +39,7 @@ def dtype_of(encoded: EncodedSample, name: str) -> DType:
 
 def test_lists_arrays_and_tensors_make_the_same_span() -> None:
     spans = {
-        bytes(encode_sample(RolloutSample({"input_ids": ids, "logprobs": floats})).span)
+        span(encode_only(input_ids=ids, logprobs=floats))
         for ids, floats in [
             ([1, 2], [0.5, -1.0]),
             (np.array([1, 2]), np.array([0.5, -1.0], np.float32)),
@@ -59,9 +69,9 @@ def test_big_endian_arrays_travel_in_little_endian() -> None:
 
 
 def test_the_order_of_fields_does_not_matter() -> None:
-    first = encode_sample(RolloutSample({"input_ids": [1], "b": [1], "a": [2]}))
-    second = encode_sample(RolloutSample({"a": [2], "b": [1], "input_ids": [1]}))
-    assert (first.schema, first.span) == (second.schema, second.span)
+    first = encode_only(input_ids=[1], b=[1], a=[2])
+    second = encode_only(a=[2], b=[1], input_ids=[1])
+    assert (first.schema, span(first)) == (second.schema, span(second))
 
 
 def test_a_scalar_or_a_named_field_is_per_sample_and_others_are_per_token() -> None:
@@ -104,7 +114,7 @@ def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], complaint: str) 
 
 def test_input_ids_are_required() -> None:
     with pytest.raises(SampleRefused, match="no field input_ids"):
-        encode_sample(RolloutSample({"x": [1]}))
+        encode_only(x=[1])
 
 
 def test_an_object_array_is_refused_and_never_serialised() -> None:
@@ -114,7 +124,66 @@ def test_an_object_array_is_refused_and_never_serialised() -> None:
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(0, 3))
 def test_a_span_has_the_size_its_schema_says(ids: list[int], width: int) -> None:
-    fields = {"input_ids": ids, "x": np.zeros((len(ids), width + 1), np.int16)}
-    encoded = encode_sample(RolloutSample(fields))
-    assert len(encoded.span) == encoded.schema.nbytes(len(ids))
+    encoded = encode_only(input_ids=ids, x=np.zeros((len(ids), width + 1), np.int16))
+    assert len(span(encoded)) == encoded.nbytes == encoded.schema.nbytes(len(ids))
     assert values(encoded, "input_ids") == np.array(ids, np.int64).tobytes()
+
+
+def test_large_arrays_are_sent_from_where_they_are_and_all_else_is_joined() -> None:
+    ids = np.arange(JOINED_BYTES // 8)
+    features = torch.ones(len(ids), 5, dtype=torch.bfloat16)
+    sample = encode_only(input_ids=ids, loss_mask=ids > 3, features=features)
+    buffers = payload([sample] * 2)
+    assert [len(buffer) for buffer in buffers] == 2 * [features.nbytes, ids.nbytes, len(ids)]
+    ids[0], features[0, 0] = 77, 0.0
+    bits = features.view(torch.int16).numpy().tobytes()
+    assert b"".join(buffers) == 2 * (bits + ids.tobytes() + (np.arange(len(ids)) > 3).tobytes())
+
+
+def test_an_array_at_any_address_travels() -> None:
+    ids = np.frombuffer(bytes(range(256)) * 64, np.uint8)[3:-5].view(np.int64)
+    assert not ids.flags.aligned
+    assert span(encode_only(input_ids=ids)) == ids.tobytes()
+
+
+#: What a field may be, by its name and the number of tokens.
+_FIELDS: list[tuple[str, Callable[[int], Any]]] = [
+    ("x", lambda n: np.arange(n, dtype=np.int16)),
+    ("x", lambda n: np.arange(n, dtype=">i2")),
+    ("x", lambda n: np.arange(2 * n, dtype=np.int16)[::2]),
+    ("x", lambda n: np.arange(n, dtype=np.float32)),
+    ("x", lambda n: torch.arange(n, dtype=torch.bfloat16)),
+    ("x", lambda n: torch.arange(n, dtype=torch.int16)),
+    ("x", lambda n: torch.arange(2.0 * n, requires_grad=True).reshape(2, -1).t()),
+    ("x", lambda n: list(range(n))),
+    ("x", lambda n: np.zeros((n, 2, 3), np.uint8)),
+    ("x", lambda n: np.zeros(n + 1)),
+    ("x", str),
+    ("grid", lambda n: np.arange(n % 3 + 1)),
+    ("reward", np.float32),
+    ("reward", float),
+    ("loss_mask", lambda n: np.arange(n) % 3 == 0),
+    ("loss_mask", lambda n: torch.arange(n) % 2),
+    ("loss_mask", np.arange),
+    ("input_ids", torch.arange),
+    ("input_ids", lambda n: np.zeros((n, 1), np.int64)),
+    ("input_ids", int),
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sets(st.sampled_from(_FIELDS))), max_size=6))
+def test_what_came_before_makes_no_difference(
+    samples: list[tuple[int, set[tuple[str, Callable[[int], Any]]]]],
+) -> None:
+    def told(encoder: Encoder, sample: RolloutSample) -> object:
+        try:
+            encoded = encoder.encode(sample)
+        except SampleRefused as refused:
+            return str(refused)
+        return encoded._replace(arrays=[]), span(encoded)
+
+    experienced = Encoder(("grid",))
+    for tokens, chosen in samples:
+        made = {name: make(tokens) for name, make in sorted(chosen, key=_FIELDS.index)}
+        sample = RolloutSample({"input_ids": np.arange(tokens)} | made)
+        assert told(experienced, sample) == told(Encoder(("grid",)), sample)

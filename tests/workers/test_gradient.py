@@ -5,7 +5,6 @@ batches with the loss as a textbook writes it. Parameters must agree after sever
 """
 
 import json
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workers.processes import ROOT, own_group, serve
+from tests.e2e.harness import finish, running
+from tests.support.server import serve
 from tests.workers.tiny_model import VOCABULARY, TinyModel, flat, optimizers
 from workers import RolloutProducer, RolloutSample
 
@@ -40,17 +40,10 @@ def rollouts() -> dict[str, RolloutSample]:
 
 def torchrun(ranks: int, *arguments: str) -> None:
     """Run the trainer on this many DP ranks and wait for it."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     trainer = str(Path(__file__).with_name("train_ddp.py"))
-    with own_group(
-        [*command, f"--nproc-per-node={ranks}", trainer, *arguments], environment
-    ) as process:
-        assert process.wait(100) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with running(*command, f"--nproc-per-node={ranks}", trainer, *arguments) as process:
+        finish(process)
 
 
 def push_all(endpoint: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dispatcher.errors import ProtocolError, SampleRefused
 from dispatcher.wire import messages as m
-from workers.batches import batches
-from workers.encode import EncodedSample, RolloutSample, encode_sample
+from workers.batches import JOINED_BYTES, batches
+from workers.encode import EncodedSample, Encoder, RolloutSample
 from workers.producer_core import Outcome, ProducerCore, Settled
 
 
@@ -20,7 +21,7 @@ def encoded(
     group_id: str | None = None,
     size: int | None = None,
 ) -> EncodedSample:
-    return encode_sample(RolloutSample({"input_ids": [1] * tokens}, sample_id, group_id, size))
+    return Encoder().encode(RolloutSample({"input_ids": [1] * tokens}, sample_id, group_id, size))
 
 
 def welcome(credits_: int = 2, max_payload_bytes: int = 1 << 20) -> m.WelcomeProducer:
@@ -153,6 +154,32 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     assert pushes(core, 1.0) == []
 
 
+def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None:
+    core = connected(credits_=1)
+    core.connected(welcome(1, max_payload_bytes=1 << 30))
+    ids = np.arange(JOINED_BYTES)
+    core.submit([Encoder().encode(RolloutSample({"input_ids": ids}))])
+    ((_, lent),) = core.outgoing(0.0)
+    core.abandon(0)
+    before = ids.tobytes()
+    ids[:] = 0
+    assert b"".join(lent) == ids.tobytes()
+    core.disconnected()
+    core.connected(welcome(1, max_payload_bytes=1 << 30))
+    ((_, kept),) = core.outgoing(0.0)
+    assert b"".join(kept) == before
+
+
+def test_one_outcome_may_stand_for_all_samples_of_a_push() -> None:
+    core = connected()
+    core.submit([encoded(sample_id=name) for name in "abc"])
+    said(core)
+    assert core.handle(pushed(0, "full"), 0.0) == []
+    assert pushes(core, 1.0) == [0]
+    (settled,) = core.handle(pushed(0, "duplicate"), 1.0)
+    assert settled.outcomes == (Outcome.DUPLICATE,) * 3
+
+
 def test_a_control_waits_for_the_pushes_it_is_about_and_for_its_pong() -> None:
     core = connected(credits_=1)
     core.submit([encoded()])
@@ -221,7 +248,7 @@ def test_what_no_dispatcher_takes_is_refused_before_it_has_a_number() -> None:
 def test_batches_break_where_one_push_cannot_go_on() -> None:
     plain, named, wide = encoded(), encoded(sample_id="a"), encoded(tokens=4)
     unsized, sized = encoded(group_id="g"), encoded(group_id="g", size=2)
-    two_fields = encode_sample(RolloutSample({"input_ids": [1], "x": [1]}))
+    two_fields = Encoder().encode(RolloutSample({"input_ids": [1], "x": [1]}))
 
     def sizes(*samples: EncodedSample) -> list[int]:
         return [len(batch) for batch in batches(samples, 48)]
@@ -316,7 +343,7 @@ class Model(RuleBasedStateMachine):
         for message, payload in self.core.outgoing(self.now):
             assert self.online
             assert isinstance(message, m.Push)
-            assert message.spans(sum(map(len, payload))) == [len(span) for span in payload]
+            assert message.spans(sum(map(len, payload))) == [8] * len(message.tokens)
             self.inbound.append(message)
 
     @invariant()

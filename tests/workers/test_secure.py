@@ -16,7 +16,7 @@ from dispatcher.errors import (
     Unauthorized,
 )
 from tests.support.certificates import Authority, Pair, write_token
-from tests.workers.processes import serve
+from tests.support.server import serve
 from workers import (
     AsyncRolloutProducer,
     Credentials,

@@ -123,7 +123,7 @@ def test_the_producer_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; import workers; "
         "workers.RolloutProducer; workers.AsyncRolloutProducer; workers.RankClient; "
-        "from workers.encode import *; encode_sample(RolloutSample({'input_ids': [1]}))"
+        "from workers.encode import *; Encoder().encode(RolloutSample({'input_ids': [1]}))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
 

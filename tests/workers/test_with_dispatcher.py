@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
-from tests.workers.processes import serve
+from tests.support.server import serve
 from workers import AsyncRolloutProducer, Outcome, RankClient, RolloutProducer, RolloutSample
 from workers.payload import arrays
 from workers.rank_client import RankStep
@@ -21,7 +21,7 @@ FIELDS = {"input_ids": [1, 2, 3]}
 def endpoint(tmp_path: Path) -> Iterator[str]:
     """Over TCP: two DP ranks, steps of four samples, a buffer of six."""
     options = {"dp_size": 2, "dispatch_batch_size": 4, "micro_batch_tokens": 16}
-    with serve(tmp_path / "server", listen="127.0.0.1:0", **options) as address:
+    with serve(tmp_path / "server", **options) as address:
         yield address
 
 

@@ -18,7 +18,8 @@ from tests.bench.plane.plane import settings
 from tests.bench.plane.rank import DP_SIZE
 from tests.support.client import Producer
 from tests.support.server import ServeProcess
-from workers.encode import EncodedSample, RolloutSample, encode_sample
+from workers.batches import payload
+from workers.encode import EncodedSample, Encoder, RolloutSample
 
 
 class BarePlane:
@@ -26,7 +27,8 @@ class BarePlane:
 
     def __init__(self, load: Load, producer: Producer, ranks: list[Child]) -> None:
         self._load, self._producer, self._ranks = load, producer, ranks
-        self._pool = [encode_sample(RolloutSample(load.fields(i))) for i in range(load.pool)]
+        encode = Encoder().encode
+        self._pool = [encode(RolloutSample(load.fields(at))) for at in range(load.pool)]
         self._next = 0
 
     def pace(self, rate: float) -> list[float]:
@@ -63,8 +65,8 @@ class BarePlane:
             first_seq=first,
             floor=floor,
         )
-        payload = b"".join(it.span for it in members)
-        return m.encode(push, len(payload)) + payload
+        spans = b"".join(payload(members))
+        return m.encode(push, len(spans)) + spans
 
     def _hear(self) -> None:
         """Take the answers that are there; a refusal fails."""

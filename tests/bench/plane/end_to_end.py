@@ -2,16 +2,17 @@
 
 One producer process, a `dispatcher serve` process, two rank processes. The clock runs from the
 call of the first push to the moment when the last rank has committed the last step. Beside it the
-raw relay moves the same bytes; runs alternate, each side after a run that does not count.
-Ranks prefetch two steps, as they do where the next step must not wait for a plan.
+raw relay moves the same bytes, and so does one that holds samples as we do and decides nothing;
+runs alternate, each side after a run that does not count. Ranks prefetch two steps, as they do
+where the next step must not wait for a plan.
 """
 
 from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 
-from tests.bench.plane.floor import floor
+from tests.bench.plane.floor import floor, held_relay, raw_relay
 from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import plane
+from tests.bench.plane.plane import WINDOW_MULTIPLE, plane
 from tests.bench.plane.rows import Row, row
 
 MEGA = 1e6
@@ -40,15 +41,21 @@ def beside_journal(load: Load, rounds: int) -> Iterator[Row]:
 
 
 def end_to_end(load: Load, rounds: int) -> Iterator[Row]:
-    """The floor's row, then ours."""
-    ours: list[float] = []
-    raw: list[float] = []
-    with plane(load, rank=RANK) as moving, floor(load, relay=True) as floors:
+    """The floors' rows, then ours."""
+    hold = int(load.batch * WINDOW_MULTIPLE)
+    rates: dict[str, list[float]] = {"raw-relay": [], "held-relay": [], "end-to-end": []}
+    with (
+        plane(load, rank=RANK) as moving,
+        floor(load, raw_relay) as relay,
+        floor(load, held_relay(hold)) as holding,
+    ):
         moving.join()
         for _ in range(rounds + 1):
-            raw.append(floors.run())
-            ours.append(load.run_bytes / moving.run())
+            rates["raw-relay"].append(relay.run() / MEGA)
+            rates["held-relay"].append(holding.run() / MEGA)
+            rates["end-to-end"].append(load.run_bytes / moving.run() / MEGA)
         moving.finish()
-    relay = row(f"raw-relay-{load.name}", "MB/s", [rate / MEGA for rate in raw[1:]])
-    yield relay
-    yield row(f"end-to-end-{load.name}", "MB/s", [rate / MEGA for rate in ours[1:]], relay)
+    (first, fastest), *others = rates.items()
+    yield (bound := row(f"{first}-{load.name}", "MB/s", fastest[1:]))
+    for name, found in others:
+        yield row(f"{name}-{load.name}", "MB/s", found[1:], bound)

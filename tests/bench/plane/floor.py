@@ -1,9 +1,9 @@
 """Runs of the floors; see `raw`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
-from tests.bench.plane.children import Child, all_of
+from tests.bench.plane.children import Child
 from tests.bench.plane.loads import Load
 from tests.bench.plane.raw import RECEIVERS
 
@@ -37,26 +37,37 @@ class Floor:
         return took
 
 
+#: Starts what stands between a sender and the receivers at these ports.
+Middle = Callable[[Load, list[int]], Child]
+
+
+def raw_relay(load: Load, ports: list[int]) -> Child:
+    """Blocking sockets and one buffer; see `raw`."""
+    return Child(MODULE, {"role": "relay", "ports": ports, **load.order()})
+
+
+def held_relay(hold: int) -> Middle:
+    """The dispatcher's sockets and memory, and nothing that it decides; see `held`."""
+
+    def start(load: Load, ports: list[int]) -> Child:
+        return Child("tests.bench.plane.held", {"hold": hold, "ports": ports, **load.order()})
+
+    return start
+
+
 @contextmanager
-def floor(load: Load, *, relay: bool) -> Iterator[Floor]:
-    """A sender, two receivers and, if wanted, a relay between them."""
-    receivers = [
-        Child(MODULE, {"role": "receiver", "place": place, **load.order()})
-        for place in range(RECEIVERS)
-    ]
-    with all_of(*receivers):
+def floor(load: Load, through: Middle | None = None) -> Iterator[Floor]:
+    """A sender and two receivers, with something between them or not."""
+    with ExitStack() as stack:
+        receivers = [
+            stack.enter_context(Child(MODULE, {"role": "receiver", "place": at, **load.order()}))
+            for at in range(RECEIVERS)
+        ]
         ports = [child.hear()["port"] for child in receivers]
-        if not relay:
-            with _child("sender", load, ports) as sender:
-                sender.hear()
-                yield Floor(load, sender, receivers)
-            return
-        with _child("relay", load, ports) as middle:
-            entry = [middle.hear()["port"]]
-            with _child("sender", load, entry) as sender:
-                sender.hear()
-                yield Floor(load, sender, receivers)
-
-
-def _child(role: str, load: Load, ports: list[int]) -> Child:
-    return Child(MODULE, {"role": role, "ports": ports, **load.order()})
+        if through is not None:
+            middle = stack.enter_context(through(load, ports))
+            ports = [middle.hear()["port"]]
+        given = {"role": "sender", "ports": ports, **load.order()}
+        sender = stack.enter_context(Child(MODULE, given))
+        sender.hear()
+        yield Floor(load, sender, receivers)

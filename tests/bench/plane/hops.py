@@ -19,11 +19,10 @@ step.
 """
 
 from collections.abc import Iterator
-from itertools import chain
 
 from tests.bench.plane.bare_plane import bare_plane
 from tests.bench.plane.end_to_end import MEGA
-from tests.bench.plane.floor import floor
+from tests.bench.plane.floor import floor, held_relay, raw_relay
 from tests.bench.plane.loads import Load
 from tests.bench.plane.plane import plane
 from tests.bench.plane.rows import Row, latency_rows, row
@@ -35,7 +34,7 @@ def one_hop(load: Load, rounds: int) -> Iterator[Row]:
     """The floor's row, then ours."""
     ours: list[float] = []
     raw: list[float] = []
-    with plane(load, buffer_capacity=load.samples) as moving, floor(load, relay=False) as floors:
+    with plane(load, buffer_capacity=load.samples) as moving, floor(load) as floors:
         for _ in range(rounds + 1):
             raw.append(floors.run() / MEGA)
             moving.push(load.samples)
@@ -50,12 +49,20 @@ def hop_latency(load: Load, rounds: int) -> Iterator[Row]:
     """The floor's rows, then ours."""
     ours: list[list[float]] = []
     raw: list[list[float]] = []
-    with bare_plane(load) as bare, floor(load, relay=True) as floors:
+    held: list[list[float]] = []
+    with (
+        bare_plane(load) as bare,
+        floor(load, raw_relay) as relay,
+        floor(load, held_relay(0)) as holding,
+    ):
         for _ in range(rounds + 1):
-            raw.append(floors.pace(PACE))
+            raw.append(relay.pace(PACE))
+            held.append(holding.pace(PACE))
             ours.append(bare.pace(PACE))
-    relay = list(latency_rows("raw-relay-latency-50mbps", raw[1:]))
-    yield from chain(relay, latency_rows("hop-latency-50mbps", ours[1:], relay))
+    floors = list(latency_rows("raw-relay-latency-50mbps", raw[1:]))
+    yield from floors
+    yield from latency_rows("held-relay-latency-50mbps", held[1:], floors)
+    yield from latency_rows("hop-latency-50mbps", ours[1:], floors)
 
 
 def push_to_loop(load: Load, rounds: int) -> Iterator[Row]:

@@ -24,8 +24,8 @@ IntArray = NDArray[np.int64]
 
 #: More than any sample has tokens, so that a token id names its sample.
 SPACING = 1 << 24
-#: Bytes a token: int64, float32 and bool.
-PLAIN_BYTES = 13
+#: Bytes a token of each field that every load has: int64, float32 and bool.
+PLAIN_FIELD_BYTES = (8, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Shape:
     @property
     def token_bytes(self) -> int:
         """Payload bytes of one token over all fields."""
-        return PLAIN_BYTES + 2 * self.width
+        return sum(PLAIN_FIELD_BYTES) + 2 * self.width
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""Memory in pieces that bytes are received into, from its start to its end."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
+
+
+class Pieces:
+    """Pieces of memory, one after the other; `is_full` once each of them is."""
+
+    def __init__(self, pieces: Iterable[memoryview] = ()) -> None:
+        self._pieces = list(filter(len, pieces))
+        #: Where each piece ends, counted from the start of the first.
+        self._ends = list(accumulate(map(len, self._pieces)))
+        self._full = self._filled = 0  # pieces, and bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no byte is missing."""
+        return self._full == len(self._pieces)
+
+    def missing(self, count: int) -> list[memoryview]:
+        """The memory that the next bytes belong into, in order: at most so many pieces."""
+        found = self._pieces[self._full : self._full + count]
+        if found:
+            found[0] = found[0][self._filled - self._ends[self._full] :]
+        return found
+
+    def filled(self, nbytes: int) -> int:
+        """Note that so many more bytes were written; returns how many of them had no room here."""
+        total = self._ends[-1] if self._ends else 0
+        beyond = max(0, self._filled + nbytes - total)
+        self._filled += nbytes - beyond
+        self._full = bisect_right(self._ends, self._filled, lo=self._full)
+        return beyond
+
+    def copy(self, data: memoryview) -> int:
+        """Take over as much as is missing; returns how many bytes that was."""
+        copied = 0
+        for piece in self.missing(len(self._pieces)):
+            taken = min(len(piece), len(data) - copied)
+            piece[:taken] = data[copied : copied + taken]
+            copied += taken
+            if copied == len(data):
+                break
+        self.filled(copied)
+        return copied
