@@ -14,14 +14,16 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import DType
 from dispatcher.wire import messages as m
 from workers.held_steps import Received
-from workers.payload import Block, blocks
+from workers.payload import Block
 
 _TORCH: dict[DType, torch.dtype] = {item: getattr(torch, item.value) for item in DType}
 
@@ -114,8 +116,7 @@ def collate(received: Received, step: m.Step, config: CollateConfig) -> MicroBat
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`."""
     header = received.header
     per_token, per_sample = _fields(received)
-    lengths = torch.tensor(header.tokens)
-    weights = _loss_weights(header, per_token.get("loss_mask"), lengths, config)
+    weights = _loss_weights(header, per_token.get("loss_mask"), config)
     if header.is_filler and "loss_mask" in per_token:
         per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])
     per_token["input_ids"] = per_token["input_ids"].long()
@@ -157,7 +158,7 @@ def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Per-token tensors [total, ...] and per-sample tensors [n, ...]: views of the payload."""
     per_token: dict[str, Tensor] = {}
     per_sample: dict[str, Tensor] = {}
-    for block in blocks(received.header.schema_, received.header.tokens)[0]:
+    for block in received.blocks:
         home = per_token if block.field.per_token else per_sample
         home[block.field.name] = _view(block, received.payload)
     if "input_ids" not in per_token:
@@ -166,37 +167,41 @@ def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _view(block: Block, payload: memoryview) -> Tensor:
-    count = block.field.unit // block.field.dtype.itemsize * block.shape[0]
-    flat = torch.frombuffer(
-        payload, dtype=_TORCH[block.field.dtype], count=count, offset=block.offset
+    values = torch.frombuffer(
+        payload, dtype=_TORCH[block.field.dtype], count=block.values, offset=block.offset
     )
-    return flat.reshape(block.shape)
+    return values.view(block.shape) if block.field.shape else values
 
 
-def _loss_weights(
-    header: m.MicroBatch, mask: Tensor | None, lengths: Tensor, config: CollateConfig
-) -> Tensor:
+def _loss_weights(header: m.MicroBatch, mask: Tensor | None, config: CollateConfig) -> Tensor:
     """Weight of every token, [total]: 1 or 0, or shares of one a sample for sequence-mean."""
     total = sum(header.tokens)
     if header.is_filler:
         return torch.zeros(total, dtype=config.weights_dtype)
-    weights = (torch.ones(total) if mask is None else mask).to(config.weights_dtype)
+    weights = (torch.ones(total) if mask is None else _as_floats(mask)).to(config.weights_dtype)
     if config.loss_normalisation is LossNormalisation.TOKEN_MEAN:
         return weights
-    counted = torch.tensor(header.loss_tokens, dtype=config.weights_dtype)
-    return weights / torch.repeat_interleave(counted.clamp(min=1), lengths)
+    counted = np.maximum(header.loss_tokens, 1)
+    return weights / torch.from_numpy(np.repeat(counted, header.tokens))
+
+
+def _as_floats(mask: Tensor) -> Tensor:
+    """The same numbers; numpy is several times as fast with the usual kind of mask."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.from_numpy(mask.numpy().astype(np.float32))
 
 
 def _positions(tokens: list[int]) -> Tensor:
     """0, 1, 2, ... from the start of every sample, [total]."""
     count = _count_to(1 << max(tokens).bit_length())
-    return torch.cat([count[:size] for size in tokens])
+    return torch.from_numpy(np.concatenate([count[:size] for size in tokens]))
 
 
 @lru_cache(maxsize=4)
-def _count_to(size: int) -> Tensor:
+def _count_to(size: int) -> NDArray[np.int64]:
     """0, 1, ... size - 1, to be copied from; the sizes are few, as they are powers of two."""
-    return torch.arange(size)
+    return np.arange(size)
 
 
 def _bounds(tokens: list[int]) -> list[int]:
@@ -204,7 +209,7 @@ def _bounds(tokens: list[int]) -> list[int]:
 
 
 def _packed(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:
-    return {**per_token, "cu_seqlens": torch.tensor(_bounds(tokens), dtype=torch.int32)}
+    return {**per_token, "cu_seqlens": torch.from_numpy(np.array(_bounds(tokens), np.int32))}
 
 
 def _padded(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:

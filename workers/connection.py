@@ -23,22 +23,27 @@ READ_AT_ONCE = 4 * 1024 * 1024
 
 
 class Waker:
-    """Interrupts a `poll` from any thread."""
+    """Interrupts a `poll` from any thread; until it is cleared, one wake stands for many."""
 
     def __init__(self) -> None:
         self.receiver, self._sender = socket.socketpair()
         self.receiver.setblocking(False)
         self._sender.setblocking(False)
+        self._woken = False
 
     def wake(self) -> None:
         """Have the running `poll`, or the next one, return at once."""
+        if self._woken:
+            return
+        self._woken = True
         with suppress(BlockingIOError):  # full: many wakes are one
             self._sender.send(b"\0")
 
     def clear(self) -> None:
-        """Forget the wakes so far."""
+        """Forget the wakes so far; look for what they were about afterwards."""
         with suppress(BlockingIOError):
             self.receiver.recv(4096)
+        self._woken = False
 
     def close(self) -> None:
         """Free the sockets."""

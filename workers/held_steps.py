@@ -7,12 +7,13 @@ dispatcher cannot have sent raises ProtocolError and changes nothing; one that i
 reconnect changes nothing either.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dispatcher.errors import ProtocolError, StepContractError
 from dispatcher.wire import messages as m
-from workers.payload import check_payload
+from workers.payload import Block, cut
 
 
 class StepState(StrEnum):
@@ -33,10 +34,11 @@ ON_RELEASE = {
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A micro-batch as it came: its header and its payload."""
+    """A micro-batch as it came: its header, its payload, and where the fields lie in it."""
 
     header: m.MicroBatch
     payload: memoryview = field(repr=False)
+    blocks: Sequence[Block]
 
 
 @dataclass(slots=True)
@@ -103,8 +105,8 @@ class HeldSteps:
                 f"micro-batch {header.index} of step {header.step}, which has "
                 f"{held.header.num_micro_batches} of which {due} came before"
             )
-        check_payload(header, payload)
-        held.micro_batches.append(Received(header, payload))
+        blocks = cut(held.header.schema_, header, payload)
+        held.micro_batches.append(Received(header, payload, blocks))
 
     def release(self, step: int) -> None:
         """Every DP rank holds this step."""

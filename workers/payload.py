@@ -6,7 +6,8 @@ packing: no value is moved.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,47 +22,51 @@ _NUMPY = {item: np.dtype(str(item)) for item in DType if item is not DType.BFLOA
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One field over all samples of a micro-batch.
 
-    offset: bytes from the start of the payload. shape: [total tokens, ...] for a per-token field,
-    [samples, ...] otherwise.
+    offset: bytes from the start of the payload. rows: tokens of all samples for a per-token field,
+    samples otherwise.
     """
 
     field: Field
     offset: int
-    shape: tuple[int, ...]
+    rows: int
+
+    @property
+    def values(self) -> int:
+        """Values of all rows together."""
+        return self.rows * prod(self.field.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[total tokens, ...] for a per-token field, [samples, ...] otherwise."""
+        return (self.rows, *self.field.shape)
 
 
-def blocks(schema: Schema, tokens: Sequence[int]) -> tuple[list[Block], int]:
-    """Blocks of a micro-batch whose samples have these token counts, and the payload's bytes."""
-    found, offset, total = [], 0, sum(tokens)
-    for field in schema.fields:
-        lead = total if field.per_token else len(tokens)
-        found.append(Block(field, offset, (lead, *field.shape)))
-        offset = aligned(offset + field.unit * lead)
-    return found, offset
-
-
-def check_payload(header: m.MicroBatch, payload: memoryview) -> None:
-    """Raise ProtocolError when header and payload disagree about the size."""
-    _, nbytes = blocks(header.schema_, header.tokens)
-    if nbytes != payload.nbytes:
+def cut(schema: Schema, header: m.MicroBatch, payload: memoryview) -> list[Block]:
+    """The blocks of a payload. Raises ProtocolError when its header describes another size."""
+    tokens, samples = sum(header.tokens), len(header.tokens)
+    found, offset = [], 0
+    for field, (per_token, per_sample) in zip(schema.fields, schema.units, strict=True):
+        found.append(Block(field, offset, tokens if per_token else samples))
+        offset = aligned(offset + per_token * tokens + per_sample * samples)
+    if offset != payload.nbytes:
         raise ProtocolError(
-            f"micro-batch {header.index} of step {header.step} describes {nbytes} payload bytes, "
+            f"micro-batch {header.index} of step {header.step} describes {offset} payload bytes, "
             f"the frame carries {payload.nbytes}"
         )
+    return found
 
 
-def arrays(header: m.MicroBatch, payload: memoryview) -> dict[str, NDArray[np.generic]]:
+def arrays(payload: memoryview, blocks: Sequence[Block]) -> dict[str, NDArray[np.generic]]:
     """Fields as numpy views of the payload: [total tokens, ...] or [samples, ...]; no copy.
 
     bfloat16 values come as their bits, in uint16.
     """
-    found: dict[str, NDArray[np.generic]] = {}
-    for block in blocks(header.schema_, header.tokens)[0]:
-        stop = block.offset + block.field.unit * block.shape[0]
-        raw = np.frombuffer(payload[block.offset : stop], dtype=_NUMPY[block.field.dtype])
-        found[block.field.name] = raw.reshape(block.shape)
-    return found
+    return {
+        block.field.name: np.frombuffer(
+            payload, _NUMPY[block.field.dtype], block.values, block.offset
+        ).reshape(block.shape)
+        for block in blocks
+    }

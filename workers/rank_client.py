@@ -15,12 +15,13 @@ from typing import Literal, Self, TypeVar
 from uuid import uuid4
 
 from dispatcher.errors import ClientClosed
-from dispatcher.net.memory import Memory, uninitialised
+from dispatcher.net.memory import Memory
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
 from workers.credentials import Credentials
 from workers.held_steps import HeldStep, Received
+from workers.memory_pool import MemoryPool
 from workers.rank_core import RankCore
 from workers.rank_thread import RankThread
 
@@ -71,7 +72,7 @@ class RankClient:
         every other failure, each call raises the error.
     credentials: what to show and trust; default: what the environment says.
 
-    memory: gives what a micro-batch's payload is received into, for a number of bytes.
+    memory: gives what a micro-batch's payload is received into; default: a pool of its own.
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
     GenerationFenced.
@@ -87,7 +88,7 @@ class RankClient:
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
-        memory: Memory = uninitialised,
+        memory: Memory | None = None,
     ) -> None:
         address = Endpoint.parse(endpoint)
         shown = Credentials.from_environment() if credentials is None else credentials
@@ -97,8 +98,9 @@ class RankClient:
         self._steps_taken = self._steps_committed = self._micro_batches = 0
         self._step_wait_s = self._micro_batch_wait_s = 0.0
         self._thread = RankThread(
-            address, core, self._changed, reconnect_timeout, credentials=shown, memory=memory
-        )
+            address, core, self._changed, reconnect_timeout,
+            credentials=shown, memory=memory or MemoryPool(),
+        )  # fmt: skip
         self._thread.start()
         try:
             self._welcome = self._wait(lambda: core.welcome)
@@ -132,18 +134,19 @@ class RankClient:
         uncommitted, or the error that ended the connection for good.
         """
         began = monotonic()
-        with self._changed:
-            try:
-                held = self._wait(self._next_or_end, timeout)
-            finally:
-                self._step_wait_s += monotonic() - began
-                self._core.wait(hungry=False)
-                self._thread.wake()
-            if not isinstance(held, HeldStep):
-                return None
-            self._core.take(held)
-            self._steps_taken += 1
-        self._thread.wake()
+        try:
+            with self._changed:
+                try:
+                    held = self._wait(self._next_or_end, timeout)
+                finally:
+                    self._step_wait_s += monotonic() - began
+                    self._core.wait(hungry=False)
+                if not isinstance(held, HeldStep):
+                    return None
+                self._core.take(held)
+                self._steps_taken += 1
+        finally:
+            self._thread.wake()
         return RankStep(self, held.header)
 
     def micro_batch(self, step: int, index: int) -> Received:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dispatcher.errors import CheckpointRefused, ConfigError
-from dispatcher.net.memory import Memory, uninitialised
+from dispatcher.net.memory import Memory
 from workers.checkpoint import position_of, state_of
 from workers.collate import (
     CollateConfig,
@@ -272,10 +272,13 @@ class MicroBatchStream:
         self._close()
 
 
-def _memory_for(device: torch.device | None) -> Memory:
-    """Where payloads are received: memory that CUDA copies from without a copy of its own."""
+def _memory_for(device: torch.device | None) -> Memory | None:
+    """Where payloads are received: for a GPU, memory that it copies from by itself.
+
+    None: where a `RankClient` receives by default. Pinned memory has a pool already: torch's.
+    """
     if device is None or device.type != "cuda":
-        return uninitialised
+        return None
     return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
 
 

@@ -41,12 +41,13 @@ def samples_of(
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
-    _, tokens, loss_tokens, *_ = zip(*samples, strict=True)
+    _, tokens, loss_tokens, schemas, *_ = zip(*samples, strict=True)
     return m.encode(
         m.Step(
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
+            fields=m.field_headers(schemas[0]),
             num_samples=len(tokens),
             tokens=sum(tokens),
             loss_tokens=sum(loss_tokens),
@@ -63,7 +64,6 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
     header = {
         "step": step,
         "index": index,
-        "fields": m.plain_fields(schemas[0]),
         "tokens": tokens,
         "loss_tokens": loss_tokens,
         "sample_ids": sample_ids,
@@ -83,7 +83,6 @@ def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
         step=step,
         index=index,
         is_filler=True,
-        fields=m.field_headers(sample.schema),
         tokens=[1],
         loss_tokens=[0],
         sample_ids=[sample.sample_id],

@@ -150,23 +150,13 @@ class FieldHeader(Message):
     shape: Annotated[list[Extent], Declared(max_length=8)] = []
 
 
-class _Samples(Message):
-    """Columns over samples that share a schema."""
+class _Fields(Message):
+    """The fields that samples share."""
 
     fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=MAX_FIELDS)]
-    tokens: list[Tokens]
-    loss_tokens: list[Count]
-    sample_ids: list[Name]
-    group_ids: list[Name | None] | None = None
-    policy_versions: list[Version | None] | None = None
 
     @model_validator(mode="after")
-    def _columns_agree(self) -> Self:
-        size = len(self.tokens)
-        for name in ("loss_tokens", "sample_ids", "group_ids", "policy_versions", "group_sizes"):
-            column = getattr(self, name, None)
-            if column is not None and len(column) != size:
-                raise ValueError(f"{name} has {len(column)} entries for {size} samples")
+    def _names_differ(self) -> Self:
         if len({field.name for field in self.fields}) != len(self.fields):
             raise ValueError("a field is named twice")
         return self
@@ -182,7 +172,32 @@ class _Samples(Message):
         )
 
 
-class Push(_Samples):
+class _Columns(Message):
+    """Columns over samples."""
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "loss_tokens",
+        "sample_ids",
+        "group_ids",
+        "policy_versions",
+    )
+    tokens: list[Tokens]
+    loss_tokens: list[Count]
+    sample_ids: list[Name]
+    group_ids: list[Name | None] | None = None
+    policy_versions: list[Version | None] | None = None
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        size = len(self.tokens)
+        for name in self.columns:
+            column = getattr(self, name)
+            if column is not None and len(column) != size:
+                raise ValueError(f"{name} has {len(column)} entries for {size} samples")
+        return self
+
+
+class Push(_Columns, _Fields):
     """Samples number `first_seq`, `first_seq + 1`, ... of this producer; payload: their spans.
 
     floor: the producer will never again send a sequence number below this one.
@@ -190,6 +205,7 @@ class Push(_Samples):
     """
 
     type_code = 5
+    columns = (*_Columns.columns, "group_sizes")
     first_seq: Count
     floor: Count
     named: bool = False
@@ -277,9 +293,10 @@ class PolicyVersion(Message):
     policy_version: Version
 
 
-class Step(Message):
+class Step(_Fields):
     """One step's header; the same on every DP rank.
 
+    fields: of the samples of all its micro-batches.
     loss_tokens, loss_samples: totals over the whole step and all ranks, for normalisation;
         loss_samples counts the samples with at least one loss token.
     """
@@ -294,7 +311,7 @@ class Step(Message):
     loss_samples: Count
 
 
-class MicroBatch(_Samples):
+class MicroBatch(_Columns):
     """One micro-batch of one DP rank; payload: per field its values over all samples, aligned.
 
     A filler carries the first token of some sample of the step, with no loss tokens.
@@ -417,9 +434,3 @@ def field_headers(schema: Schema) -> list[FieldHeader]:
         )
         for item in schema.fields
     ]
-
-
-@lru_cache(maxsize=64)
-def plain_fields(schema: Schema) -> list[dict[str, object]]:
-    """The same for `encode_checked`."""
-    return [header.model_dump(mode="json") for header in field_headers(schema)]

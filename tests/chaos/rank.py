@@ -51,7 +51,7 @@ def samples_of(step: RankStep) -> list[str]:
     for one in step:
         if one.header.is_filler:
             continue
-        fields = arrays(one.header, one.payload)
+        fields = arrays(one.payload, one.blocks)
         tokens = fields["input_ids"].astype(np.int64)
         assert np.array_equal(fields["ballast"], ballast_of(tokens)), "ballast got mixed up"
         names = names_of(tokens, one.header.tokens)

@@ -156,10 +156,10 @@ def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -
         return
     for sample in samples:
         assert sample.nbytes == sample.schema.nbytes(sample.tokens)
+        m.field_headers(sample.schema)
         m.MicroBatch(
             step=0,
             index=0,
-            fields=m.field_headers(sample.schema),
             tokens=[sample.tokens],
             loss_tokens=[sample.loss_tokens],
             sample_ids=[sample.sample_id],

@@ -31,9 +31,9 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.PolicyVersion(policy_version=3),
         m.Step(
             step=0, digest="d", num_micro_batches=1, num_samples=2, tokens=9, loss_tokens=5,
-            loss_samples=1,
+            loss_samples=1, fields=[IDS],
         ),
-        m.MicroBatch(step=0, index=0, fields=[IDS], tokens=[], loss_tokens=[], sample_ids=[]),
+        m.MicroBatch(step=0, index=0, tokens=[], loss_tokens=[], sample_ids=[]),
         m.Prepared(step=0, digest="d"),
         m.Release(step=0),
         m.Commit(step=0),
@@ -72,7 +72,6 @@ def _columns(size: int) -> dict[str, st.SearchStrategy[object]]:
         return st.lists(values, min_size=size, max_size=size)
 
     return {
-        "fields": _fields,
         "tokens": column(st.integers(0, 2**31 - 1)),
         "loss_tokens": column(_counts),
         "sample_ids": column(_names),
@@ -89,6 +88,7 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
         floor=_counts,
         named=st.booleans(),
         group_sizes=sizes,
+        fields=_fields,
         **_columns(size),
     )
 
@@ -153,6 +153,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         tokens=_totals,
         loss_tokens=_counts,
         loss_samples=_counts,
+        fields=_fields,
     ),
     m.MicroBatch: st.integers(0, 4).flatmap(_micro_batches),
     m.Prepared: st.builds(m.Prepared, step=_counts, digest=_names),

@@ -127,7 +127,6 @@ def test_the_header_of_a_micro_batch_describes_its_samples_in_order() -> None:
     assert header == m.MicroBatch(
         step=9,
         index=2,
-        fields=m.field_headers(SCHEMA),
         tokens=[2, 4],
         loss_tokens=[1, 0],
         sample_ids=["p/5", "p/6"],
@@ -197,6 +196,7 @@ def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
         tokens=12,
         loss_tokens=9,
         loss_samples=2,
+        fields=m.field_headers(SCHEMA),
     )
 
 

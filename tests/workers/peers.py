@@ -172,8 +172,9 @@ def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sa
 def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Step:
     """A step's header of `count` micro-batches."""
     facts = {"num_samples": 1, "tokens": 1, "loss_tokens": 1, "loss_samples": 1} | totals
+    fields = m.field_headers(SCHEMA)
     return m.Step.model_validate(
-        {"step": number, "digest": digest, "num_micro_batches": count, **facts}
+        {"step": number, "digest": digest, "num_micro_batches": count, "fields": fields, **facts}
     )
 
 

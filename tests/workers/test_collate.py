@@ -12,7 +12,7 @@ from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import filler, micro_batch, sample, step
+from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step
 from workers.collate import (
     CollateConfig,
     Collation,
@@ -22,6 +22,7 @@ from workers.collate import (
     collate,
 )
 from workers.held_steps import Received
+from workers.payload import cut
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
 SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)
@@ -32,7 +33,7 @@ def received(frame: bytes) -> Received:
     (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
     message = m.decode(found)
     assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload)
+    return Received(message, found.payload, cut(SCHEMA, message, found.payload))
 
 
 def batch(
@@ -132,10 +133,9 @@ def test_an_unknown_tensor_names_those_there_are() -> None:
 
 def test_a_sample_without_input_ids_is_the_peers_fault() -> None:
     frame = received(micro_batch(3, 0, sample([1])))
-    fields = [item for item in frame.header.fields if item.name != "input_ids"]
-    header = frame.header.model_copy(update={"fields": fields})
+    blocks = [block for block in frame.blocks if block.field.name != "input_ids"]
     with pytest.raises(ProtocolError, match="no per-token field input_ids"):
-        collate(Received(header, frame.payload), HEADER, CollateConfig(2))
+        collate(dataclasses.replace(frame, blocks=blocks), HEADER, CollateConfig(2))
 
 
 @given(st.lists(LISTS, min_size=1, max_size=5))

@@ -41,6 +41,13 @@ def test_a_step_that_comes_again_and_differs_is_an_error() -> None:
         steps.announce(step(0, digest="two"))
 
 
+def test_a_step_that_comes_again_once_some_of_it_is_here_is_the_same_step() -> None:
+    steps = holding(0)
+    deliver(steps, 0, 0)
+    assert steps.announce(step(0))
+    assert steps.received() == [(0, 1)]
+
+
 def test_steps_come_in_order() -> None:
     steps = holding(3)
     with pytest.raises(ProtocolError, match="step 2 comes after step 3"):

@@ -186,6 +186,6 @@ def test_a_dispatcher_that_was_stopped_trains_on_what_was_pushed(way: str, tmp_p
         step = rank.next_step(20)
         assert step is not None
         (micro_batch,) = step
-        found = arrays(micro_batch.header, micro_batch.payload)
+        found = arrays(micro_batch.payload, micro_batch.blocks)
         assert all(np.array_equal(found[name], array) for name, array in fields().items())
         rank.close()

@@ -9,8 +9,8 @@ from dispatcher.errors import ProtocolError
 from dispatcher.wire import assemble
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import micro_batch, sample
-from workers.payload import arrays, blocks, check_payload
+from tests.workers.peers import SCHEMA, micro_batch, sample
+from workers.payload import arrays, cut
 
 
 def received(frame: bytes) -> tuple[m.MicroBatch, memoryview]:
@@ -24,22 +24,22 @@ def received(frame: bytes) -> tuple[m.MicroBatch, memoryview]:
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_every_field_is_the_concatenation_over_the_samples(lists: list[list[int]]) -> None:
     header, payload = received(micro_batch(0, 0, *(sample(ids) for ids in lists)))
-    check_payload(header, payload)
-    found = arrays(header, payload)
+    blocks = cut(SCHEMA, header, payload)
+    found = arrays(payload, blocks)
     assert found["input_ids"].tolist() == [token for ids in lists for token in ids]
     assert found["loss_mask"].tolist() == [True for ids in lists for _ in ids]
     assert found["reward"].tolist() == [sum(ids) for ids in lists]
-    assert all(block.offset % 8 == 0 for block in blocks(header.schema_, header.tokens)[0])
+    assert all(block.offset % 8 == 0 for block in blocks)
     assert all(np.shares_memory(np.frombuffer(payload, np.uint8), one) for one in found.values())
 
 
 def test_a_payload_of_another_size_than_described_is_an_error() -> None:
     header, payload = received(micro_batch(3, 1, sample([1, 2, 3])))
     with pytest.raises(ProtocolError, match=r"micro-batch 1 of step 3 describes \d+ payload bytes"):
-        check_payload(header, payload[:-8])
+        cut(SCHEMA, header, payload[:-8])
 
 
 def test_a_filler_is_one_token() -> None:
     header, payload = received(b"".join(assemble.filler(0, 0, sample([7, 8]))))
     assert header.is_filler
-    assert arrays(header, payload)["input_ids"].tolist() == [7]
+    assert arrays(payload, cut(SCHEMA, header, payload))["input_ids"].tolist() == [7]

@@ -59,7 +59,7 @@ def give(peer: Peer, number: int, *batches: list[int], count: int | None = None)
 
 
 def ids_of(taken: RankStep) -> list[list[int]]:
-    return [arrays(r.header, r.payload)["input_ids"].tolist() for r in taken]
+    return [arrays(r.payload, r.blocks)["input_ids"].tolist() for r in taken]
 
 
 def taken_from(client: RankClient) -> RankStep:

@@ -80,7 +80,7 @@ def take(ranks: list[RankClient]) -> list[int]:
         assert step is not None
         found = []
         for one in step:
-            ids = arrays(one.header, one.payload)["input_ids"]
+            ids = arrays(one.payload, one.blocks)["input_ids"]
             for sample in np.split(ids, np.cumsum(one.header.tokens)[:-1]):
                 assert (sample == sample[0]).all()
                 found.append(int(sample[0]))

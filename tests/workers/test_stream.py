@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from dispatcher.errors import ConfigError, GenerationFenced, StepContractError
 from dispatcher.wire import messages as m
@@ -48,6 +49,25 @@ def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) 
     assert seen == [[[1, 2], [3]], [[4]]]
     assert stream.end_reason == "the stream has ended"
     assert stream.statistics().steps_committed == 2
+
+
+def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, Peer]) -> None:
+    """However many steps of large micro-batches come after them."""
+    stream, peer = pair
+    kept = []
+    for number in range(24):
+        give(peer, number, [number] * 20_000)
+        taken = next(stream)
+        (batch,) = taken
+        assert torch.all(batch.input_ids == number)
+        taken.commit()
+        if number % 3 == 0:
+            kept.append((number, batch.input_ids[100:], batch.loss_mask, batch.reward))
+        del batch
+    for number, ids, mask, reward in kept:
+        assert torch.all(ids == number)
+        assert torch.all(mask)
+        assert reward.item() == 20_000 * number
 
 
 def test_a_step_tells_its_totals_before_its_first_micro_batch(

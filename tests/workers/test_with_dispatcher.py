@@ -42,7 +42,7 @@ def take(ranks: list[RankClient]) -> list[RankStep]:
 def content(step: RankStep) -> list[object]:
     """Everything that a rank got of a step."""
     batches = [
-        (one.header.sample_ids, arrays(one.header, one.payload)["input_ids"].tolist())
+        (one.header.sample_ids, arrays(one.payload, one.blocks)["input_ids"].tolist())
         for one in step
     ]
     return [step.header, *batches]

@@ -55,13 +55,15 @@ def test_a_wrong_word_at_an_end_is_found(field: str, at: int) -> None:
     if (field, at) in {("logprobs", 0), ("features", 0)}:
         at = int(bounds[1]) - 1  # of these the last value of each sample is looked at
     fields[field][at] += 1
-    with pytest.raises(AssertionError, match="is not what was pushed"):
-        checker.packed(fields, bounds, ["a", "b"])
+    name = "a" if at != -1 else "b"
+    checker.packed(fields, bounds, ["a", "b"])
+    with pytest.raises(AssertionError, match=f"sample {name} is not what was pushed"):
+        checker.take()
 
 
 @pytest.mark.parametrize("field", ["input_ids", "logprobs", "loss_mask", "features"])
 def test_of_some_samples_every_value_is_looked_at(field: str) -> None:
-    checker = Checker(LOADS["1m"], count=WHOLE_EVERY - 1)
+    checker = Checker(LOADS["1m"], ids=["s"] * (WHOLE_EVERY - 1))
     fields, bounds = packed(checker.load, range(1))
     fields[field][101] = 0
     with pytest.raises(AssertionError, match=field):
@@ -72,8 +74,9 @@ def test_a_swapped_length_is_found() -> None:
     checker = Checker(LOADS["26k"])
     fields, bounds = packed(checker.load, range(2))
     bounds[1] += 1
+    checker.packed(fields, bounds, ["a", "b"])
     with pytest.raises(AssertionError):
-        checker.packed(fields, bounds, ["a", "b"])
+        checker.take()
 
 
 @pytest.mark.parametrize(
