@@ -52,6 +52,7 @@ def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> I
         columns=_waits_in_columns(config),
         band=_band(config),
         share=float(cost.mean()) * take / config.dp_size,
+        per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )
     return np.flatnonzero(select(pool, take, _judge(window, cost, by_cost, config)))
@@ -92,6 +93,7 @@ def _choose_groups(
         columns=_waits_in_columns(config),
         band=_band(config),
         share=float(cost.mean()) * take / config.dp_size,
+        per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )
     judge = _judge(window, cost, by_falling_tokens(window.tokens), config)

@@ -23,19 +23,28 @@ from dispatcher.plan import BoolArray, FloatArray, IntArray
 _STATES = 1024
 #: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
 _SINGLE_COLUMNS, _RUNS = 32, 4
-#: Price of skips that are all ahead of their share, or all behind: times what the window would wait
-#: if all of it left in columns, as little should be paid where little can be saved; and at least
-#: this share of the work, as alike samples wait for nobody and are to be spread all the same.
-_PRICE, _LEAST_PRICE = 1.3, 0.01
+#: The window counts as waiting for this share of its work at least: alike samples wait for nobody
+#: and are to be spread all the same.
+_LEAST_WAITS = 1 / 128
 
 
 def column_dp(
-    x: FloatArray, penalty: FloatArray, forced: BoolArray, *, take: int, G: int, band: float
+    x: FloatArray,
+    penalty: FloatArray,
+    forced: BoolArray,
+    *,
+    take: int,
+    G: int,
+    band: float,
+    price: float,
 ) -> BoolArray:
     """Mask of the items to keep; all arrays by falling `x`.
 
     penalty: cost of skipping each item. band: the share of the window by which skips may lead or
-    lag. Forced items that the band left out replace their nearest neighbours that are not forced.
+    lag. price: of skips that are all ahead of their share, or all behind, if as many are skipped as
+    are taken: a multiple of what the window would wait if all of it left in columns, as little
+    should be paid where little can be saved. Forced items that the band left out replace their
+    nearest neighbours that are not forced.
     """
     N = len(x)
     keep = np.ones(N, dtype=bool)
@@ -47,12 +56,19 @@ def column_dp(
         free = np.flatnonzero(~forced)
         keep[free[np.argsort(penalty[free], kind="stable")[:surplus]]] = False
     live = np.flatnonzero(keep)
-    keep[live] = _solve(x[live], penalty[live], take=take, G=G, band=band, q=quantum)
+    keep[live] = _solve(x[live], penalty[live], take=take, G=G, band=band, price=price, q=quantum)
     return _repair(keep, forced)
 
 
 def _solve(
-    x: FloatArray, penalty: FloatArray, *, take: int, G: int, band: float, q: int
+    x: FloatArray,
+    penalty: FloatArray,
+    *,
+    take: int,
+    G: int,
+    band: float,
+    price: float,
+    q: int,
 ) -> BoolArray:
     N = len(x)
     E, K = N - take, (N - take) // q
@@ -63,7 +79,7 @@ def _solve(
     S, Z = running_sums(x), _strided_suffix(x, G)
     lost, held, waste = running_sums(penalty)[at], np.diff(S[at], axis=0), _waste(Z, x, at, G)
     waits, work = G * float(Z[0]) - float(S[N]), float(S[N])
-    price = max(_PRICE * waits, _LEAST_PRICE * work) * take / N / len(columns) / E**2
+    price *= max(waits, _LEAST_WAITS * work) / (N * len(columns) * E)
     slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
     ahead = skipped - (E * taken[1:-1] / take)[:, None]
     led = price * ahead * ahead

@@ -17,7 +17,7 @@ held as long as there is one of them.
 What is held back is not free: when it is due it may have to go without company. `debt` charges a
 candidate for that, but only in steps in which the lane has to open anyway. And what is held should
 look alike after every step: `bias` charges a candidate that would change its lengths much, unless
-there is so little to spare that the outliers take all of it.
+there is so little to spare that rare outliers take all of it.
 
 Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %.
 Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
@@ -31,12 +31,15 @@ import numpy as np
 
 from dispatcher.plan import BoolArray, FloatArray, IntArray
 
-#: At most one of so many of a dispatch batch is held: outliers with company; outliers that stand
-#: alone; without an outlier, where it is the shape of a packing that waits, which takes few to
-#: mend. More gains little and biases what is left.
-_HELD, _HELD_ALONE, _HELD_FOR_SHAPE = 4, 8, 16
+#: At most one of so many of a dispatch batch is held: outliers with company, or where ranks wait
+#: once a step; outliers that stand alone; without an outlier, where it is the shape of a packing
+#: that waits, which takes few to mend. More gains little and biases what is left.
+_HELD, _HELD_PER_STEP, _HELD_ALONE, _HELD_FOR_SHAPE = 4, 8, 8, 16
 #: An outlier has company if a sample for every fourth rank costs at least this part of it.
 _COMPANY_RANKS, _COMPANY_COST = 4, 0.6
+#: Outliers are common, as where lengths are capped, if there is one for every tenth rank, and four
+#: at least, that costs this part of the largest.
+_COMMON_RANKS, _COMMON_LEAST, _COMMON_COST = 10, 4, 0.9
 #: From one count to be held to the next.
 _GROWTH = 2.5
 #: How many columns' worth of the heaviest leave together, as tried in turn.
@@ -59,7 +62,8 @@ class Pool:
     micro-step should be alike. columns: whether waiting comes from differences inside
     micro-steps rather than from single outliers.
     band: share of the window by which lengths may lead or lag. share: cost above which an item
-    rules a rank on its own. lane: whether the heaviest may wait for each other.
+    rules a rank on its own. per_step: whether ranks wait once a step. lane: whether the heaviest
+    may wait for each other.
     """
 
     cost: FloatArray
@@ -70,6 +74,7 @@ class Pool:
     columns: bool
     band: float
     share: float
+    per_step: bool = False
     lane: bool = True
 
 
@@ -82,6 +87,7 @@ class Lane:
     neighbours: int
     outliers: int
     has_company: bool
+    held_share: int
     weighs_bias: bool
     shares: FloatArray
     watched: IntArray
@@ -94,6 +100,8 @@ class Lane:
         cost = pool.cost[order[: _WATCHED_COLUMNS * pool.neighbours + 1]]
         outliers = int(np.count_nonzero(pool.cost > pool.share))
         companion = cost[min(pool.neighbours // _COMPANY_RANKS, len(cost) - 1)]
+        common = cost[min(max(pool.neighbours // _COMMON_RANKS, _COMMON_LEAST), len(cost)) - 1]
+        has_room = not outliers or 2 * (len(order) - take) >= take
         count = _WATCHED_COLUMNS * pool.neighbours
         opens = pool.lane and (outliers > 0 or pool.columns)
         opens = opens and bool(pool.forced[order[:count]].any())
@@ -106,7 +114,8 @@ class Lane:
             neighbours=pool.neighbours,
             outliers=outliers,
             has_company=bool(companion >= _COMPANY_COST * cost[0]),
-            weighs_bias=not pool.columns and (not outliers or 2 * (len(order) - take) >= take),
+            held_share=_HELD_PER_STEP if pool.per_step else _HELD,
+            weighs_bias=not pool.columns and bool(has_room or common >= _COMMON_COST * cost[0]),
             shares=np.arange(1, len(order) + 1) / len(order),
             watched=order[:count],
             charge=charge / max(pool.share, 1e-300),
@@ -152,7 +161,7 @@ class Lane:
             return _quarters(min(take // _HELD_FOR_SHAPE, spare))[1::-1]
         if not self.has_company:
             return _quarters(min(take // _HELD_ALONE, spare))
-        most = max(min(take // _HELD, spare), 1)
+        most = max(min(take // self.held_share, spare), 1)
         counts, held = [], self.outliers
         while held < most:
             counts.append(held)

@@ -5,7 +5,8 @@ micro-batches of m items. Items are costs in descending order; a partial batch i
 items of cost 0, which the caller strips.
 
 Ranks that wait once a step need equal sums: LPT under a count cap, then swaps until the largest
-sum is near its lower bound, then another start from KK if it is not. Ranks that wait at every
+sum is near its lower bound, then other starts if it is not: from KK, and with the largest items
+apart from each other, in the smallest company there is. Ranks that wait at every
 micro-step need equal costs at equal index: sorted columns. Equal-count KK alone is poor on heavy
 tails (Zhang, Mouratidis, Pang 2011), as it makes the largest items share a rank with average ones.
 
@@ -18,6 +19,7 @@ import numpy as np
 from dispatcher.balance.bounds import levels, rank_bound
 from dispatcher.balance.karmarkar_karp import karmarkar_karp
 from dispatcher.balance.leveling import TOLERANCE, lpt, spread_columns, swap_level
+from dispatcher.balance.order import running_sums
 from dispatcher.plan import FloatArray, IntArray
 
 #: Rows of neighbours that wait no more than this are not worth another construction.
@@ -33,8 +35,9 @@ def step_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     ids = _by_label(lpt(x, R, p), R, p)
     swap_level(ids[None], x)
     bound = rank_bound(x, R, p)
-    if x[ids].sum(axis=1).max() > bound * (1 + 5 * TOLERANCE) and len(x) <= 4096:
-        ids = _better(ids, _from_kk(x, R), x)
+    for other in (_from_kk, _from_crowd):
+        if x[ids].sum(axis=1).max() > bound * (1 + 5 * TOLERANCE) and len(x) <= 4096:
+            ids = _better(ids, other(x, R), x)
     return into_micro_batches(np.sort(ids, axis=1), M)
 
 
@@ -46,6 +49,27 @@ def into_micro_batches(ids: IntArray, M: int) -> IntArray:
 
 def _from_kk(x: FloatArray, R: int) -> IntArray:
     ids = np.array(karmarkar_karp(x, R, equal_size=True), dtype=np.int64)
+    swap_level(ids[None], x)
+    return ids
+
+
+def _from_crowd(x: FloatArray, R: int) -> IntArray:
+    """The k largest shared out with the k*(p-1) smallest, for the k that rule; the others likewise.
+
+    Example: x = [9, 9, 3, 3, 3, 3, 1, 1, 1], R = 3: k = 2 rules, 9 3 1 | 9 1 1, and 3 3 3 is left.
+    """
+    n, p = len(x), len(x) // R
+    ks = np.arange(1, max(R, 2))
+    sums = running_sums(x)
+    k = int(ks[np.argmax((sums[ks] + sums[n] - sums[n - ks * (p - 1)]) / ks)])
+    crowd, rest = np.split(np.roll(np.arange(n), k * (p - 1)), [k * p])
+    crowd.sort()
+    ids = np.concatenate(
+        (
+            crowd[_by_label(lpt(x[crowd], k, p), k, p)],
+            rest[_by_label(lpt(x[rest], R - k, p), R - k, p)],
+        )
+    )
     swap_level(ids[None], x)
     return ids
 

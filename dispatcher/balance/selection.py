@@ -21,7 +21,7 @@ import numpy as np
 
 from dispatcher.balance.column_dp import column_dp
 from dispatcher.balance.lane import Lane, Pool, keep_oldest
-from dispatcher.plan import BoolArray, IntArray
+from dispatcher.plan import BoolArray, FloatArray, IntArray
 
 #: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
 Judge = Callable[[BoolArray], float]
@@ -30,6 +30,12 @@ GOOD_ENOUGH = 1e-3
 #: Columns of the heaviest that leave together when something is due; with one the next to be due
 #: is left alone, four leave less to choose from.
 _TOGETHER = 2
+#: Price of skipping an item again: the share of what its column would wait that it has to bear
+#: once it has been skipped for long; half of that at this age.
+_RIPE, _RIPENING = 0.3, 1 / 8
+#: Price of skipping ahead of or behind an even share: where micro-steps are columns; elsewhere if
+#: as many are skipped as are taken, and more if fewer are.
+_PRICE_OF_COLUMNS, _PRICE = 4.0, 1.3
 
 
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
@@ -87,10 +93,20 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     """What the column DP keeps; the `together` heaviest go first, after what is forced."""
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
-    penalty = np.minimum(pool.age[order], 1.0) ** 2 + 1000.0 * forced
+    age = np.minimum(pool.age[order], 1.0)
+    penalty = age**2 + 1000.0 * forced
     penalty[:together] += 100.0
+    penalty = x.mean() * penalty + _RIPE * age / (age + _RIPENING) * _waits(x, pool.neighbours)
+    price = _PRICE_OF_COLUMNS if pool.columns else _PRICE * take / (len(order) - take)
     keep = np.zeros(len(order), dtype=bool)
     keep[order] = column_dp(
-        x, x.mean() * penalty, forced, take=take, G=pool.neighbours, band=pool.band
+        x, penalty, forced, take=take, G=pool.neighbours, band=pool.band, price=price
     )
     return keep
+
+
+def _waits(x: FloatArray, G: int) -> FloatArray:
+    """What each item of falling `x` waits, on average, in a column of G neighbours around it."""
+    at, last = np.arange(len(x)), len(x) - 1
+    waits: FloatArray = (x[np.maximum(at - G // 2, 0)] - x[np.minimum(at + G // 2, last)]) / 2
+    return waits

@@ -106,6 +106,15 @@ def test_a_heavy_tail_is_split_where_equal_size_kk_is_far_off() -> None:
     assert ranks.max() <= rank_bound(x, 16, 16) * 1.001
 
 
+def test_a_rank_that_needs_the_smallest_company_gets_it() -> None:
+    for seed in (1, 7):  # in both, three samples with the lightest company exceed the mean rank
+        lengths = np.random.default_rng(seed).lognormal(8.85, 0.8, 256).clip(0, 40000)
+        lengths[:3] = 60000, 61000, 62000
+        x = falling((lengths**2 + 24576 * lengths).tolist())
+        ranks = x[step_partition(x, 16, 16, 1)].sum(axis=(1, 2))
+        assert ranks.max() <= rank_bound(x, 16, 16) * 1.01
+
+
 def test_levels_cover_the_largest_item_of_each_column_and_the_total() -> None:
     assert levels(np.array([10.0, 4, 4, 2]), R=2, M=2).tolist() == [10, 4]
     assert levels(np.array([3.0, 3, 3, 3]), R=2, M=2).tolist() == [3, 3]

@@ -55,7 +55,7 @@ def test_the_column_dp_keeps_the_count_and_what_is_forced(
     x = np.sort(np.array(costs))[::-1].astype(float)
     forced = np.zeros(items, dtype=bool)
     forced[data.draw(st.lists(st.integers(0, items - 1), max_size=take, unique=True))] = True
-    keep = column_dp(x, 1000.0 * forced, forced, take=take, G=neighbours, band=band)
+    keep = column_dp(x, 1000.0 * forced, forced, take=take, G=neighbours, band=band, price=1)
     assert keep.sum() == take
     assert keep[forced].all()
 
@@ -63,19 +63,23 @@ def test_the_column_dp_keeps_the_count_and_what_is_forced(
 def test_the_column_dp_skips_what_makes_a_column_uneven() -> None:
     x = np.array([9.0, 5, 5, 1, 1])
     none = np.zeros(5, dtype=bool)
-    keep = column_dp(x, np.zeros(5), none, take=4, G=2, band=0.5)
+    keep = column_dp(x, np.zeros(5), none, take=4, G=2, band=0.5, price=1)
     assert keep.tolist() == [False, True, True, True, True]
 
 
 def test_what_the_column_dp_skips_is_spread_where_it_costs_nothing() -> None:
-    keep = column_dp(np.ones(100), np.zeros(100), np.zeros(100, bool), take=80, G=4, band=0.5)
+    keep = column_dp(
+        np.ones(100), np.zeros(100), np.zeros(100, bool), take=80, G=4, band=0.5, price=1
+    )
     ahead = np.cumsum(~keep) - np.arange(1, 101) / 5
     assert np.abs(ahead).max() <= 4  # of 20; any order would do without a price
 
 
 def test_the_column_dp_takes_skips_in_quanta_when_there_are_many() -> None:
     x = np.arange(5000.0)[::-1]
-    keep = column_dp(x, np.ones(5000), np.zeros(5000, dtype=bool), take=2000, G=8, band=0.1)
+    keep = column_dp(
+        x, np.ones(5000), np.zeros(5000, dtype=bool), take=2000, G=8, band=0.1, price=1
+    )
     assert keep.sum() == 2000
 
 
@@ -185,13 +189,14 @@ def test_outliers_with_company_are_held_as_few_as_help_and_lone_ones_with_many()
     assert held_of_lone == sorted(held_of_lone, reverse=True)
 
 
-def test_holding_lengths_unlike_the_windows_is_charged_if_there_is_enough_to_spare() -> None:
+def test_holding_lengths_unlike_the_windows_is_charged_unless_rare_outliers_take_all() -> None:
     cost = np.linspace(9, 1, 100)  # none above the share of 10
     heaviest, even = np.arange(100) >= 36, np.arange(100) % 25 >= 9
     lane = Lane.of(pool_of(cost), 64)
     assert lane.bias(heaviest) > lane.bias(even) == 0
-    little, much = Lane.of(pool_of(2 * cost), 80), Lane.of(pool_of(2 * cost), 64)
-    assert little.bias(heaviest) == 0 < much.bias(heaviest)
+    rare, common = pool_of(cost**8), pool_of(2 * cost)
+    assert Lane.of(rare, 80).bias(heaviest) == 0 < Lane.of(rare, 64).bias(heaviest)
+    assert Lane.of(common, 80).bias(heaviest) > 0
 
 
 def test_every_candidate_of_the_lane_takes_what_is_forced_and_the_right_number() -> None:

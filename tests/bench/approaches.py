@@ -1,6 +1,6 @@
 """Three ways to balance, on the same lengths: offline buckets, greedy packing, and a window.
 
-    python -m tests.bench.approaches [--steps 100]
+    python -m tests.bench.approaches [--steps 60]
 
 - offline: `LengthBucketSampler` over the whole data set, which has to exist before training, in
   buckets of 1 or of 16 global batches.

@@ -85,7 +85,7 @@ def available(cell: Cell) -> bool:
 def stream(cell: Cell, seed: int) -> Iterator[int]:
     """Lengths without end: fresh draws, or seeded permutations of a trace's rows."""
     rng = np.random.default_rng(seed)
-    rows = None if cell.lengths == "lognormal" else _read(_trace(cell.lengths))
+    rows = None if cell.lengths == "lognormal" else read_trace(_trace(cell.lengths))
     while True:
         lengths = _lognormal(rng) if rows is None else rng.permutation(rows)
         yield from lengths.tolist()
@@ -100,7 +100,8 @@ def _trace(name: str) -> Path:
     return TRACES / f"{name}.csv.gz"
 
 
-def _read(path: Path) -> IntArray:
+def read_trace(path: Path) -> IntArray:
+    """Prompt and response tokens of every row."""
     with gzip.open(path, "rt", newline="") as file:
         rows = csv.DictReader(file)
         tokens = [int(row["prompt_tokens"]) + int(row["response_tokens"]) for row in rows]
