@@ -30,15 +30,17 @@ def well_filled(tokens: float, room: float) -> float:
     return max(WELL_FILLED, (1 + tokens / room) / 2)
 
 
+def is_ruled(x: FloatArray, R: int, M: int) -> bool:
+    """Whether the largest of falling `x` is more than an even share of several micro-steps."""
+    return M > 1 and bool(x[0] * (R * M) > x.sum())
+
+
 def fill_columns(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
     """Ruled micro-steps one by one, the others together by LPT; None if the latter fails."""
-    left, column = np.arange(len(x)), 0
-    labels = np.full(len(x), -1, dtype=np.int64)
-    if M > 1 and x[0] * (R * M) > x.sum():
-        filler = _Filler(x, s, R, M, budget)
-        column = filler.fill_ruled()
-        labels = np.array(filler.labels, dtype=np.int64)
-        left = np.flatnonzero(labels < 0)
+    filler = _Filler(x, s, R, M, budget)
+    column = filler.fill_ruled()
+    labels = np.array(filler.labels, dtype=np.int64)
+    left = np.flatnonzero(labels < 0)
     rest = lpt_budget(x[left], s[left], R * (M - column), budget)
     if rest is None:
         return None

@@ -130,8 +130,8 @@ def swap_level(
         np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
         if tokens is not None:
             more = _differences(_at(tokens, high, u), _at(tokens, low, v))
-            room = budget - tokens[low].sum(axis=1), budget - tokens[high].sum(axis=1)
-            error[(more > room[0][:, None, None]) | (-more > room[1][:, None, None])] = np.inf
+            room = (budget - tokens.sum(axis=1))[:, None, None]
+            error[(more > room[low]) | (-more > room[high])] = np.inf
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)

@@ -18,7 +18,7 @@ rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4),
 import numpy as np
 
 from dispatcher.balance.budget_fit import Labels, best_fit, goes_by_chunks, lpt_budget
-from dispatcher.balance.column_fill import fill_columns
+from dispatcher.balance.column_fill import fill_columns, is_ruled
 from dispatcher.balance.leveling import swap_level
 from dispatcher.plan import FloatArray, IntArray
 
@@ -68,12 +68,13 @@ def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | N
     Of many items, over many bins, plain LPT is often as good as it gets, and much faster.
     """
     even: Labels | None = None
-    if goes_by_chunks(len(x), R * M):
+    ruled = is_ruled(x, R, M)
+    if not ruled or goes_by_chunks(len(x), R * M):
         even = lpt_budget(x, s, R * M, budget)
-        if even is not None and _time(even, x, R, M) <= float(x.sum()) / R * _EVEN:
+        if even is not None and (not ruled or _time(even, x, R, M) <= float(x.sum()) / R * _EVEN):
             return even
-    labels = fill_columns(x, s, R, M, budget)
-    if labels is None:
+    labels = fill_columns(x, s, R, M, budget) if ruled else even
+    if labels is None and ruled:
         labels = even if even is not None else lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = lpt_budget(s.astype(np.float64), s, R * M, budget)

@@ -212,7 +212,8 @@ def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Pa
 def _rounded(counts: IntArray, config: PlanConfig) -> IntArray:
     """counts[R, M] with empty micro-batches until M is a multiple of what is asked for."""
     M = counts.shape[1]
-    return np.pad(counts, ((0, 0), (0, round_up(M, config.micro_batch_multiple) - M)))
+    missing = round_up(M, config.micro_batch_multiple) - M
+    return np.pad(counts, ((0, 0), (0, missing))) if missing else counts
 
 
 def _packed(batch: Batch, config: PlanConfig) -> Parts:
