@@ -21,7 +21,10 @@ PLANNED_HERE_SAMPLES = 1024
 
 
 class Planner:
-    """Plans for any number of DP ranks; `duration`: where it is observed how long that takes."""
+    """Plans for any number of DP ranks; `duration`: where it is observed how long that takes.
+
+    clock: for the event loop's thread alone, so the thread that plans never asks it.
+    """
 
     def __init__(self, config: PlanConfig, duration: Histogram, clock: Callable[[], float]) -> None:
         self._config, self._duration, self._clock = config, duration, clock
@@ -34,16 +37,19 @@ class Planner:
 
     def plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
         """Plan now; raises what the planner raises, which is a bug of ours."""
+        began = self._clock()
+        found = self._plan(wanted)
+        self._duration.observe(self._clock() - began)
+        return found
+
+    def _plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
         config = self._config
         if config.dp_size != wanted.dp_size:
             config = replace(config, dp_size=wanted.dp_size)
         if isinstance(wanted, ReplanWanted):
             # An earlier process may have planned it under a larger token budget.
             config = replace(config, oversize=Oversize.ALONE)
-        began = self._clock()
-        found = plan(wanted.window, config, wanted.take)
-        self._duration.observe(self._clock() - began)
-        return found
+        return plan(wanted.window, config, wanted.take)
 
     def plan_in_thread(
         self,
@@ -65,8 +71,11 @@ class Planner:
     async def _plan_then(
         self, wanted: PlanWanted | ReplanWanted, then: Callable[[Plan], None]
     ) -> None:
+        began = self._clock()
         loop = asyncio.get_running_loop()
-        then(await loop.run_in_executor(self._thread, self.plan, wanted))
+        found = await loop.run_in_executor(self._thread, self._plan, wanted)
+        self._duration.observe(self._clock() - began)
+        then(found)
 
     def close(self) -> None:
         """Let go of the thread, and of plans that nobody waits for."""

@@ -1,0 +1,49 @@
+"""Where plans are made, and on whose clock."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, Histogram
+
+from dispatcher.balance.cost import Quadratic
+from dispatcher.core.buffer import Entry
+from dispatcher.core.events import PlanWanted, Trigger
+from dispatcher.core.plan_requests import request_plan
+from dispatcher.core.trigger import Go
+from dispatcher.plan import Plan, PlanConfig
+from dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
+from tests.support.samples import make_sample
+
+
+def wanted(samples: int) -> PlanWanted:
+    """A plan of all of so many samples, for two DP ranks."""
+    entries = [Entry(make_sample(f"s{at}", 1 + at % 7), at, 0.0) for at in range(samples)]
+    go = Go(Trigger.WINDOW_FULL)
+    return request_plan(entries, np.zeros(samples, np.bool_), samples, 2, go)
+
+
+@pytest.mark.parametrize("samples", [16, PLANNED_HERE_SAMPLES + 1])
+async def test_the_clock_is_asked_in_the_thread_of_the_event_loop_alone(samples: int) -> None:
+    asked: list[int] = []
+
+    def clock() -> float:
+        asked.append(threading.get_ident())
+        return time.monotonic()
+
+    config = PlanConfig(2, samples, micro_batch_size=1, cost=Quadratic())
+    duration = Histogram("plan", "Seconds.", registry=CollectorRegistry())
+    planner = Planner(config, duration, clock)
+    order = wanted(samples)
+    found: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
+    if planner.plans_here(order):
+        found.set_result(planner.plan(order))
+    else:
+        planner.plan_in_thread(order, found.set_result, found.set_exception)
+    async with asyncio.timeout(20):
+        plan = await found
+    assert sorted(plan.chosen.tolist()) == list(range(samples))
+    assert asked == [threading.get_ident()] * 2
+    planner.close()
