@@ -109,10 +109,8 @@ class Schema:
 
     def nbytes(self, tokens: int) -> int:
         """Bytes of the whole span of a sample of `tokens` tokens."""
-        end = 0
-        for per_token, per_sample in self.units:
-            end = (end + per_token * tokens + per_sample + ALIGNMENT - 1) & -ALIGNMENT  # aligned
-        return end
+        per_token, beyond = self._slope
+        return per_token * tokens + beyond[tokens % ALIGNMENT]
 
     def sizes(self, tokens: Iterable[int]) -> list[int]:
         """`nbytes` of many samples."""
@@ -126,7 +124,8 @@ class Schema:
         Padding and fields a sample, that is; how much a field is padded hangs on that alone.
         """
         per_token = sum(unit for unit, _ in self.units)
-        return per_token, [self.nbytes(rest) - per_token * rest for rest in range(ALIGNMENT)]
+        ends = [self.slices(rest)[-1].stop for rest in range(ALIGNMENT)]
+        return per_token, [aligned(end) - per_token * rest for rest, end in enumerate(ends)]
 
     def difference(self, other: "Schema") -> str:
         """What `other` has that differs from this schema, in words for an error message."""

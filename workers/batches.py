@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from dispatcher.errors import SampleRefused
 from dispatcher.sample import ALIGNMENT
 from dispatcher.wire import messages as m
-from dispatcher.wire.outbox import Buffer
+from dispatcher.wire.outbox import JOINED_BYTES, Buffer
 from workers.encode import EncodedSample
 
 _T = TypeVar("_T")
@@ -17,8 +17,6 @@ _T = TypeVar("_T")
 #: heartbeat behind it is not late, and that the header stays far below any limit.
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SAMPLES = 256
-#: Arrays below this size are joined: to copy them is cheaper than to list them.
-JOINED_BYTES = 8 * 1024
 #: Zeros after an array, by how many it takes to the next one's start.
 _ZEROS = [bytes(size) for size in range(ALIGNMENT)]
 

@@ -73,9 +73,11 @@ def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | N
         even = lpt_budget(x, s, R * M, budget)
         if even is not None and (not ruled or _time(even, x, R, M) <= float(x.sum()) / R * _EVEN):
             return even
-    labels = fill_columns(x, s, R, M, budget) if ruled else even
-    if labels is None and ruled:
-        labels = even if even is not None else lpt_budget(x, s, R * M, budget)
+    labels: Labels | None = None
+    if ruled:
+        labels = fill_columns(x, s, R, M, budget)
+        if labels is None:
+            labels = even if even is not None else lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
     if labels is None and not goes_by_chunks(len(x), R * M):

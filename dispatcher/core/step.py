@@ -96,7 +96,7 @@ class OpenStep:
 
     def samples(self) -> list[Sample]:
         """Every sample of the step, rank by rank."""
-        return [entry.sample for rank in self.micro_batches for part in rank for entry in part]
+        return [entry.sample for entry in self.entries()]
 
     def without_payloads(self) -> "OpenStep":
         """The same step, of which only the journal has the payloads."""

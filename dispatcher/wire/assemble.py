@@ -8,12 +8,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
-from dispatcher.sample import ALIGNMENT, Sample, Schema, aligned
+from dispatcher.sample import ALIGNMENT, Columns, Sample, Schema, aligned
 from dispatcher.wire import messages as m
-from dispatcher.wire.outbox import Buffer
+from dispatcher.wire.outbox import JOINED_BYTES, Buffer
 
-#: Values of a field below this size in all are joined: to copy them is cheaper than to list them.
-JOINED_BYTES = 8 * 1024
 #: The sample of a row of columns: `Sample._make` without its check of the number of columns.
 _SAMPLE = partial(tuple.__new__, Sample)
 #: Group size of a sample that belongs to a group and does not say how large it is.
@@ -41,38 +39,36 @@ def samples_of(
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
-    _, tokens, loss_tokens, schemas, *_ = zip(*samples, strict=True)
+    held = Columns.of(samples)
     return m.encode(
         m.Step(
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
-            fields=m.field_headers(schemas[0]),
-            num_samples=len(tokens),
-            tokens=sum(tokens),
-            loss_tokens=sum(loss_tokens),
-            loss_samples=len(tokens) - loss_tokens.count(0),
+            fields=m.field_headers(held.schemas[0]),
+            num_samples=len(held.tokens),
+            tokens=sum(held.tokens),
+            loss_tokens=sum(held.loss_tokens),
+            loss_samples=len(held.tokens) - held.loss_tokens.count(0),
         )
     )
 
 
 def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer]:
     """The frame of one micro-batch: header and payload as buffers to write in order."""
-    sample_ids, tokens, loss_tokens, schemas, spans, group_ids, _, versions = zip(
-        *samples, strict=True
-    )
-    header = {
+    held = Columns.of(samples)
+    header: dict[str, object] = {
         "step": step,
         "index": index,
-        "tokens": tokens,
-        "loss_tokens": loss_tokens,
-        "sample_ids": sample_ids,
+        "tokens": held.tokens,
+        "loss_tokens": held.loss_tokens,
+        "sample_ids": held.sample_ids,
     }
-    if any(group_ids):
-        header["group_ids"] = group_ids
-    if versions.count(None) < len(versions):
-        header["policy_versions"] = versions
-    payload, nbytes = _gather(schemas[0], spans, tokens)
+    if any(held.group_ids):
+        header["group_ids"] = held.group_ids
+    if held.policy_versions.count(None) < len(samples):
+        header["policy_versions"] = held.policy_versions
+    payload, nbytes = _gather(held.schemas[0], held.payloads, held.tokens)
     return [m.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 

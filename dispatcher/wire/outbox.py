@@ -10,6 +10,8 @@ from itertools import islice
 
 Buffer = bytes | bytearray | memoryview
 
+#: What is below this size is joined before it is put: to copy it is cheaper than to list it.
+JOINED_BYTES = 8 * 1024
 #: Buffers that one system call takes on every platform that we know of: IOV_MAX.
 MAX_BUFFERS = 1024
 

@@ -11,7 +11,6 @@ from dispatcher.errors import ProtocolError
 from dispatcher.sample import ALIGNMENT, DType, Field, Sample, Schema, aligned
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import (
-    JOINED_BYTES,
     UNKNOWN_GROUP_SIZE,
     filler,
     micro_batch,
@@ -19,7 +18,7 @@ from dispatcher.wire.assemble import (
     step_header,
 )
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from dispatcher.wire.outbox import Buffer
+from dispatcher.wire.outbox import JOINED_BYTES, Buffer
 from tests.support.client import SCHEMA, make_push, make_span
 
 LIMITS = FrameLimits(1 << 24, 1 << 24)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dispatcher.errors import SampleRefused
 from dispatcher.sample import DType
-from workers.batches import JOINED_BYTES, payload
+from dispatcher.wire.outbox import JOINED_BYTES
+from workers.batches import payload
 from workers.encode import EncodedSample, Encoder, RolloutSample
 
 

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dispatcher.errors import ProtocolError, SampleRefused
 from dispatcher.wire import messages as m
-from workers.batches import JOINED_BYTES, batches
+from dispatcher.wire.outbox import JOINED_BYTES
+from workers.batches import batches
 from workers.encode import EncodedSample, Encoder, RolloutSample
 from workers.producer_core import Outcome, ProducerCore, Settled
 
