@@ -101,7 +101,7 @@ def test_the_books_balance_in_every_scrape_under_load(serve: Serve) -> None:
     dropped = accepted - committed
     assert total(last, "samples_dropped_total") == len(dropped)
     assert committed <= accepted
-    for name in ("buffer_samples", "samples_committed_total"):
+    for name in ("buffer_samples", "samples_in_flight", "samples_committed_total"):
         assert len({found[name] for found in scrapes}) > 1, f"{name} stood still: no load"
     for outcome in ("refused", "duplicate"):
         assert last[f"samples_received_total{{outcome={outcome}}}"] > 0
