@@ -101,6 +101,15 @@ def test_pushes_of_others_wait_on_beside_one_that_was_given_up(
         threading.Event().wait(0.05)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, which Python keeps."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(
     producer: tuple[RolloutProducer, Peer], threads: ThreadPoolExecutor
 ) -> None:
