@@ -44,6 +44,7 @@ build/bench/peers/verl: $(STAMP)
 bench: build/bench/peers/verl
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 	$(BIN)/python -m tests.bench.approaches
+	$(BIN)/python -m tests.bench.plain
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
 

@@ -15,9 +15,10 @@ Those that stand alone need company, which takes time to gather: an eighth of a 
 held as long as there is one of them.
 
 What is held back is not free: when it is due it may have to go without company. `debt` charges a
-candidate for that, but only in steps in which the lane has to open anyway. And what is held should
-look alike after every step: `bias` charges a candidate that would change its lengths much, unless
-there is so little to spare that rare outliers take all of it.
+candidate for that, by how much less the sample costs that is a column further down, but only in
+steps in which the lane has to open anyway. And what is held should look alike after every step:
+`bias` charges a candidate that would change its lengths much, unless there is so little to spare
+that rare outliers take all of it.
 
 Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %.
 Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
@@ -47,7 +48,7 @@ _COMPANY = (1, 4)
 #: Columns from the heavy end that are watched for running into their deadline.
 _WATCHED_COLUMNS = 2
 #: Weight of a debt against waiting now.
-_DEBT_WEIGHT = 2.0
+_DEBT_WEIGHT = 1.5
 #: Share of what is held that may differ from the window's lengths, besides what chance makes of
 #: so few, and the price of the rest where as many are held as are taken.
 _UNLIKE, _BIAS_WEIGHT = 0.05, 0.5
@@ -97,7 +98,7 @@ class Lane:
     def of(cls, pool: Pool, take: int) -> "Lane":
         """Find the heavy end; `charge` is what holding each watched item longer may cost."""
         order = pool.order
-        cost = pool.cost[order[: _WATCHED_COLUMNS * pool.neighbours + 1]]
+        cost = pool.cost[order[: (_WATCHED_COLUMNS + 1) * pool.neighbours]]
         outliers = int(np.count_nonzero(pool.cost > pool.share))
         companion = cost[min(pool.neighbours // _COMPANY_RANKS, len(cost) - 1)]
         common = cost[min(max(pool.neighbours // _COMMON_RANKS, _COMMON_LEAST), len(cost)) - 1]
@@ -107,7 +108,8 @@ class Lane:
         opens = opens and bool(pool.forced[order[:count]].any())
         if not opens or count >= len(order):
             count = 0
-        charge = _DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - cost[count])
+        company = cost[np.minimum(np.arange(count) + pool.neighbours, len(cost) - 1)]
+        charge = _DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - company)
         return cls(
             order=order,
             forced=pool.forced,

@@ -33,9 +33,11 @@ _TOGETHER = 2
 #: Price of skipping an item again: the share of what its column would wait that it has to bear
 #: once it has been skipped for long; half of that at this age.
 _RIPE, _RIPENING = 0.3, 1 / 8
+#: How late the price of an item's age rises: where micro-steps are columns, and elsewhere.
+_LATE_IN_COLUMNS, _LATE = 3, 2
 #: Price of skipping ahead of or behind an even share: where micro-steps are columns; elsewhere if
 #: as many are skipped as are taken, and more if fewer are.
-_PRICE_OF_COLUMNS, _PRICE = 4.0, 1.3
+_PRICE_OF_COLUMNS, _PRICE = 3.5, 1.3
 
 
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
@@ -94,7 +96,7 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
     age = np.minimum(pool.age[order], 1.0)
-    penalty = age**2 + 1000.0 * forced
+    penalty = age ** (_LATE_IN_COLUMNS if pool.columns else _LATE) + 1000.0 * forced
     penalty[:together] += 100.0
     penalty = x.mean() * penalty + _RIPE * age / (age + _RIPENING) * _waits(x, pool.neighbours)
     price = _PRICE_OF_COLUMNS if pool.columns else _PRICE * take / (len(order) - take)

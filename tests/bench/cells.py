@@ -84,11 +84,15 @@ def available(cell: Cell) -> bool:
 
 def stream(cell: Cell, seed: int) -> Iterator[int]:
     """Lengths without end: fresh draws, or seeded permutations of a trace's rows."""
-    rng = np.random.default_rng(seed)
-    rows = None if cell.lengths == "lognormal" else read_trace(_trace(cell.lengths))
+    rng, rows = np.random.default_rng(seed), lengths_of(cell)
     while True:
         lengths = _lognormal(rng) if rows is None else rng.permutation(rows)
         yield from lengths.tolist()
+
+
+def lengths_of(cell: Cell) -> IntArray | None:
+    """All lengths of the trace, None where they are drawn."""
+    return None if cell.lengths == "lognormal" else read_trace(_trace(cell.lengths))
 
 
 def _lognormal(rng: np.random.Generator) -> IntArray:

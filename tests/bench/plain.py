@@ -1,0 +1,125 @@
+"""Our selection beside the plain column DP, over the same samples: ranks meet at every micro-step.
+
+    python -m tests.bench.plain [--steps 100] [--seeds 3]
+
+Plain is the program of column_dp.py with nothing around it: the oldest; then the DP in a band of 3,
+6 and 10 % of the window, with a penalty that grows with the square of the age, until the step
+waits no more than 1 %; of these the one that waits least. No samples gather company, there is no
+debt, and no price on what is held. Each window is refilled before each dispatch, and epochs are
+permutations.
+
+Printed is the straggler excess in %, and in brackets the Kolmogorov-Smirnov distance of the lengths
+of 20 dispatches over that of what arrived; the median over seeds of either.
+"""
+
+import argparse
+from collections.abc import Callable
+from itertools import islice
+from statistics import median
+
+import numpy as np
+
+from dispatcher.balance.column_dp import column_dp
+from dispatcher.balance.order import by_falling_tokens
+from dispatcher.balance.planner import plan
+from dispatcher.plan import FloatArray, IntArray, PlanConfig, Strategy, Window
+from dispatcher.simulate.bias import selection_bias
+from tests.bench.cells import Cell, available, lengths_of, stream
+from tests.bench.planner import WARM_UP, Totals
+
+#: A window and a config to the positions that leave.
+Choose = Callable[[Window, PlanConfig], IntArray]
+
+_PLAN = {"micro_batch_size": 1}
+CELLS = tuple(
+    Cell(f"{name} {batch}/{ranks}", batch, ranks, multiple, lengths, _PLAN)
+    for name, lengths, sizes in (
+        ("lognormal", "lognormal", ((1024, 64),)),
+        ("lineage", "lineage_open_reasoning", ((256, 16), (1024, 64), (512, 64))),
+        ("reasoning_gym", "reasoning_gym_rlvr_g3", ((256, 16), (1024, 64))),
+        ("azure_conv", "azure2023_conv", ((1024, 64),)),
+    )
+    for batch, ranks in sizes
+    for multiple in (1.25, 2.0)
+)
+_BANDS, _GOOD_ENOUGH = (0.03, 0.06, 0.1), 0.01
+
+
+def ours(window: Window, config: PlanConfig) -> IntArray:
+    """What the planner chooses."""
+    return plan(window, config).chosen
+
+
+def plain(window: Window, config: PlanConfig) -> IntArray:
+    """What the column DP alone chooses."""
+    take, ranks = config.dispatch_batch_size, config.dp_size
+    order = by_falling_tokens(window.tokens)
+    x, age = config.cost(window.tokens)[order], window.skips[order] / config.max_skips
+    forced = window.skips[order] >= config.max_skips
+    penalty = x.mean() * (np.minimum(age, 1.0) ** 2 + 1000.0 * forced)
+    oldest = np.zeros(len(order), dtype=bool)
+    oldest[:take] = True
+    best, least = oldest[order], _waits(x[oldest[order]], ranks)
+    for band in _BANDS:
+        if least <= _GOOD_ENOUGH:
+            break
+        keep = column_dp(x, penalty, forced, take=take, G=ranks, band=band, price=0.0)
+        if _waits(x[keep], ranks) < least:
+            best, least = keep, _waits(x[keep], ranks)
+    return np.sort(order[best])
+
+
+def _waits(x: FloatArray, ranks: int) -> float:
+    """Straggler excess of sorted columns of falling `x`."""
+    return float(ranks * x[::ranks].sum() / x.sum()) - 1
+
+
+def measure(cell: Cell, choose: Choose, seed: int, steps: int) -> tuple[float, float]:
+    """Straggler excess, and the distance of lengths over that of what arrived."""
+    config, lengths = cell.config(Strategy.WINDOW), stream(cell, seed)
+    tokens, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    total, arrived, left = Totals(), [tokens], []
+    for number in range(WARM_UP + steps):
+        fresh = np.fromiter(islice(lengths, cell.window - len(tokens)), np.int64)
+        arrived.append(fresh)
+        tokens = np.concatenate([tokens, fresh])
+        skips = np.concatenate([skips, np.zeros(len(fresh), np.int64)])
+        free = np.zeros(cell.window, np.bool_)
+        chosen = choose(Window(tokens, skips, np.full(cell.window, -1), free), config)
+        if number >= WARM_UP:
+            x = np.sort(config.cost(tokens[chosen]))[::-1]
+            total.add(_waits(x, cell.dp_size), float(x.sum()) / cell.dp_size)
+            left.append(tokens[chosen])
+        free[chosen] = True
+        tokens, skips = tokens[~free], skips[~free] + 1
+    came, every = np.concatenate(arrived), lengths_of(cell)
+    ks, by_chance = selection_bias(
+        came if every is None else every, left, came, WARM_UP * cell.batch
+    )
+    return total.excess, ks / by_chance
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=100, help="twice as many for reasoning_gym")
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    print(f"{'lengths':24} {'window':>6} {'plain %':>16} {'ours %':>16}")
+    for cell in CELLS:
+        if not available(cell):
+            print(f"{cell.name:24} skipped: the trace {cell.lengths} is not here")
+            continue
+        steps = given.steps * (2 if cell.lengths.startswith("reasoning_gym") else 1)
+        columns = [_column(cell, choose, given.seeds, steps) for choose in (plain, ours)]
+        print(f"{cell.name:24} {cell.window_multiple:6g} " + " ".join(columns), flush=True)
+
+
+def _column(cell: Cell, choose: Choose, seeds: int, steps: int) -> str:
+    runs = [measure(cell, choose, seed, steps) for seed in range(1, seeds + 1)]
+    excess, distance = (median(figures) for figures in zip(*runs, strict=True))
+    return f"{100 * excess:9.2f} ({distance:.2f})"
+
+
+if __name__ == "__main__":
+    main()
