@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from dispatcher.errors import SampleRefused
 from dispatcher.sample import ALIGNMENT
+from dispatcher.wire import columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.outbox import JOINED_BYTES, Buffer
 from workers.encode import EncodedSample
@@ -46,7 +47,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
     sized = group_ids is not None and _is_sized(samples[0])
     try:
         return m.Push(
-            fields=m.field_headers(samples[0].schema),
+            fields=columns.field_headers(samples[0].schema),
             tokens=[sample.tokens for sample in samples],
             loss_tokens=[sample.loss_tokens for sample in samples],
             sample_ids=[

@@ -13,6 +13,7 @@ from contextlib import suppress
 from time import monotonic
 
 from dispatcher.net.memory import Memory, uninitialised
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits, FrameReader
@@ -79,7 +80,7 @@ class Connection:
     def send(self, messages: Iterable[m.Message]) -> None:
         """Queue messages; `poll` writes them."""
         for message in messages:
-            self._unsent += m.encode(message)
+            self._unsent += codec.encode(message)
 
     def poll(self, timeout: float) -> list[tuple[m.Message, memoryview]]:
         """Wait at most `timeout` seconds; return the messages that arrived, maybe none.
@@ -133,7 +134,7 @@ class Connection:
             budget -= nbytes
             self.bytes_received += nbytes
             found += [
-                (m.decode(frame), frame.payload)
+                (codec.decode(frame), frame.payload)
                 for frame in self._reader.received(nbytes, self._allocate)
             ]
         return found

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from dispatcher.errors import ProtocolError
 from dispatcher.net.transport import StreamProtocol, StreamTransport
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from dispatcher.wire.outbox import Buffer
@@ -86,7 +87,7 @@ class ProducerLink(StreamProtocol):
 
     def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
         assert self._transport is not None
-        frame = [m.encode(message, sum(map(len, payload))), *payload]
+        frame = [codec.encode(message, sum(map(len, payload))), *payload]
         if isinstance(self._transport, StreamTransport):
             self._transport.writelines(frame)
         else:  # TLS makes a record, and keeps a reference, of whatever it is given
@@ -133,7 +134,7 @@ class ProducerLink(StreamProtocol):
             self._heartbeat.heard()
         try:
             for frame in self._reader.received(nbytes):
-                self._accept(m.decode(frame))
+                self._accept(codec.decode(frame))
         except Exception as error:
             self._end(error)
             return

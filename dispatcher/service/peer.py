@@ -16,6 +16,7 @@ from typing import Protocol
 from dispatcher.errors import DispatcherError, ProtocolError
 from dispatcher.net.memory import uninitialised
 from dispatcher.net.transport import StreamProtocol
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits
 from dispatcher.wire.outbox import Buffer
@@ -144,7 +145,7 @@ class Peer(StreamProtocol):
 
     def send(self, *messages: m.Message) -> None:
         """Write small control messages, ahead of bulk frames that wait."""
-        self.write(b"".join(m.encode(message) for message in messages))
+        self.write(b"".join(codec.encode(message) for message in messages))
 
     def write(self, data: bytes) -> None:
         """Write an encoded control frame."""

@@ -24,6 +24,7 @@ from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.planner import Planner
 from dispatcher.service.roster import Roster
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import filler, micro_batch, step_header
 from dispatcher.wire.outbox import Buffer
@@ -172,7 +173,7 @@ class Performer:
 
     def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
-        frame = m.encode(message)
+        frame = codec.encode(message)
         for dp_rank in dp_ranks:
             if (peer := self._roster.rank(self._client_of(dp_rank))) is not None:
                 peer.write(frame)

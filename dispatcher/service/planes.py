@@ -19,6 +19,7 @@ from dispatcher.service.hub import Hub
 from dispatcher.service.paced import PacedTls
 from dispatcher.service.peer import Peer, PeerLimits
 from dispatcher.service.sockets import bound_endpoint, listening_socket
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits
@@ -48,7 +49,7 @@ async def sample_plane(config: ServeConfig, hub: Hub) -> AsyncIterator[list[Endp
         protocol=lambda: PacedTls(peer(), hub.access),
         connections=lambda: hub.connections,
         turned_away=lambda reason: _count(hub, "unknown", reason),
-        to_plain=m.encode(m.Error(code=TlsFailed.code, message=SPEAKS_TLS)),
+        to_plain=codec.encode(m.Error(code=TlsFailed.code, message=SPEAKS_TLS)),
     )
     _warn_if_open(config, hub)
     async with contextlib.AsyncExitStack() as stack:

@@ -19,8 +19,8 @@ from pydantic import Field as Declared
 
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import DType, Field, Sample, Schema, aligned
-from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
+from dispatcher.wire.columns import MAX_FIELDS, Extent, FieldHeader, Name, Version
 
 #: Element type of a tensor that does not say, by numpy's kind of what JSON held.
 _UNTYPED = {"b": DType.BOOL, "i": DType.INT64, "u": DType.INT64, "f": DType.FLOAT32}
@@ -39,13 +39,13 @@ class PushRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     fields: Annotated[
-        dict[m.Name, Any],
-        Declared(max_length=m.MAX_FIELDS, description="tensors by name; input_ids is required"),
+        dict[Name, Any],
+        Declared(max_length=MAX_FIELDS, description="tensors by name; input_ids is required"),
     ]
-    sample_id: m.Name | None = None
-    group_id: m.Name | None = None
-    group_size: m.Extent | None = None
-    policy_version: m.Version | None = None
+    sample_id: Name | None = None
+    group_id: Name | None = None
+    group_size: Extent | None = None
+    policy_version: Version | None = None
 
 
 def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
@@ -139,7 +139,7 @@ def _field(name: str, array: NDArray[Any], tokens: int) -> Field:
     shape = array.shape[1:] if per_token else array.shape
     dtype = DType(array.dtype.name)
     try:  # ranks are told of the field in these words, so it has to keep to their limits
-        m.FieldHeader(name=name, dtype=dtype, per_token=per_token, shape=list(shape))
+        FieldHeader(name=name, dtype=dtype, per_token=per_token, shape=list(shape))
     except ValidationError as error:
         why = error.errors(include_url=False)[0]["msg"]
         raise ProtocolError(f"fields.{name} has shape {array.shape}: {why}") from None

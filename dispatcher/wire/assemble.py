@@ -9,6 +9,7 @@ from functools import partial
 from itertools import repeat
 
 from dispatcher.sample import ALIGNMENT, Columns, Sample, Schema, aligned
+from dispatcher.wire import codec, columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.outbox import JOINED_BYTES, Buffer
 
@@ -40,12 +41,12 @@ def samples_of(
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
     held = Columns.of(samples)
-    return m.encode(
+    return codec.encode(
         m.Step(
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
-            fields=m.field_headers(held.schemas[0]),
+            fields=columns.field_headers(held.schemas[0]),
             num_samples=len(held.tokens),
             tokens=sum(held.tokens),
             loss_tokens=sum(held.loss_tokens),
@@ -69,7 +70,7 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
     if held.policy_versions.count(None) < len(samples):
         header["policy_versions"] = held.policy_versions
     payload, nbytes = _gather(held.schemas[0], held.payloads, held.tokens)
-    return [m.encode_checked(m.MicroBatch, header, nbytes), *payload]
+    return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 
 def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
@@ -83,7 +84,7 @@ def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
         loss_tokens=[0],
         sample_ids=[sample.sample_id],
     )
-    return [m.encode(header, nbytes), *payload]
+    return [codec.encode(header, nbytes), *payload]
 
 
 def _gather(

@@ -18,39 +18,23 @@
 A rank that has loaded a checkpoint says hello again on the same connection: it has let go of what
 it was sent, and forgets what comes before the welcome.
 
-Headers are JSON of these models. Columns (`tokens`, `sample_ids`, ...) have one entry a sample.
-A header is checked against itself here (`Push.spans`); what it means is the core's affair.
+Headers are JSON of these models (codec.py). A header is checked against itself here (`Push.spans`);
+what it means is the core's affair.
 """
 
-from functools import cached_property, lru_cache
-from typing import Annotated, ClassVar, Self
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from pydantic import Field as Declared
+from pydantic import model_validator
 
 from dispatcher.errors import ProtocolError, VersionMismatch
-from dispatcher.sample import DType, Field, Schema
-from dispatcher.wire.frame import Frame, encode_frame
+from dispatcher.wire.columns import Columns, Count, Extent, Fields, Name, Version
+from dispatcher.wire.columns import Message as Message  # noqa: PLC0414  others know it from here
 
 PROTOCOL_VERSION = 1
-#: Fields of a sample; far above what any trainer reads.
-MAX_FIELDS = 64
-
-Name = Annotated[str, Declared(min_length=1, max_length=128)]
-Count = Annotated[int, Declared(ge=0, lt=2**53)]
-Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
-Version = Annotated[int, Declared(ge=0, lt=2**53)]
-Extent = Annotated[int, Declared(ge=1, lt=2**31)]
 #: A step's number, -1 for none.
 Watermark = Annotated[int, Declared(ge=-1, lt=2**53)]
 Total = Annotated[int, Declared(ge=1, lt=2**53)]
-
-
-class Message(BaseModel):
-    """Base: immutable, no unknown keys, no coercion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    type_code: ClassVar[int]
 
 
 class _Hello(Message):
@@ -104,7 +88,9 @@ class HelloRank(_Hello):
     committed: Annotated[int, Declared(ge=-1)] = -1
     hungry: bool = False
     # `_same_version` makes pydantic see Python values, where a strict tuple would refuse a list.
-    received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = []
+    received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
+        default_factory=list
+    )
     policy_version: Version | None = None
     resume: Position | None = None
     saved: Watermark = -1
@@ -134,70 +120,7 @@ class WelcomeRank(Message):
     heartbeat_interval_s: float
 
 
-@lru_cache(maxsize=64)
-def _schema(fields: tuple[Field, ...]) -> Schema:
-    """One object a schema, so that comparing the schemas of samples costs next to nothing."""
-    return Schema(fields)
-
-
-class FieldHeader(Message):
-    """`sample.Field` on the wire."""
-
-    type_code = 0
-    name: Name
-    dtype: Annotated[DType, Declared(strict=False)]
-    per_token: bool = True
-    shape: Annotated[list[Extent], Declared(max_length=8)] = []
-
-
-class _Fields(Message):
-    """The fields that samples share."""
-
-    fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=MAX_FIELDS)]
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        if len({field.name for field in self.fields}) != len(self.fields):
-            raise ValueError("a field is named twice")
-        return self
-
-    @cached_property
-    def schema_(self) -> Schema:
-        """The schema that all these samples share."""
-        return _schema(
-            tuple(
-                Field(item.name, item.dtype, item.per_token, tuple(item.shape))
-                for item in self.fields
-            )
-        )
-
-
-class _Columns(Message):
-    """Columns over samples."""
-
-    columns: ClassVar[tuple[str, ...]] = (
-        "loss_tokens",
-        "sample_ids",
-        "group_ids",
-        "policy_versions",
-    )
-    tokens: list[Tokens]
-    loss_tokens: list[Count]
-    sample_ids: list[Name]
-    group_ids: list[Name | None] | None = None
-    policy_versions: list[Version | None] | None = None
-
-    @model_validator(mode="after")
-    def _columns_agree(self) -> Self:
-        size = len(self.tokens)
-        for name in self.columns:
-            column = getattr(self, name)
-            if column is not None and len(column) != size:
-                raise ValueError(f"{name} has {len(column)} entries for {size} samples")
-        return self
-
-
-class Push(_Columns, _Fields):
+class Push(Columns, Fields):
     """Samples number `first_seq`, `first_seq + 1`, ... of this producer; payload: their spans.
 
     floor: the producer will never again send a sequence number below this one.
@@ -205,7 +128,7 @@ class Push(_Columns, _Fields):
     """
 
     type_code = 5
-    columns = (*_Columns.columns, "group_sizes")
+    columns = (*Columns.columns, "group_sizes")
     first_seq: Count
     floor: Count
     named: bool = False
@@ -235,7 +158,7 @@ class Pushed(Message):
     type_code = 6
     first_seq: Count
     outcomes: list[str]
-    errors: dict[str, str] = {}
+    errors: dict[str, str] = Declared(default_factory=dict)
 
     def of_each(self, size: int) -> list[str]:
         """The outcome of each sample of a push of `size` samples.
@@ -293,7 +216,7 @@ class PolicyVersion(Message):
     policy_version: Version
 
 
-class Step(_Fields):
+class Step(Fields):
     """One step's header; the same on every DP rank.
 
     fields: of the samples of all its micro-batches.
@@ -311,7 +234,7 @@ class Step(_Fields):
     loss_samples: Count
 
 
-class MicroBatch(_Columns):
+class MicroBatch(Columns):
     """One micro-batch of one DP rank; payload: per field its values over all samples, aligned.
 
     A filler carries the first token of some sample of the step, with no loss tokens.
@@ -397,40 +320,3 @@ MESSAGES: dict[int, type[Message]] = {
         End, Error, Ping, Pong, Bye, CheckpointSaved,
     )
 }  # fmt: skip
-#: Headers that no model has to check.
-_PLAIN = TypeAdapter(dict[str, object])
-
-
-def encode(message: Message, payload_size: int = 0) -> bytes:
-    """The frame of a message, up to its payload."""
-    header = message.model_dump_json(exclude_none=True).encode()
-    return encode_frame(message.type_code, header, payload_size)
-
-
-def encode_checked(kind: type[Message], header: dict[str, object], payload_size: int) -> bytes:
-    """`encode` for a message there are many of, from values that were checked when they came."""
-    return encode_frame(kind.type_code, _PLAIN.dump_json(header), payload_size)
-
-
-def decode(frame: Frame) -> Message:
-    """The message of a frame. Raises ProtocolError that names what is wrong with the header."""
-    kind = MESSAGES.get(frame.type)
-    if kind is None:
-        raise ProtocolError(f"unknown message type {frame.type}")
-    try:
-        return kind.model_validate_json(bytes(frame.header))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "header"
-        raise ProtocolError(f"{kind.__name__}: {place}: {first['msg']}") from error
-
-
-@lru_cache(maxsize=64)
-def field_headers(schema: Schema) -> list[FieldHeader]:
-    """A schema as it goes over the wire; the same list for all who ask, so do not change it."""
-    return [
-        FieldHeader(
-            name=item.name, dtype=item.dtype, per_token=item.per_token, shape=list(item.shape)
-        )
-        for item in schema.fields
-    ]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
 from dispatcher.errors import ProtocolError
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import HANDSHAKE_LIMITS, Frame, FrameLimits, FrameReader
 
@@ -85,7 +86,7 @@ class ServerSession:
         return map(self._accept, self._reader.received(nbytes, self._allocate))
 
     def _allocate(self, frame_type: int, header: memoryview, size: int) -> Sequence[memoryview]:
-        self._message = message = m.decode(Frame(frame_type, header))
+        self._message = message = codec.decode(Frame(frame_type, header))
         if (self.state, type(message)) not in NEXT:
             raise ProtocolError(f"{type(message).__name__} is not legal in state {self.state}")
         if isinstance(message, m.Push):

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dispatcher.errors import ProtocolError
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from dispatcher.wire.session import ServerSession
@@ -78,7 +79,7 @@ class Arena:
             with suppress(ConnectionResetError):
                 while data := sock.recv(65536):
                     for frame in reader.feed(data):
-                        self._heard(m.decode(frame))
+                        self._heard(codec.decode(frame))
 
     def _heard(self, message: m.Message) -> None:
         if isinstance(message, m.Error):

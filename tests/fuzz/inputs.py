@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import MAGIC, PREFIX, encode_frame
 from tests.support.client import make_push
@@ -47,7 +48,7 @@ def _pushes(draw: st.DrawFn) -> bytes:
     push, payload = make_push("fuzz", draw(st.integers(0, 2**21)), tokens)
     cut = draw(st.integers(0, 8)) if draw(st.booleans()) else 0
     payload = payload[: len(payload) - cut]
-    return m.encode(push, len(payload)) + payload
+    return codec.encode(push, len(payload)) + payload
 
 
 @st.composite
@@ -64,7 +65,7 @@ def _with_other_json(draw: st.DrawFn) -> bytes:
 
 
 _frames = st.one_of(
-    _messages.map(m.encode),
+    _messages.map(codec.encode),
     _pushes(),
     _with_other_json(),
     st.builds(encode_frame, st.integers(0, 255), st.sampled_from(NASTY_JSON)),
@@ -89,7 +90,7 @@ def streams(draw: st.DrawFn, hellos: tuple[m.Message, ...]) -> bytes:
         places = st.integers(0, len(frames) - 1)
         frames[draw(places)] = frames[draw(places)]
     if draw(st.integers(0, 9)):
-        frames.insert(0, m.encode(hellos[draw(st.integers(0, len(hellos) - 1))]))
+        frames.insert(0, codec.encode(hellos[draw(st.integers(0, len(hellos) - 1))]))
     stream = bytearray(b"".join(frames))
     if stream and not draw(st.integers(0, 2)):
         for at, value in draw(

@@ -13,8 +13,8 @@ from dispatcher.cli.main import main
 from dispatcher.errors import DispatcherError, Stopping
 from dispatcher.service.hub import Hub
 from dispatcher.service.peer import Peer
+from dispatcher.wire import codec, session
 from dispatcher.wire import messages as m
-from dispatcher.wire import session
 from dispatcher.wire.frame import Frame, FrameReader
 from workers.demo import lifeline
 
@@ -56,7 +56,7 @@ def trip_over_json(plant: Plant) -> None:
     def decode(frame: Frame) -> m.Message:
         return m.MESSAGES[frame.type].model_validate_json(bytes(frame.header))
 
-    plant(m, "decode", decode)
+    plant(codec, "decode", decode)
 
 
 def keep_what_came(plant: Plant) -> None:

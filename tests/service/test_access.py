@@ -10,6 +10,7 @@ import pytest
 from dispatcher.cli.main import main
 from dispatcher.errors import ConfigError
 from dispatcher.service.config import ServeConfig
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import encode_frame
@@ -163,8 +164,8 @@ def test_the_token_lets_in_and_nothing_else_does(role: str, serve: Serve, tmp_pa
 def test_nothing_is_taken_from_whoever_has_not_shown_it(serve: Serve, tmp_path: Path) -> None:
     server = serve(token_file=write_token(tmp_path / "token"))
     with WireClient(server.endpoint) as client:
-        hello = m.encode(m.HelloProducer(client_id="p", token="wrong" * 5))
-        client.send_bytes(hello + m.encode(m.EndStream()))  # in one go, before any answer
+        hello = codec.encode(m.HelloProducer(client_id="p", token="wrong" * 5))
+        client.send_bytes(hello + codec.encode(m.EndStream()))  # in one go, before any answer
         client.expect_error("unauthorized")
     status = ask(server, "/statusz", f"Bearer {SECRET}").json
     assert status["phase"] == "running"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dispatcher.sample import DType
+from dispatcher.wire import codec, columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import MAGIC, PREFIX, encode_frame
 from tests.support.client import Producer, Trainer, WireClient, make_push
@@ -53,7 +54,7 @@ def frame(code: int, header: object, payload: bytes = b"") -> bytes:
     return encode_frame(code, json.dumps(header).encode(), len(payload)) + payload
 
 
-HELLO = m.encode(m.HelloProducer(client_id="mallory"))
+HELLO = codec.encode(m.HelloProducer(client_id="mallory"))
 PUSH, PAYLOAD = make_push("mallory", 0, [2])
 PUSH_HEADER = PUSH.model_dump(mode="json", exclude_none=True)
 FIELD = {"name": "x", "dtype": "int64"}
@@ -194,7 +195,7 @@ def test_a_sample_of_another_schema_is_refused_alone(
 ) -> None:
     held = witness.push(2)
     with Producer(shared.endpoint, "other-schema") as careless:
-        ids = [m.FieldHeader(name="input_ids", dtype=DType.INT64)]
+        ids = [columns.FieldHeader(name="input_ids", dtype=DType.INT64)]
         push, _ = make_push("other-schema", 0, [2], fields=ids)
         careless.send(push, bytes(16))
         answer = careless.expect(m.Pushed)

@@ -5,6 +5,7 @@ from time import monotonic
 
 import pytest
 
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import MAGIC, PREFIX
 from tests.service.conftest import Serve
@@ -122,7 +123,7 @@ def test_a_producer_that_stops_reading_is_dropped_and_harms_nobody(serve: Serve)
     deaf.send(m.HelloProducer(client_id="deaf"))
     # Every sample is refused with some words, so the answers are longer than the pushes.
     push, payload = make_push("deaf", 0, [0] * 500)
-    frame = m.encode(push, len(payload)) + payload
+    frame = codec.encode(push, len(payload)) + payload
 
     def is_dropped() -> bool:
         try:

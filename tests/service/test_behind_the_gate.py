@@ -13,6 +13,7 @@ from dispatcher.service.hub import Hub
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer, PeerLimits
 from dispatcher.service.server import core_config
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from tests.service.test_gate import SlowLog
@@ -35,7 +36,7 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         buffer = self._reader.get_buffer()
         buffer[: len(data)] = data
-        self._heard += [m.decode(frame) for frame in self._reader.received(len(data))]
+        self._heard += [codec.decode(frame) for frame in self._reader.received(len(data))]
         self._more.set()
 
     def close(self) -> None:
@@ -45,7 +46,7 @@ class Wire(asyncio.Transport):
         """Nothing is in flight here."""
 
     def say(self, message: m.Message, payload: bytes = b"") -> None:
-        data = m.encode(message, len(payload)) + payload
+        data = codec.encode(message, len(payload)) + payload
         while data:
             buffer = self.peer.get_buffer(-1)
             size = min(len(buffer), len(data))
@@ -147,9 +148,9 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     sock.listen()
     listener = Listener(sock, lambda: flooded)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
-    ping, count = m.encode(m.Ping()), 50_000
+    ping, count = codec.encode(m.Ping()), 50_000
     flood = asyncio.ensure_future(
-        send(writer, m.encode(m.HelloProducer(client_id="flood")) + ping * count)
+        send(writer, codec.encode(m.HelloProducer(client_id="flood")) + ping * count)
     )
     held = asyncio.ensure_future(flooded.was_held.wait())
     await asyncio.wait({flood, held}, return_when=asyncio.FIRST_COMPLETED)
@@ -164,7 +165,7 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     durable = asyncio.ensure_future(log.durable(len(log.batches)))
     heard, names = FrameReader(LIMITS), list[str]()
     while data := await reader.read(65536):
-        names += [type(m.decode(frame)).__name__ for frame in heard.feed(data)]
+        names += [type(codec.decode(frame)).__name__ for frame in heard.feed(data)]
         if len(names) == count + 1:
             break
     assert names == ["WelcomeProducer"] + ["Pong"] * count

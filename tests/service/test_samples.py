@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import DType, Field, Sample
 from dispatcher.service.samples import parse_body
+from dispatcher.wire import columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
 
@@ -156,7 +157,7 @@ def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -
         return
     for sample in samples:
         assert sample.nbytes == sample.schema.nbytes(sample.tokens)
-        m.field_headers(sample.schema)
+        columns.field_headers(sample.schema)
         m.MicroBatch(
             step=0,
             index=0,

@@ -15,6 +15,7 @@ from dispatcher.service.hub import Hub
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer, PeerLimits
 from dispatcher.service.server import LAG_PROBE_SECONDS, core_config
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits
 from tests.service.conftest import Serve
@@ -72,7 +73,7 @@ class Connection:
 
     def say(self, message: m.Message) -> None:
         """What the client sends."""
-        data = m.encode(message)
+        data = codec.encode(message)
         self._peer.get_buffer(len(data))[: len(data)] = data
         self._peer.buffer_updated(len(data))
 

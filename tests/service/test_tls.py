@@ -11,6 +11,7 @@ import pytest
 
 from dispatcher.cli.main import main
 from dispatcher.sample import DType
+from dispatcher.wire import columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from tests.service.conftest import Serve
@@ -221,7 +222,7 @@ def large_push(seq: int) -> tuple[m.Push, bytes]:
     push = m.Push(
         first_seq=seq,
         floor=0,
-        fields=[m.FieldHeader(name="input_ids", dtype=DType.INT64)],
+        fields=[columns.FieldHeader(name="input_ids", dtype=DType.INT64)],
         tokens=[tokens],
         loss_tokens=[tokens],
         sample_ids=[f"p/{seq}"],

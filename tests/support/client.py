@@ -21,7 +21,9 @@ from typing import Self, TypeVar
 import numpy as np
 
 from dispatcher.sample import DType, Field, Schema, aligned
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
+from dispatcher.wire.columns import field_headers
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits, FrameReader
 
@@ -76,7 +78,7 @@ class WireClient:
 
     def send(self, message: m.Message, payload: bytes = b"") -> None:
         """Send one message."""
-        self.send_bytes(m.encode(message, len(payload)) + payload)
+        self.send_bytes(codec.encode(message, len(payload)) + payload)
 
     def send_bytes(self, data: bytes) -> None:
         """Send whatever these bytes are."""
@@ -91,7 +93,7 @@ class WireClient:
             nbytes = self._sock.recv_into(self._reader.get_buffer())
             if not nbytes:
                 raise EOFError("the dispatcher closed the connection")
-            self._arrived += [(m.decode(f), f.payload) for f in self._reader.received(nbytes)]
+            self._arrived += [(codec.decode(f), f.payload) for f in self._reader.received(nbytes)]
         return self._arrived.pop(0)
 
     def expect(self, kind: type[M], within: float = PATIENCE_S) -> M:
@@ -180,7 +182,7 @@ def make_push(
     facts: dict[str, object] = {
         "first_seq": first_seq,
         "floor": 0,
-        "fields": m.field_headers(SCHEMA),
+        "fields": field_headers(SCHEMA),
         "tokens": list(tokens),
         "loss_tokens": list(tokens),
         "sample_ids": ids,

@@ -7,9 +7,10 @@ legal is what the round-trip test says.
 from hypothesis import strategies as st
 
 from dispatcher.sample import DType
+from dispatcher.wire import columns
 from dispatcher.wire import messages as m
 
-IDS = m.FieldHeader(name="input_ids", dtype=DType.INT64)
+IDS = columns.FieldHeader(name="input_ids", dtype=DType.INT64)
 
 EXAMPLES: dict[type[m.Message], m.Message] = {
     type(message): message
@@ -55,7 +56,7 @@ _watermarks = st.integers(-1, 2**53 - 1)
 _seconds = st.floats(0, 1e6)
 _fields = st.lists(
     st.builds(
-        m.FieldHeader,
+        columns.FieldHeader,
         name=_names,
         dtype=st.sampled_from(DType),
         per_token=st.booleans(),

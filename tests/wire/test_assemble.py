@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import ALIGNMENT, DType, Field, Sample, Schema, aligned
+from dispatcher.wire import codec, columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import (
     UNKNOWN_GROUP_SIZE,
@@ -43,9 +44,10 @@ schemas = st.lists(
 
 def push_of(schema: Schema, values: list[Values], tokens: list[int]) -> tuple[m.Push, bytes]:
     """A push built from the raw bytes of every field, the way a producer does."""
-    columns = make_push("p", 0, tokens)[0].model_copy(update={"fields": m.field_headers(schema)})
+    bare = make_push("p", 0, tokens)[0]
+    push = bare.model_copy(update={"fields": columns.field_headers(schema)})
     parts = [sample[item.name] for sample in values for item in schema.fields]
-    return columns, b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
+    return push, b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
 
 
 def random_values(schema: Schema, tokens: int, seed: int) -> Values:
@@ -62,7 +64,7 @@ def pushed(push: m.Push, payload: bytes, group_size: int | None = None) -> tuple
 def sent(buffers: list[Buffer]) -> tuple[m.Message, memoryview]:
     """What arrives when these buffers are written in order."""
     (frame,) = FrameReader(LIMITS).feed(b"".join(buffers))
-    return m.decode(frame), frame.payload
+    return codec.decode(frame), frame.payload
 
 
 @given(schema=schemas, tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
@@ -177,7 +179,7 @@ def test_a_header_that_lies_about_sizes_is_refused(tokens: list[int], wrong: lis
 
 
 def test_sizes_beyond_all_memory_are_refused_and_not_allocated() -> None:
-    field = m.FieldHeader(name="x", dtype=DType.FLOAT64, shape=[2**31 - 1] * 8)
+    field = columns.FieldHeader(name="x", dtype=DType.FLOAT64, shape=[2**31 - 1] * 8)
     push, payload = make_push("p", 0, [1])
     lie = push.model_copy(update={"fields": [field], "tokens": [2**31 - 1]})
     with pytest.raises(ProtocolError, match="payload bytes, the frame carries"):
@@ -195,7 +197,7 @@ def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
         tokens=12,
         loss_tokens=9,
         loss_samples=2,
-        fields=m.field_headers(SCHEMA),
+        fields=columns.field_headers(SCHEMA),
     )
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import ProtocolError, VersionMismatch
+from dispatcher.wire import codec, columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import Frame, FrameLimits, FrameReader
 from tests.support.messages import EXAMPLES, STRATEGIES
@@ -27,7 +28,7 @@ RANK = {"client_id": "r", "dp_rank": 0, "dp_size": 2}
 
 def decode(kind: type[m.Message], header: object) -> m.Message:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return m.decode(Frame(kind.type_code, memoryview(text)))
+    return codec.decode(Frame(kind.type_code, memoryview(text)))
 
 
 def test_every_message_has_an_example_and_a_strategy() -> None:
@@ -39,8 +40,8 @@ def test_every_message_has_an_example_and_a_strategy() -> None:
 @given(data=st.data())
 def test_what_is_sent_is_received(kind: type[m.Message], data: st.DataObject) -> None:
     sent = data.draw(STRATEGIES[kind])
-    (frame,) = FrameReader(LIMITS).feed(m.encode(sent))
-    assert m.decode(frame) == sent
+    (frame,) = FrameReader(LIMITS).feed(codec.encode(sent))
+    assert codec.decode(frame) == sent
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
@@ -121,13 +122,13 @@ def test_another_version_is_told_before_anything_else_that_is_wrong(
 @pytest.mark.parametrize("code", [0, 98, 99, 255])
 def test_an_unknown_message_type_is_refused_by_number(code: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown message type {code}"):
-        m.decode(Frame(code, memoryview(b"{}")))
+        codec.decode(Frame(code, memoryview(b"{}")))
 
 
 @given(code=st.integers(0, 255), header=st.binary(max_size=60))
 def test_random_headers_are_messages_or_a_protocol_error(code: int, header: bytes) -> None:
     try:
-        m.decode(Frame(code, memoryview(header)))
+        codec.decode(Frame(code, memoryview(header)))
     except ProtocolError:
         return
 
@@ -163,4 +164,4 @@ def test_the_schemas_of_equal_fields_are_one_object() -> None:
     assert isinstance(first, m.Push)
     assert isinstance(second, m.Push)
     assert first.schema_ is second.schema_
-    assert m.field_headers(first.schema_) == first.fields
+    assert columns.field_headers(first.schema_) == first.fields

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import FrameTooLarge, ProtocolError, VersionMismatch
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import HANDSHAKE_LIMITS, FrameLimits, encode_frame
 from dispatcher.wire.session import ServerSession, State
@@ -61,7 +62,7 @@ def hear(session: ServerSession, data: bytes) -> list[tuple[m.Message, Sequence[
 def session_in(state: State) -> ServerSession:
     session = ServerSession(LIMITS)
     for message in WAY[state]:
-        hear(session, m.encode(message))
+        hear(session, codec.encode(message))
     assert session.state is state
     return session
 
@@ -76,11 +77,11 @@ def test_the_table_is_kept(state: State, kind: type[m.Message]) -> None:
     sent = EXAMPLES[kind]
     after = LEGAL[state].get(kind)
     if after is not None:
-        ((heard, spans),) = hear(session, m.encode(sent))
+        ((heard, spans),) = hear(session, codec.encode(sent))
         assert (heard, b"".join(spans), session.state) == (sent, b"", after)
         return
     with pytest.raises(ProtocolError) as raised:
-        hear(session, m.encode(sent))
+        hear(session, codec.encode(sent))
     assert str(raised.value) == f"{kind.__name__} is not legal in state {state}"
     assert session.state is state
 
@@ -89,20 +90,20 @@ def test_only_a_push_carries_a_payload() -> None:
     for kind in LEGAL[State.PRODUCER].keys() - {m.Push}:
         session = session_in(State.PRODUCER)
         with pytest.raises(ProtocolError, match=f"{kind.__name__} does not carry a payload"):
-            hear(session, m.encode(EXAMPLES[kind], 8) + bytes(8))
+            hear(session, codec.encode(EXAMPLES[kind], 8) + bytes(8))
         assert session.state is State.PRODUCER
 
 
 def test_a_push_comes_with_its_payload() -> None:
     push, payload = make_push("p", 0, [3, 5])
-    ((heard, spans),) = hear(session_in(State.PRODUCER), m.encode(push, len(payload)) + payload)
+    ((heard, spans),) = hear(session_in(State.PRODUCER), codec.encode(push, len(payload)) + payload)
     assert (heard, b"".join(spans)) == (push, payload)
     assert [len(span) for span in spans] == push.spans(len(payload))
 
 
 def test_samples_of_one_push_do_not_keep_each_other_in_memory() -> None:
     push, payload = make_push("p", 0, [4, 4])
-    ((_, spans),) = hear(session_in(State.PRODUCER), m.encode(push, len(payload)) + payload)
+    ((_, spans),) = hear(session_in(State.PRODUCER), codec.encode(push, len(payload)) + payload)
     first, second = spans
     assert first.obj is not second.obj
     assert (first.nbytes, second.nbytes) == (len(bytes(first.obj)), len(bytes(second.obj)))
@@ -111,20 +112,20 @@ def test_samples_of_one_push_do_not_keep_each_other_in_memory() -> None:
 def test_a_push_whose_header_and_payload_disagree_is_refused_before_its_payload_comes() -> None:
     push, payload = make_push("p", 0, [4, 4])
     with pytest.raises(ProtocolError, match=f"describes {len(payload)} payload bytes, .* carries"):
-        hear(session_in(State.PRODUCER), m.encode(push, len(payload) + 8))
+        hear(session_in(State.PRODUCER), codec.encode(push, len(payload) + 8))
 
 
 def test_a_stranger_gets_room_for_a_hello_and_no_more() -> None:
     with pytest.raises(FrameTooLarge, match=f"limit of {HANDSHAKE_LIMITS.header} bytes"):
         hear(session_in(State.AWAIT_HELLO), encode_frame(1, b" " * 20_000))
     with pytest.raises(FrameTooLarge, match="payload of 8 bytes exceeds the limit of 0 bytes"):
-        hear(session_in(State.AWAIT_HELLO), m.encode(EXAMPLES[m.HelloProducer], 8))
+        hear(session_in(State.AWAIT_HELLO), codec.encode(EXAMPLES[m.HelloProducer], 8))
 
 
 def test_the_limits_widen_with_the_hello_even_in_the_same_read() -> None:
     push, payload = make_push("p", 0, [1000] * 6)
     assert len(payload) > HANDSHAKE_LIMITS.payload
-    stream = m.encode(EXAMPLES[m.HelloProducer]) + m.encode(push, len(payload)) + payload
+    stream = codec.encode(EXAMPLES[m.HelloProducer]) + codec.encode(push, len(payload)) + payload
     heard = [message for message, _ in hear(ServerSession(LIMITS), stream)]
     assert heard == [EXAMPLES[m.HelloProducer], push]
 
@@ -132,7 +133,7 @@ def test_the_limits_widen_with_the_hello_even_in_the_same_read() -> None:
 def test_a_refused_hello_does_not_widen_the_limits() -> None:
     session = session_in(State.AWAIT_HELLO)
     with pytest.raises(VersionMismatch):
-        hear(session, m.encode(m.HelloProducer.model_construct(version=7, client_id="p")))
+        hear(session, codec.encode(m.HelloProducer.model_construct(version=7, client_id="p")))
     assert session.state is State.AWAIT_HELLO
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.sample import DType, Field, Sample, Schema, aligned
-from dispatcher.wire import assemble
+from dispatcher.wire import assemble, codec, columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 
@@ -80,7 +80,7 @@ class Peer:
             return
 
     def send(self, message: m.Message, payload: bytes = b"") -> None:
-        self._sock.sendall(m.encode(message, len(payload)) + payload)
+        self._sock.sendall(codec.encode(message, len(payload)) + payload)
 
     def send_bytes(self, data: bytes) -> None:
         self._sock.sendall(data)
@@ -134,7 +134,7 @@ class Peer:
             nbytes = self._sock.recv_into(self._reader.get_buffer())
             if not nbytes:
                 raise EOFError("the client hung up")
-            self._arrived += [(m.decode(f), f.payload) for f in self._reader.received(nbytes)]
+            self._arrived += [(codec.decode(f), f.payload) for f in self._reader.received(nbytes)]
 
 
 class ScriptedDispatcher:
@@ -172,7 +172,7 @@ def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sa
 def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Step:
     """A step's header of `count` micro-batches."""
     facts = {"num_samples": 1, "tokens": 1, "loss_tokens": 1, "loss_samples": 1} | totals
-    fields = m.field_headers(SCHEMA)
+    fields = columns.field_headers(SCHEMA)
     return m.Step.model_validate(
         {"step": number, "digest": digest, "num_micro_batches": count, "fields": fields, **facts}
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step
@@ -31,7 +32,7 @@ LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
 
 def received(frame: bytes) -> Received:
     (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
-    message = m.decode(found)
+    message = codec.decode(found)
     assert isinstance(message, m.MicroBatch)
     return Received(message, found.payload, cut(SCHEMA, message, found.payload))
 

@@ -3,6 +3,7 @@
 import pytest
 
 from dispatcher.errors import ProtocolError, StepContractError
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from tests.workers.peers import micro_batch, sample, step
@@ -21,7 +22,7 @@ def deliver(steps: HeldSteps, number: int, index: int, missing: int = 0) -> None
     """A micro-batch of which the last bytes may be missing."""
     reader = FrameReader(FrameLimits(1 << 20, 1 << 20))
     (frame,) = reader.feed(micro_batch(number, index, sample([1])))
-    header = m.decode(frame)
+    header = codec.decode(frame)
     assert isinstance(header, m.MicroBatch)
     steps.receive(header, frame.payload[missing:])
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import ProtocolError
-from dispatcher.wire import assemble
+from dispatcher.wire import assemble, codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from tests.workers.peers import SCHEMA, micro_batch, sample
@@ -16,7 +16,7 @@ from workers.payload import arrays, cut
 def received(frame: bytes) -> tuple[m.MicroBatch, memoryview]:
     """What a rank decodes of a frame."""
     (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
-    message = m.decode(found)
+    message = codec.decode(found)
     assert isinstance(message, m.MicroBatch)
     return message, found.payload
 

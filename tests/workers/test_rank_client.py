@@ -20,6 +20,7 @@ from dispatcher.errors import (
     RankRefused,
     StepContractError,
 )
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 from workers.payload import arrays
@@ -331,7 +332,7 @@ def test_statistics_count_what_happened(join: Join) -> None:
 
 def test_a_peer_that_sends_byte_by_byte_is_understood(join: Join) -> None:
     client, peer = join()
-    for byte in m.encode(step(0)) + micro_batch(0, 0, sample([4, 5])):
+    for byte in codec.encode(step(0)) + micro_batch(0, 0, sample([4, 5])):
         peer.send_bytes(bytes([byte]))
     peer.expect(m.Prepared)
     peer.send(m.Release(step=0))

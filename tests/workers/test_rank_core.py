@@ -3,6 +3,7 @@
 import pytest
 
 from dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
 from tests.workers.peers import micro_batch, step
@@ -37,7 +38,7 @@ def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
 
 def deliver(core: RankCore, number: int, index: int) -> None:
     (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(micro_batch(number, index))
-    core.handle(m.decode(frame), frame.payload)
+    core.handle(codec.decode(frame), frame.payload)
 
 
 def take(core: RankCore) -> int:

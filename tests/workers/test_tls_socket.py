@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from dispatcher.wire.frame import FrameLimits
@@ -51,10 +52,10 @@ def test_what_is_decrypted_already_is_not_waited_for(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, other = ends
-    large = m.encode(m.Ping(), 40_001) + bytes(40_001)
+    large = codec.encode(m.Ping(), 40_001) + bytes(40_001)
     # A read ends exactly behind the large frame, and its last TLS record holds the small one too.
     monkeypatch.setattr("workers.connection.READ_AT_ONCE", len(large))
-    other.sendall(large + m.encode(m.Pong()))
+    other.sendall(large + codec.encode(m.Pong()))
     seen: list[m.Message] = []
     while len(seen) < 2:
         before = connection.bytes_received
@@ -66,7 +67,7 @@ def test_what_is_decrypted_already_is_not_waited_for(
 def test_a_poll_waits_for_what_has_not_arrived_and_returns(ends: Ends) -> None:
     connection, other = ends
     assert connection.poll(0.05) == []
-    frame = m.encode(m.Pong())
+    frame = codec.encode(m.Pong())
     other.sendall(frame[:5])
     assert connection.poll(0.05) == []
     other.sendall(frame[5:])
@@ -77,14 +78,14 @@ def test_more_than_the_kernel_takes_is_sent_in_the_end(ends: Ends) -> None:
     connection, other = ends
     count = 200_000
     connection.send(m.Ping() for _ in range(count))
-    size = count * len(m.encode(m.Ping()))
+    size = count * len(codec.encode(m.Ping()))
     connection.poll(0.0)  # cannot send it all: nobody has read
 
     def read() -> int:
         got = 0
         while got < size:
             got += len(other.recv(1 << 20))
-        other.sendall(m.encode(m.Pong()))
+        other.sendall(codec.encode(m.Pong()))
         return got
 
     with ThreadPoolExecutor() as threads:

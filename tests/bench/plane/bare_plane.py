@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dispatcher.wire import codec, columns
 from dispatcher.wire import messages as m
 from tests.bench.plane.children import Child, all_of
 from tests.bench.plane.loads import Load
@@ -58,7 +59,7 @@ class BarePlane:
         ]
         self._next += len(members)
         push = m.Push(
-            fields=m.field_headers(members[0].schema),
+            fields=columns.field_headers(members[0].schema),
             tokens=[it.tokens for it in members],
             loss_tokens=[it.loss_tokens for it in members],
             sample_ids=[f"bare/{first + at}" for at in range(len(members))],
@@ -66,7 +67,7 @@ class BarePlane:
             floor=floor,
         )
         spans = b"".join(payload(members))
-        return m.encode(push, len(spans)) + spans
+        return codec.encode(push, len(spans)) + spans
 
     def _hear(self) -> None:
         """Take the answers that are there; a refusal fails."""
