@@ -27,6 +27,7 @@ from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.option_types import LastBatch, Retain
 from dispatcher.service.planes import http_plane, sample_plane
+from dispatcher.service.turns import new_event_loop
 from dispatcher.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ def run(config: ServeConfig) -> int:
     keep_freed_memory()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    return asyncio.run(_serve(config))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_serve(config))
 
 
 def core_config(config: ServeConfig) -> DispatchConfig:
