@@ -2,8 +2,8 @@
 
 **dispatcher-to-rank-1m**: a whole run of samples of 1 MB is in the dispatcher before the ranks
 join. The clock runs from when the last rank begins to connect to the last commit, so the handshake
-and the first plan count; nothing is received meanwhile. Beside it, blocking TCP from one sender to
-two receivers.
+and the first plan count; nothing is received meanwhile. Ranks prefetch two steps. Beside it,
+blocking TCP from one sender to two receivers.
 
 **hop-latency-50mbps**: how long a micro-batch's bytes are under way where nothing has to be waited
 for. Each push holds exactly one step (16 samples of 26 kB in the mean, a micro-batch of 8 for
@@ -21,7 +21,7 @@ step.
 from collections.abc import Iterator
 
 from tests.bench.plane.bare_plane import bare_plane
-from tests.bench.plane.end_to_end import MEGA
+from tests.bench.plane.end_to_end import MEGA, RANK
 from tests.bench.plane.floor import floor, held_relay, raw_relay
 from tests.bench.plane.loads import Load
 from tests.bench.plane.plane import plane
@@ -34,7 +34,7 @@ def one_hop(load: Load, rounds: int) -> Iterator[Row]:
     """The floor's row, then ours."""
     ours: list[float] = []
     raw: list[float] = []
-    with plane(load, buffer_capacity=load.samples) as moving, floor(load) as floors:
+    with plane(load, rank=RANK, buffer_capacity=load.samples) as moving, floor(load) as floors:
         for _ in range(rounds + 1):
             raw.append(floors.run() / MEGA)
             moving.push(load.samples)
