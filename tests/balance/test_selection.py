@@ -199,6 +199,17 @@ def test_holding_lengths_unlike_the_windows_is_charged_unless_rare_outliers_take
     assert Lane.of(common, 80).bias(heaviest) > 0
 
 
+def test_to_hold_what_has_a_column_of_company_is_no_debt() -> None:
+    def debt(heavy: int, age: float) -> float:
+        """Of holding the first of the heavy while another sample in the lane is due."""
+        cost = np.concatenate((np.full(heavy, 20.0), np.ones(100 - heavy)))
+        pool = replace(pool_of(cost, np.arange(100) == 12), age=np.full(100, age))
+        return Lane.of(pool, 64).debt(np.arange(100) != 0)
+
+    assert debt(heavy=9, age=0.5) == debt(heavy=8, age=0.0) == 0  # a column has 8 places
+    assert debt(heavy=8, age=1.0) > debt(heavy=8, age=0.5) > 0
+
+
 def test_every_candidate_of_the_lane_takes_what_is_forced_and_the_right_number() -> None:
     cost = np.random.default_rng(2).lognormal(1, 1, 100)
     forced = np.arange(100) % 9 == 0
