@@ -44,7 +44,7 @@ class FieldHeader(Message):
     shape: Annotated[list[Extent], Declared(max_length=8)] = []
 
 
-class Fields(Message):
+class HasFields(Message):
     """The fields that samples share."""
 
     fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=MAX_FIELDS)]
@@ -66,7 +66,7 @@ class Fields(Message):
         )
 
 
-class Columns(Message):
+class HasColumns(Message):
     """Columns over samples."""
 
     columns: ClassVar[tuple[str, ...]] = (

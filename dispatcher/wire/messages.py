@@ -28,7 +28,7 @@ from pydantic import Field as Declared
 from pydantic import model_validator
 
 from dispatcher.errors import ProtocolError, VersionMismatch
-from dispatcher.wire.columns import Columns, Count, Extent, Fields, Name, Version
+from dispatcher.wire.columns import Count, Extent, HasColumns, HasFields, Name, Version
 from dispatcher.wire.columns import Message as Message  # noqa: PLC0414  others know it from here
 
 PROTOCOL_VERSION = 1
@@ -120,7 +120,7 @@ class WelcomeRank(Message):
     heartbeat_interval_s: float
 
 
-class Push(Columns, Fields):
+class Push(HasColumns, HasFields):
     """Samples number `first_seq`, `first_seq + 1`, ... of this producer; payload: their spans.
 
     floor: the producer will never again send a sequence number below this one.
@@ -128,7 +128,7 @@ class Push(Columns, Fields):
     """
 
     type_code = 5
-    columns = (*Columns.columns, "group_sizes")
+    columns = (*HasColumns.columns, "group_sizes")
     first_seq: Count
     floor: Count
     named: bool = False
@@ -216,7 +216,7 @@ class PolicyVersion(Message):
     policy_version: Version
 
 
-class Step(Fields):
+class Step(HasFields):
     """One step's header; the same on every DP rank.
 
     fields: of the samples of all its micro-batches.
@@ -234,7 +234,7 @@ class Step(Fields):
     loss_samples: Count
 
 
-class MicroBatch(Columns):
+class MicroBatch(HasColumns):
     """One micro-batch of one DP rank; payload: per field its values over all samples, aligned.
 
     A filler carries the first token of some sample of the step, with no loss tokens.

@@ -25,7 +25,7 @@ from dispatcher.balance.planner import plan
 from dispatcher.plan import FloatArray, IntArray, PlanConfig, Strategy, Window
 from dispatcher.simulate.bias import selection_bias
 from tests.bench.cells import Cell, available, lengths_of, stream
-from tests.bench.planner import WARM_UP, Totals
+from tests.bench.planner import WARM_UP, Totals, refilled
 
 #: A window and a config to the positions that leave.
 Choose = Callable[[Window, PlanConfig], IntArray]
@@ -57,9 +57,8 @@ def plain(window: Window, config: PlanConfig) -> IntArray:
     x, age = config.cost(window.tokens)[order], window.skips[order] / config.max_skips
     forced = window.skips[order] >= config.max_skips
     penalty = x.mean() * (np.minimum(age, 1.0) ** 2 + 1000.0 * forced)
-    oldest = np.zeros(len(order), dtype=bool)
-    oldest[:take] = True
-    best, least = oldest[order], _waits(x[oldest[order]], ranks)
+    best = order < take  # the oldest
+    least = _waits(x[best], ranks)
     for band in _BANDS:
         if least <= _GOOD_ENOUGH:
             break
@@ -76,25 +75,17 @@ def _waits(x: FloatArray, ranks: int) -> float:
 
 def measure(cell: Cell, choose: Choose, seed: int, steps: int) -> tuple[float, float]:
     """Straggler excess, and the distance of lengths over that of what arrived."""
-    config, lengths = cell.config(Strategy.WINDOW), stream(cell, seed)
-    tokens, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    total, arrived, left = Totals(), [tokens], []
-    for number in range(WARM_UP + steps):
-        fresh = np.fromiter(islice(lengths, cell.window - len(tokens)), np.int64)
-        arrived.append(fresh)
-        tokens = np.concatenate([tokens, fresh])
-        skips = np.concatenate([skips, np.zeros(len(fresh), np.int64)])
-        free = np.zeros(cell.window, np.bool_)
-        chosen = choose(Window(tokens, skips, np.full(cell.window, -1), free), config)
-        if number >= WARM_UP:
-            x = np.sort(config.cost(tokens[chosen]))[::-1]
-            total.add(_waits(x, cell.dp_size), float(x.sum()) / cell.dp_size)
-            left.append(tokens[chosen])
-        free[chosen] = True
-        tokens, skips = tokens[~free], skips[~free] + 1
-    came, every = np.concatenate(arrived), lengths_of(cell)
+    config, total, left = cell.config(Strategy.WINDOW), Totals(), []
+    decided = refilled(cell, cell.window, seed, lambda it: choose(it, config), lambda it: it)
+    for window, chosen in islice(decided, WARM_UP, WARM_UP + steps):
+        left.append(window.tokens[chosen])
+        x = np.sort(config.cost(left[-1]))[::-1]
+        total.add(_waits(x, cell.dp_size), float(x.sum()) / cell.dp_size)
+    count = cell.window + (WARM_UP + steps - 1) * cell.batch
+    arrived = np.fromiter(islice(stream(cell, seed), count), np.int64)
+    every = lengths_of(cell)
     ks, by_chance = selection_bias(
-        came if every is None else every, left, came, WARM_UP * cell.batch
+        arrived if every is None else every, left, arrived, WARM_UP * cell.batch
     )
     return total.excess, ks / by_chance
 

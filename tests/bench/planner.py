@@ -15,14 +15,18 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
 from dispatcher.balance import karmarkar_karp
 from dispatcher.balance.planner import plan
-from dispatcher.plan import FloatArray, Plan, Strategy, Sync, Window, straggler_excess
+from dispatcher.plan import FloatArray, IntArray, Plan, Strategy, Sync, Window, straggler_excess
 from tests.bench.cells import CELLS, Cell, available, stream
 from tests.bench.verl_peer import KarmarkarKarp, load_karmarkar_karp
+
+#: What is decided on a window.
+T = TypeVar("T")
 
 #: Beyond this, one call of the peer takes so long that it is measured once.
 SLOW_SECONDS = 2.0
@@ -64,18 +68,29 @@ class Totals:
 
 def steady(cell: Cell, strategy: Strategy, seed: int) -> Iterator[tuple[Window, Plan]]:
     """Windows of the steady state and their plans, without end."""
-    lengths = stream(cell, seed)
     size = cell.window if strategy is Strategy.WINDOW else cell.batch
-    tokens, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
     config = cell.config(strategy)
+    return refilled(cell, size, seed, lambda window: plan(window, config), lambda made: made.chosen)
+
+
+def refilled(
+    cell: Cell,
+    size: int,
+    seed: int,
+    decide: Callable[[Window], T],
+    chosen: Callable[[T], IntArray],
+) -> Iterator[tuple[Window, T]]:
+    """Windows of `size` samples and what is decided on each, without end; `chosen` leave."""
+    lengths = stream(cell, seed)
+    tokens, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
     while True:
         fresh = np.fromiter(islice(lengths, size - len(tokens)), np.int64)
         tokens = np.concatenate([tokens, fresh])
         skips = np.concatenate([skips, np.zeros(len(fresh), np.int64)])
         window = Window(tokens, skips, np.full(size, -1), np.zeros(size, np.bool_))
-        answer = plan(window, config)
+        answer = decide(window)
         yield window, answer
-        left = np.delete(np.arange(size), answer.chosen)
+        left = np.delete(np.arange(size), chosen(answer))
         tokens, skips = tokens[left], skips[left] + 1
 
 
