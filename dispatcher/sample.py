@@ -13,6 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple, Self
 
+#: Group sizes that are no number of members: nobody has said; said when the group is closed.
+SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
 #: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
 #: A power of two.
 ALIGNMENT = 8
@@ -157,7 +159,8 @@ class Sample(NamedTuple):
     payload: the span described by `schema`, `schema.nbytes(tokens)` bytes; empty where only the
         journal has it.
     loss_tokens: tokens that the loss counts, 0 to `tokens`.
-    group_size: members that `group_id` will have in the end; 1 without a group.
+    group_size: members that `group_id` will have in the end, or a word of its own, see
+        `SIZE_AT_CLOSE`; 1 without a group.
     policy_version: version of the weights that wrote its oldest token; None if not tracked.
     """
 

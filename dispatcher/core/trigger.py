@@ -6,9 +6,11 @@ them waits for it. Nothing is planned that is not wanted. Of what is wanted:
     window full                                         plan
     a cap reached with a whole batch                    plan; first hungry if groups still grow
     producers are done (or a phase is)                  plan, the last step may be smaller
-    a cap reached, nothing more can come                plan a smaller step
     a whole batch, hungry for `max_wait`                plan
     a whole batch, grown since the last trial           try: used if within `target_excess`
+    producers wait at a hard cap, hungry for `max_wait`
+        and something is ready                          plan a smaller step
+        and nothing is, nor has anything come meanwhile make room: give a group up
     otherwise                                           wait
 """
 
@@ -19,7 +21,7 @@ from dispatcher.core.events import Trigger
 
 @dataclass(frozen=True, slots=True)
 class TriggerConfig:
-    """Sizes in samples, times in seconds."""
+    """Sizes in samples, or in groups if steps are counted so; times in seconds."""
 
     batch: int
     window: int
@@ -30,10 +32,10 @@ class TriggerConfig:
 class Standing:
     """What the decision depends on.
 
-    ready: samples a plan could choose from, at most the window.
-    full: a cap holds producers back. growing: open groups will still add samples.
+    ready: what a plan could choose from. full: a cap holds producers back; stuck: one that only
+    leaving samples can lift. growing: open groups will still add samples.
     flush: nothing newer may be waited for, a smaller step is fine.
-    hungry_for: seconds, None if no rank waits.
+    hungry_for: seconds, None if no rank waits. quiet_for: seconds since a sample came in.
     tried: `ready` at the last trial that missed its target, None if there was none.
     """
 
@@ -43,6 +45,8 @@ class Standing:
     flush: bool
     hungry_for: float | None
     tried: int | None
+    stuck: bool = False
+    quiet_for: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,12 @@ class Wait:
     seconds: float | None = None
 
 
-def decide(config: TriggerConfig, at: Standing) -> Go | Wait:
+@dataclass(frozen=True, slots=True)
+class MakeRoom:
+    """Open groups fill the memory, and none can become whole: give one up."""
+
+
+def decide(config: TriggerConfig, at: Standing) -> Go | Wait | MakeRoom:
     """Decide for a wanted step."""
     if at.ready >= config.window:
         return Go(Trigger.WINDOW_FULL)
@@ -68,8 +77,8 @@ def decide(config: TriggerConfig, at: Standing) -> Go | Wait:
         return _decide_whole_batch(config, at)
     if at.ready and at.flush:
         return Go(Trigger.FLUSH)
-    if at.ready and at.full and not at.growing:
-        return Go(Trigger.BUFFER_FULL)
+    if at.stuck and at.hungry_for is not None:
+        return _decide_stuck(config, at, at.hungry_for)
     return Wait()
 
 
@@ -83,3 +92,12 @@ def _decide_whole_batch(config: TriggerConfig, at: Standing) -> Go | Wait:
     if at.tried is None or at.ready >= at.tried + max(1, config.batch // 16):
         return Go(Trigger.TARGET_EXCESS, trial=True)
     return Wait(None if at.hungry_for is None else config.max_wait - at.hungry_for)
+
+
+def _decide_stuck(config: TriggerConfig, at: Standing, hungry_for: float) -> Go | Wait | MakeRoom:
+    waited = hungry_for if at.ready else min(hungry_for, at.quiet_for)
+    if waited < config.max_wait:
+        return Wait(config.max_wait - waited)
+    if at.ready:
+        return Go(Trigger.BUFFER_FULL)
+    return MakeRoom() if at.growing else Wait()
