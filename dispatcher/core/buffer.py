@@ -22,6 +22,7 @@ class Entry:
 
     ticket: its number in order of acceptance.
     group: number of its group, -1 for none; ids of groups may be used again, numbers are not.
+    producer: who pushed it, empty if that has no name.
     """
 
     sample: Sample
@@ -29,6 +30,7 @@ class Entry:
     arrived: float
     group: int = -1
     skips: int = 0
+    producer: str = ""
 
 
 @dataclass(slots=True)
