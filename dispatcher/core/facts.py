@@ -31,6 +31,26 @@ class FloorRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSized:
+    """The group that these buffered samples form has `size` members in all."""
+
+    tickets: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSaid:
+    """What a producer has said last: the newest phase that it has ended, and its stream or not.
+
+    phase: a policy version, 0 for none.
+    """
+
+    producer: str
+    phase: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
 
@@ -91,9 +111,10 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class VersionReported:
-    """The trainer's weights have this version."""
+    """The trainer's weights have this version. first_step: the first one that trains with it."""
 
     version: int
+    first_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +132,8 @@ class StreamEnded:
 Fact = (
     Accepted
     | FloorRaised
+    | GroupSized
+    | ProducerSaid
     | Planned
     | Committed
     | Dropped
@@ -147,8 +170,10 @@ class Remembered:
     entries: what is buffered, by ticket. steps: what is open, by number; retained: what is
     committed and retained. resumed: the step after which the current generation goes on, if it
     loaded a checkpoint; saved: the last step that a saved checkpoint covers. producers: floor and
-    accepted numbers at or above it. given_ids: oldest first. totals: as `Dispatch.totals` gave it.
-    dp_size: of the last generation, None if there was none.
+    accepted numbers at or above it. words: of the producers that have ended a phase or their
+    stream, the newest such phase (0: none) and whether the stream. given_ids: oldest first.
+    totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there was none.
+    policy_step: the first step that trains with `policy_version`, None if that is.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -162,8 +187,10 @@ class Remembered:
     resumed: int | None = None
     saved: int = -1
     policy_version: int | None = None
+    policy_step: int | None = None
     phases: tuple[int, ...] = ()
     ended: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The journal's directory: one dispatcher at a time, one format.
 
     lock    held by flock while a dispatcher runs; its pid is in it, for the message
-    format  the format's number; a journal of a newer one is left alone
+    format  the format's number; a journal of another one is left alone
     index   LMDB; the segments lie beside it
 
 Invariant: nothing else in the directory is read or written before the lock is held and the format
@@ -15,7 +15,7 @@ from pathlib import Path
 from dispatcher.errors import JournalError
 from dispatcher.journal.segments import disk_errors, sync_directory
 
-FORMAT = 1
+FORMAT = 2
 _PREFIX = "rollout-dispatcher journal, format "
 
 
@@ -60,13 +60,14 @@ class Directory:
                 self._begin(path)
             text = path.read_text(errors="replace").strip()
         number = text.removeprefix(_PREFIX)
-        if text.startswith(_PREFIX) and number.isdecimal() and int(number) > FORMAT:
-            raise JournalError(
-                f"the journal {self.path} has format {number}, this release reads up to {FORMAT}; "
-                "install the release that wrote it, or move the directory away"
-            )
-        if text != f"{_PREFIX}{FORMAT}":
+        if not text.startswith(_PREFIX) or not number.isdecimal():
             raise self._not_ours()
+        if int(number) != FORMAT:
+            raise JournalError(
+                f"the journal {self.path} has format {number}, this release reads format {FORMAT} "
+                "alone; end its run with the release that wrote it, or move the directory away to "
+                "begin without what is in it"
+            )
 
     def _begin(self, path: Path) -> None:
         """Only what is empty may become a journal."""

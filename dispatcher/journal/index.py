@@ -154,7 +154,10 @@ class Index:
             if producer is None:
                 write.delete(key, db=self._producers)
             else:
-                row = [name, producer.floor, sorted(producer.accepted)]
+                row = [
+                    name, producer.floor, sorted(producer.accepted), producer.phase,
+                    producer.ended,
+                ]  # fmt: skip
                 write.put(key, _sealed(row), db=self._producers)
 
     def _put_ids(self, write: "_Transaction", state: State) -> None:
@@ -203,8 +206,8 @@ class Index:
             for ticket in step.tickets():
                 state.kept[ticket].step = int.from_bytes(key)
         for value in _values(read, self._producers):
-            name, floor, accepted = _opened(value)
-            state.producers[name] = Producer(floor, set(accepted))
+            name, floor, accepted, phase, ended = _opened(value)
+            state.producers[name] = Producer(floor, set(accepted), phase, ended)
 
     def _load_ids(self, read: "_Transaction", state: State) -> None:
         with read.cursor(self._ids) as cursor:

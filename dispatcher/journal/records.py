@@ -19,8 +19,10 @@ from dispatcher.core.facts import (
     Fact,
     FloorRaised,
     GenerationBegan,
+    GroupSized,
     PhaseEnded,
     Planned,
+    ProducerSaid,
     Resumed,
     RunBegan,
     StreamEnded,
@@ -35,10 +37,11 @@ SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
+SIZED, SAID = "sized", "said"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
-#: Where an accepted row goes on with what belongs to the producer and not to the sample.
+#: Where an accepted row has its producer, and what follows is of that and not of the sample.
 PRODUCER = 14
 
 
@@ -62,6 +65,7 @@ class Kept:
     schema: int
     group: int
     skips: int
+    producer: str
     segment: int
     offset: int
     step: int = -1
@@ -71,7 +75,7 @@ class Kept:
         return [
             self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
             self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
-            self.group, self.skips, self.segment, self.offset,
+            self.group, self.skips, self.producer, self.segment, self.offset,
         ]  # fmt: skip
 
     def entry(self, schema: Schema, payload: memoryview, arrived: float) -> Entry:
@@ -80,7 +84,7 @@ class Kept:
             self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
             self.group_size, self.policy_version,
         )  # fmt: skip
-        return Entry(sample, self.ticket, arrived, self.group, self.skips)
+        return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
 
 
 @dataclass(slots=True)
@@ -140,16 +144,25 @@ class Encoder:
                 return [DROPPED, tickets, reason]
             case FloorRaised(producer, floor):
                 return [FLOOR, producer, floor]
-            case RunBegan(run_id):
-                return [RUN, run_id]
+            case GroupSized(tickets, size):
+                return [SIZED, tickets, size]
+            case ProducerSaid(producer, phase, ended):
+                return [SAID, producer, phase, ended]
             case Resumed(after):
                 return [RESUMED, after]
             case CheckpointSaved(step):
                 return [SAVED, step]
+        return self._single(fact)
+
+    def _single(self, fact: Fact) -> Row:
+        """The row of what is one value for the whole run."""
+        match fact:
             case GenerationBegan(generation, dp_size):
                 return [GENERATION, generation, dp_size]
-            case VersionReported(version):
-                return [VERSION, version]
+            case RunBegan(run_id):
+                return [RUN, run_id]
+            case VersionReported(version, first_step):
+                return [VERSION, version, first_step]
             case PhaseEnded(version):
                 return [PHASE, version]
             case StreamEnded():

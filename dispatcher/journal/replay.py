@@ -131,11 +131,17 @@ def remembered(
         saved=ledger.saved,
         dp_size=ledger.dp_size,
         policy_version=ledger.policy_version,
+        policy_step=ledger.policy_step,
         phases=tuple(state.phases()),
         ended=ledger.ended,
         producers={
             name: (producer.floor, frozenset(producer.accepted))
             for name, producer in state.producers.items()
+        },
+        words={
+            name: (producer.phase, producer.ended)
+            for name, producer in state.producers.items()
+            if producer.phase or producer.ended
         },
         given_ids=given_ids,
         totals=totals,

@@ -49,10 +49,15 @@ class Step:
 
 @dataclass(slots=True)
 class Producer:
-    """Numbers at or above `floor` that were accepted."""
+    """Numbers at or above `floor` that were accepted, and what the producer said last.
+
+    phase: the newest one that it has ended, 0 for none. ended: whether its stream.
+    """
 
     floor: int = 0
     accepted: set[int] = field(default_factory=set)
+    phase: int = 0
+    ended: bool = False
 
     def raise_floor(self, floor: int) -> None:
         """Forget what never comes again."""
@@ -91,6 +96,7 @@ class Ledger:
     saved: int = -1
     dp_size: int | None = None
     policy_version: int | None = None
+    policy_step: int | None = None
     phases: list[int] = field(default_factory=list)
     ended: bool = False
     totals: str = "{}"
@@ -145,8 +151,10 @@ class State:
                     self._save(row[1])
                 case records.DROPPED:
                     self._drop(row[1])
-                case records.FLOOR:
-                    self._producer(row[1]).raise_floor(row[2])
+                case records.SIZED:
+                    self._size(*row[1:])
+                case records.FLOOR | records.SAID:
+                    self._hear(row)
                 case records.SCHEMA:
                     self.schemas[row[1]] = records.schema_of(row[2])
                     self.changed.schemas.add(row[1])
@@ -183,7 +191,7 @@ class State:
     # -- samples ----------------------------------------------------------------------------
 
     def _accept(self, row: Row, segment: int, offset: int) -> None:
-        kept = Kept(*(*row[1 : records.PRODUCER], segment, offset))
+        kept = Kept(*(*row[1 : records.PRODUCER + 1], segment, offset))
         if kept.ticket in self.kept:
             raise ValueError(f"ticket {kept.ticket} is accepted twice")
         self.keep(kept)
@@ -203,6 +211,12 @@ class State:
         kept.segment, kept.offset = segment, offset
         self.keep(kept)
         self.changed.shelves.add(kept.ticket // SHELF)
+
+    def _size(self, tickets: Sequence[int], size: int) -> None:
+        """A group has another number of members than its samples said."""
+        for kept in [self._known(ticket) for ticket in tickets]:
+            kept.group_size = size
+            self.changed.shelves.add(kept.ticket // SHELF)
 
     def _release(self, kept: Kept) -> None:
         live = self.live[kept.segment]
@@ -286,7 +300,8 @@ class State:
             self.steps[number].stage = Stage.REWOUND
         self.changed.steps.update(rewound)
         if rewound:
-            self.ledger.policy_version = None  # the weights are older ones again
+            # The weights are older ones again.
+            self.ledger.policy_version = self.ledger.policy_step = None
         self.ledger.resumed = after
 
     def _save(self, through: int) -> None:
@@ -305,7 +320,7 @@ class State:
                 _, self.ledger.generation, self.ledger.dp_size = row
                 self.ledger.resumed = None
             case records.VERSION:
-                self.ledger.policy_version = row[1]
+                _, self.ledger.policy_version, self.ledger.policy_step = row
             case records.PHASE:
                 if row[1] not in self.ledger.phases:
                     self.ledger.phases.append(row[1])
@@ -324,6 +339,14 @@ class State:
             forgotten, _ = self.producers.popitem(last=False)
             self.changed.producers.add(forgotten)
         return producer
+
+    def _hear(self, row: Row) -> None:
+        """A producer has spoken of itself."""
+        producer = self._producer(row[1])
+        if row[0] == records.FLOOR:
+            producer.raise_floor(row[2])
+        else:
+            producer.phase, producer.ended = row[2:]
 
     def _trim_ids(self) -> None:
         self.first_id = self.oldest_id

@@ -24,8 +24,10 @@ from dispatcher.core.facts import (
     Fact,
     FloorRaised,
     GenerationBegan,
+    GroupSized,
     PhaseEnded,
     Planned,
+    ProducerSaid,
     Remembered,
     RememberedStep,
     Resumed,
@@ -175,7 +177,7 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
     return (
         entry.ticket, entry.arrived, entry.group, entry.skips, sample.sample_id, sample.tokens,
         sample.loss_tokens, sample.schema, bytes(sample.payload), sample.group_id,
-        sample.group_size, sample.policy_version,
+        sample.group_size, sample.policy_version, entry.producer,
     )  # fmt: skip
 
 
@@ -193,11 +195,12 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "retained": [plain_step(step) for step in remembered.retained],
         "single": (
             remembered.next_ticket, remembered.next_step, remembered.generation,
-            remembered.dp_size, remembered.policy_version, remembered.ended, remembered.run_id,
-            remembered.resumed, remembered.saved,
+            remembered.dp_size, remembered.policy_version, remembered.policy_step,
+            remembered.ended, remembered.run_id, remembered.resumed, remembered.saved,
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
+        "words": dict(remembered.words),
         "given_ids": remembered.given_ids,
         "totals": dict(remembered.totals),
     }  # fmt: skip
@@ -218,10 +221,12 @@ class Model:
         self.next_ticket = self.next_step = self.generation = 0
         self.dp_size: int | None = None
         self.version: int | None = None
+        self.version_step: int | None = None
         self.ended = False
         self.phases: set[int] = set()
         self.floors: dict[str, int] = {}
         self.seqs: dict[str, set[int]] = {}
+        self.words: dict[str, tuple[int, bool]] = {}
         self.given_ids: OrderedDict[str, None] = OrderedDict()
         self.totals: dict[str, object] = {}
 
@@ -256,13 +261,14 @@ class Model:
             "retained": [self._plain_step(number) for number in sorted(self.retained)],
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
-                self.ended, self.run_id, self.resumed, self.saved,
+                self.version_step, self.ended, self.run_id, self.resumed, self.saved,
             ),
             "phases": self._phases(),
             "producers": {
                 name: (floor, frozenset(seq for seq in self.seqs[name] if seq >= floor))
                 for name, floor in self.floors.items()
             },
+            "words": {name: word for name, word in self.words.items() if word != (0, False)},
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
             "totals": self.totals,
         }  # fmt: skip
@@ -289,26 +295,25 @@ class Model:
         match fact:
             case Accepted(entry, producer, seq, given_id):
                 # The core goes on counting skips in its entry; the model keeps one of its own.
-                own = Entry(entry.sample, entry.ticket, entry.arrived, entry.group, entry.skips)
+                own = replace(entry, producer=producer)
                 self.entries[entry.ticket] = own
                 self.next_ticket = max(self.next_ticket, entry.ticket + 1)
                 self.floors.setdefault(producer, 0)
                 self.seqs.setdefault(producer, set()).add(seq)
                 if given_id is not None:
                     self.given_ids[given_id] = None
-            case FloorRaised(producer, floor):
-                self.floors[producer] = max(floor, self.floors.get(producer, 0))
-                self.seqs.setdefault(producer, set())
+            case FloorRaised() | ProducerSaid():
+                self._apply_producer(fact)
+            case GroupSized(tickets, size):
+                for entry in map(self.entries.__getitem__, tickets):
+                    entry.sample = entry.sample._replace(group_size=size)
             case Planned(step, passed_over=passed_over):
                 self.steps[step] = fact
                 self.next_step = max(self.next_step, step + 1)
                 for ticket in passed_over:
                     self.entries[ticket].skips += 1
-            case Committed(step, retained=True):
-                self.retained.add(step)
-                self.lazy.add(step)
-            case Committed(step):
-                self._forget(step)
+            case Committed():
+                self._apply_commit(fact)
             case Dropped(tickets):
                 for ticket in tickets:
                     del self.entries[ticket]
@@ -316,6 +321,21 @@ class Model:
                 self._apply_checkpoint(fact)
             case _:
                 self._apply_single(fact)
+
+    def _apply_producer(self, fact: FloorRaised | ProducerSaid) -> None:
+        self.floors.setdefault(fact.producer, 0)
+        self.seqs.setdefault(fact.producer, set())
+        if isinstance(fact, FloorRaised):
+            self.floors[fact.producer] = max(fact.floor, self.floors[fact.producer])
+        else:
+            self.words[fact.producer] = (fact.phase, fact.ended)
+
+    def _apply_commit(self, fact: Committed) -> None:
+        if fact.retained:
+            self.retained.add(fact.step)
+            self.lazy.add(fact.step)
+        else:
+            self._forget(fact.step)
 
     def _apply_checkpoint(self, fact: Resumed | CheckpointSaved) -> None:
         if isinstance(fact, CheckpointSaved):
@@ -326,7 +346,8 @@ class Model:
             return
         rewound = {number for number in self.retained if number > fact.after}
         self.retained -= rewound
-        self.version = None if rewound else self.version
+        if rewound:
+            self.version = self.version_step = None
         self.resumed = fact.after
 
     def _forget(self, step: int) -> None:
@@ -340,8 +361,8 @@ class Model:
                 self.run_id = run_id
             case GenerationBegan(generation, dp_size):
                 self.generation, self.dp_size, self.resumed = generation, dp_size, None
-            case VersionReported(version):
-                self.version = version
+            case VersionReported(version, first_step):
+                self.version, self.version_step = version, first_step
             case PhaseEnded(version):
                 self.phases.add(version)
             case StreamEnded():
@@ -378,15 +399,18 @@ class Player:
             return [Committed(self.model.open()[0], retained=random.random() < 0.5)]
         if kind < 0.86 and self.model.retained:
             return [self._checkpoint()]
-        if kind < 0.88 and self.model.buffered():
+        if kind < 0.89 and self.model.buffered():
             buffered = self.model.buffered()
             doomed = random.sample(buffered, min(3, len(buffered)))
+            if random.random() < 0.5:
+                return [GroupSized(tuple(doomed), random.randrange(1, 9))]
             return [Dropped(tuple(doomed), random.choice(list(DropReason)))]
         producer = f"p-{random.randrange(3)}"
         others: list[Fact] = [
             FloorRaised(producer, random.randrange(self.model.next_ticket + 1)),
             GenerationBegan(self.model.generation + 1, random.randrange(1, 5)),
-            VersionReported((self.model.version or 0) + random.randrange(2)),
+            VersionReported((self.model.version or 0) + random.randrange(2), self.model.next_step),
+            ProducerSaid(producer, random.randrange(3), random.random() < 0.3),
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
             RunBegan("run"),

@@ -24,11 +24,12 @@ def test_a_second_dispatcher_is_told_the_pid_of_the_first(tmp_path: Path) -> Non
     recovered(tmp_path / "j")
 
 
-def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_format_is_left_alone(tmp_path: Path, number: int) -> None:
     recovered(tmp_path / "j")
-    (tmp_path / "j" / "format").write_text("rollout-dispatcher journal, format 2\n")
+    (tmp_path / "j" / "format").write_text(f"rollout-dispatcher journal, format {number}\n")
     before = sorted(path.name for path in (tmp_path / "j").iterdir())
-    with pytest.raises(JournalError, match="has format 2, this release reads up to 1; install"):
+    with pytest.raises(JournalError, match=rf"has format {number}, .* reads format 2 alone"):
         recovered(tmp_path / "j")
     assert sorted(path.name for path in (tmp_path / "j").iterdir()) == before
 

@@ -11,9 +11,12 @@ from dispatcher.core.facts import (
     Fact,
     FloorRaised,
     GenerationBegan,
+    GroupSized,
     PhaseEnded,
     Planned,
+    ProducerSaid,
     Remembered,
+    Resumed,
     StreamEnded,
     VersionReported,
 )
@@ -128,6 +131,39 @@ def test_producers_keep_their_floor_and_what_is_above(tmp_path: Path) -> None:
     assert found.producers == {"p": (2, frozenset({2, 9}))}
 
 
+def test_a_sample_keeps_its_producer(tmp_path: Path) -> None:
+    facts: list[Fact] = [accepted(0, producer="a"), accepted(1, producer="b")]
+    assert [entry.producer for entry in after(tmp_path / "j", facts).entries] == ["a", "b"]
+    assert [entry.producer for entry in recovered(tmp_path / "j").entries] == ["a", "b"]
+
+
+def test_a_group_whose_size_is_told_late_keeps_it(tmp_path: Path) -> None:
+    facts = [accepted(0, group=7), accepted(1, group=7), accepted(2, group=8)]
+    found = after(tmp_path / "j", [*facts, GroupSized((0, 1), 5)])
+    assert [entry.sample.group_size for entry in found.entries] == [5, 5, 2]
+    again = recovered(tmp_path / "j")
+    assert [entry.sample.group_size for entry in again.entries] == [5, 5, 2]
+
+
+def test_what_producers_said_last_is_remembered(tmp_path: Path) -> None:
+    said: list[Fact] = [
+        ProducerSaid("a", 1, ended=False),
+        ProducerSaid("a", 3, ended=False),
+        ProducerSaid("b", 2, ended=True),
+        ProducerSaid("c", 4, ended=True),
+        ProducerSaid("c", 0, ended=False),
+        FloorRaised("d", 1),
+    ]
+    words = {"a": (3, False), "b": (2, True)}
+    assert after(tmp_path / "j", said).words == words
+    assert recovered(tmp_path / "j").words == words
+
+
+def test_what_a_forgotten_producer_said_is_forgotten(tmp_path: Path) -> None:
+    said: list[Fact] = [ProducerSaid(name, 1, ended=False) for name in ("a", "b", "c")]
+    assert set(after(tmp_path / "j", said, max_producers=2).words) == {"b", "c"}
+
+
 def test_names_may_be_long_and_strange(tmp_path: Path) -> None:
     name = "\N{BUG}" * 128
     found = after(tmp_path / "j", [accepted(0, producer=name, given_id=name), FloorRaised(name, 0)])
@@ -151,11 +187,20 @@ def test_given_ids_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
 def test_the_single_values_come_back(tmp_path: Path) -> None:
     found = after(
         tmp_path / "j",
-        [GenerationBegan(4, 3), VersionReported(7), PhaseEnded(8), StreamEnded()],
+        [GenerationBegan(4, 3), VersionReported(7, 5), PhaseEnded(8), StreamEnded()],
     )
     assert (found.generation, found.dp_size) == (4, 3)
-    assert (found.policy_version, found.ended) == (7, True)
+    assert (found.policy_version, found.policy_step, found.ended) == (7, 5, True)
     assert (found.phases, found.totals) == ((8,), {"n": 1})
+
+
+def test_weights_that_went_back_have_no_version(tmp_path: Path) -> None:
+    plan = Planned(0, "d", 0.0, (((0,),),), ())
+    found = after(
+        tmp_path / "j",
+        [accepted(0), plan, VersionReported(7, 1), Committed(0, retained=True), Resumed(-1)],
+    )
+    assert (found.policy_version, found.policy_step) == (None, None)
 
 
 def test_a_phase_that_nobody_waits_for_is_forgotten_but_for_the_newest(tmp_path: Path) -> None:
