@@ -71,7 +71,9 @@ class MicroBatch:
     [n, longest, ...] padded with zeros, or nested [n, jagged, ...]; per-sample ones [n, ...].
 
         input_ids, position_ids  int64, per token; positions restart at 0 with every sample
-        loss_weights             `weights_dtype`, per token
+        loss_weights             `weights_dtype`, per token: weight of the loss of predicting this
+                                 token from those before it in its sample. By the `loss_mask`;
+                                 without one the first token of each sample has weight 0
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
 
@@ -178,11 +180,22 @@ def _loss_weights(header: m.MicroBatch, mask: Tensor | None, config: CollateConf
     total = sum(header.tokens)
     if header.is_filler:
         return torch.zeros(total, dtype=config.weights_dtype)
-    weights = (torch.ones(total) if mask is None else _as_floats(mask)).to(config.weights_dtype)
+    counted = _all_but_first(header.tokens) if mask is None else _as_floats(mask)
+    weights = counted.to(config.weights_dtype)
     if config.loss_normalisation is LossNormalisation.TOKEN_MEAN:
         return weights
-    counted = np.maximum(header.loss_tokens, 1)
-    return weights / torch.from_numpy(np.repeat(counted, header.tokens))
+    share = np.maximum(header.loss_tokens, 1)
+    return weights / torch.from_numpy(np.repeat(share, header.tokens))
+
+
+def _all_but_first(tokens: list[int]) -> Tensor:
+    """1 for every token that others of its sample come before, else 0; [total].
+
+    End to end with others, the first would be scored by the last logits of the sample before.
+    """
+    ones = np.ones(sum(tokens), np.float32)
+    ones[_bounds(tokens)[:-1]] = 0.0
+    return torch.from_numpy(ones)
 
 
 def _as_floats(mask: Tensor) -> Tensor:

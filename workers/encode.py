@@ -17,9 +17,10 @@ from workers.to_array import Array, ArrayLike
 class RolloutSample:
     """One finished rollout, as `push_many` and `push_group` take it.
 
-    fields: `input_ids` [tokens] and any others; `loss_mask` [tokens] of zeros and ones says which
-        tokens the loss counts (all of them without it). Large arrays and tensors are sent from
-        where they are: leave them as they are until the push has returned or raised.
+    fields: `input_ids` [tokens] and any others. `loss_mask` [tokens] of zeros and ones: with
+        `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
+        in its sample; without a mask all tokens but the first are. Large arrays and tensors are
+        sent from where they are: leave them as they are until the push has returned or raised.
     group_size: members that the group will have in the end.
     policy_version: version of the weights that generated the oldest token.
     """

@@ -43,11 +43,15 @@ class Received:
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step of which this rank holds the header and the first micro-batches."""
+    """A step of which this rank holds the header and the first micro-batches.
+
+    begun: the training loop has asked for one of its micro-batches.
+    """
 
     header: m.Step
     state: StepState = StepState.PREPARED
     micro_batches: list[Received] = field(default_factory=list)
+    begun: bool = False
 
 
 class HeldSteps:
@@ -122,6 +126,15 @@ class HeldSteps:
     def taken(self) -> list[int]:
         """The steps that the training loop has begun and not committed."""
         return [n for n, held in self._steps.items() if held.state is StepState.TAKEN]
+
+    def unbegun(self) -> int | None:
+        """The first of the taken steps of which, and after which, nothing was trained yet."""
+        found = None
+        for number in reversed(self.taken):
+            if self._steps[number].begun:
+                break
+            found = number
+        return found
 
     def following(self) -> HeldStep | None:
         """The first step that is not taken."""

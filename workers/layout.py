@@ -71,9 +71,12 @@ class Layout(NamedTuple):
         return arrays if rows[0] else None
 
     def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
-        """How many tokens the loss counts. Raises SampleRefused for a mask of other values."""
+        """How many tokens the loss counts. Raises SampleRefused for a mask of other values.
+
+        Without a mask: all but the first, which nothing in the sample predicts.
+        """
         if self.mask is None:
-            return tokens
+            return tokens - 1
         mask, dtype = arrays[self.mask], self.columns[self.mask].dtype
         if dtype is not DType.BOOL:
             one = 0x3F80 if dtype is DType.BFLOAT16 else 1

@@ -211,9 +211,16 @@ class MicroBatchStream:
         return self._client.end_reason
 
     def set_policy_version(self, version: int) -> None:
-        """Report the version of the weights that are trained now.
+        """Report the version of the weights that training goes on with.
+
+        It counts for the step at hand if that step is taken, not committed, and none of its
+        micro-batches was asked for yet; otherwise from the step after the last one taken. So call
+        it when the weights of a new version are in place: after `commit()`, or first thing in the
+        loop's body; not before `load_state_dict`. Staleness is judged by it.
 
         DP rank 0's report counts; on other ranks this does nothing, so every rank may call it.
+        Raises ConfigError below 0, and StepContractError for a version below the last one once a
+        step was taken: versions only rise.
         """
         if self._is_leader:
             self._client.set_policy_version(version)

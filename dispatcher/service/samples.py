@@ -5,7 +5,8 @@
 
 A list of numbers is a tensor: booleans are bool, integers int64, others float32;
 `{"dtype": "float64", "data": [...]}` says otherwise. A field whose first dimension has as many
-entries as `input_ids` is per token, any other is per sample.
+entries as `input_ids` is per token, any other is per sample. `loss_mask` says of each token whether
+it is a target of the loss, predicted from those before it; without one, all but the first are.
 """
 
 import json
@@ -40,7 +41,11 @@ class PushRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     fields: Annotated[
         dict[Name, Any],
-        Declared(max_length=MAX_FIELDS, description="tensors by name; input_ids is required"),
+        Declared(
+            max_length=MAX_FIELDS,
+            description="tensors by name; input_ids is required; loss_mask says which "
+            "tokens are targets of the loss, all but the first without it",
+        ),
     ]
     sample_id: Name | None = None
     group_id: Name | None = None
@@ -96,7 +101,7 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
     return Sample(
         sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
         tokens=tokens,
-        loss_tokens=tokens if mask is None else int(np.count_nonzero(mask)),
+        loss_tokens=tokens - 1 if mask is None else int(np.count_nonzero(mask)),
         schema=Schema(tuple(_field(name, arrays[name], tokens) for name in sorted(arrays))),
         payload=memoryview(b"".join(_padded(arrays[name]) for name in sorted(arrays))),
         group_id=request.group_id,

@@ -75,6 +75,7 @@ class HelloRank(_Hello):
     taken: last step that its training loop has begun, -1 for none.
     committed: last step that it has committed in this generation, -1 for none.
     received: open steps that it holds, as (step, micro-batches received).
+    policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     """
@@ -92,6 +93,7 @@ class HelloRank(_Hello):
         default_factory=list
     )
     policy_version: Version | None = None
+    policy_step: Count | None = None
     resume: Position | None = None
     saved: Watermark = -1
 
@@ -210,10 +212,11 @@ class Demand(Message):
 
 
 class PolicyVersion(Message):
-    """The weights' version that DP rank 0 trains now."""
+    """DP rank 0 has a new version of the weights; `first_step` is the first that trains with it."""
 
     type_code = 12
     policy_version: Version
+    first_step: Count
 
 
 class Step(HasFields):

@@ -312,7 +312,7 @@ def test_staleness_is_judged_by_the_version_that_rank_0_reports(serve: Serve) ->
     producer = Producer(server.endpoint, "p")
     producer.push([3] * 4, policy_versions=[1, 4, 4, 5])
     first = Rank(server.endpoint, 0, 2)
-    first.send(m.PolicyVersion(policy_version=5))
+    first.send(m.PolicyVersion(policy_version=5, first_step=0))
     first.settle()
     second = Rank(server.endpoint, 1, 2, generation=first.generation)
     second.settle()

@@ -47,8 +47,10 @@ def test_a_sample_is_its_fields_in_the_order_of_their_names() -> None:
     assert values_of(sample, "reward") == [0.5]
 
 
-def test_without_a_mask_every_token_counts_for_the_loss() -> None:
-    assert parse(input_ids=[5, 6, 7]).loss_tokens == 3
+def test_without_a_mask_every_token_that_has_one_before_it_counts_for_the_loss() -> None:
+    assert parse(input_ids=[5, 6, 7]).loss_tokens == 2
+    assert parse(input_ids=[5]).loss_tokens == 0
+    assert parse(input_ids=[5, 6], loss_mask=[True, True]).loss_tokens == 2
 
 
 @pytest.mark.parametrize(

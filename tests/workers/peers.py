@@ -28,6 +28,8 @@ SCHEMA = Schema(
         Field("reward", DType.FLOAT32, per_token=False),
     )
 )
+#: Of samples without a mask.
+UNMASKED = Schema((Field("input_ids", DType.INT64),))
 
 
 class Peer:
@@ -167,6 +169,12 @@ def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sa
     values.append(np.array([sum(ids)], np.float32))
     span = b"".join(item.tobytes().ljust(aligned(item.nbytes), b"\0") for item in values)
     return Sample(name, len(ids), int(loss.sum()), SCHEMA, memoryview(span), policy_version=1)
+
+
+def unmasked(ids: list[int]) -> Sample:
+    """A sample of `input_ids` alone, as a producer that gives no mask sends it."""
+    span = memoryview(np.array(ids, np.int64).tobytes())
+    return Sample("s", len(ids), len(ids) - 1, UNMASKED, span)
 
 
 def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Step:

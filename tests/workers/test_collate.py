@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import Sample
+from dispatcher.sample import Sample, Schema
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step
+from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
 from workers.collate import (
     CollateConfig,
     Collation,
@@ -30,17 +30,17 @@ SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)
 LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
 
 
-def received(frame: bytes) -> Received:
+def received(frame: bytes, schema: Schema = SCHEMA) -> Received:
     (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
     message = codec.decode(found)
     assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload, cut(SCHEMA, message, found.payload))
+    return Received(message, found.payload, cut(schema, message, found.payload))
 
 
 def batch(
     *samples: Sample, config: CollateConfig | None = None, header: m.Step = HEADER, index: int = 1
 ) -> MicroBatch:
-    frame = received(micro_batch(3, index, *samples))
+    frame = received(micro_batch(3, index, *samples), samples[0].schema)
     return collate(frame, header, config or CollateConfig(dp_size=2))
 
 
@@ -96,6 +96,43 @@ def test_sequence_mean_divides_by_each_sample_and_by_their_number() -> None:
     packed = batch(*TWO, config=SEQUENCE)
     assert packed.loss_weights.tolist() == [0, 0.5, 0.5, 0.5, 0.5]
     assert packed.loss_scale == 2 / 2
+
+
+@pytest.mark.parametrize("layout", list(Collation))
+@pytest.mark.parametrize(
+    ("normalisation", "expected"),
+    [("token-mean", [0, 1, 1, 0, 0, 1]), ("sequence-mean", [0, 0.5, 0.5, 0, 0, 1])],
+)
+def test_without_a_mask_the_first_token_of_a_sample_weighs_nothing(
+    layout: Collation, normalisation: str, expected: list[float]
+) -> None:
+    """Nothing in its sample predicts it; end to end it would be scored by the sample before."""
+    config = CollateConfig(2, layout, LossNormalisation(normalisation))
+    samples = [unmasked(ids) for ids in ([5, 6, 7], [8], [9, 1])]
+    weights = batch(*samples, config=config).loss_weights
+    match layout:
+        case Collation.PACKED:
+            assert weights.tolist() == expected
+        case Collation.JAGGED:
+            assert weights.values().tolist() == expected
+        case Collation.PADDED:
+            rows = [expected[:3], [expected[3], 0, 0], [*expected[4:], 0]]
+            assert weights.tolist() == rows
+
+
+def test_with_a_mask_the_first_token_weighs_what_the_mask_says() -> None:
+    weights = batch(sample([5, 6], [1, 1]), sample([8], [1])).loss_weights
+    assert weights.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("normalisation", list(LossNormalisation))
+def test_a_step_of_one_token_samples_without_a_mask_has_no_gradient(
+    normalisation: LossNormalisation,
+) -> None:
+    header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
+    config = CollateConfig(2, loss_normalisation=normalisation)
+    empty = batch(unmasked([5]), unmasked([6]), config=config, header=header)
+    assert (empty.loss_scale, empty.loss_weights.tolist()) == (0.0, [0, 0])
 
 
 def test_summed_gradients_are_not_scaled_by_the_ranks() -> None:
