@@ -108,10 +108,11 @@ class BufferFull(DispatcherError):
     code = "full"
     retriable = True
 
-    def __init__(self, cap: str, held: int, capacity: int) -> None:
+    def __init__(self, cap: str, held: int, capacity: int, waits_for: str = "") -> None:
         super().__init__(
             f"the sample buffer is at its {cap} cap ({held} of {capacity}); "
             "retry after the next step is dispatched"
+            + (f"; it waits for: {waits_for}" if waits_for else "")
         )
         self.cap, self.held, self.capacity = cap, held, capacity
 

@@ -6,11 +6,16 @@ must not change until the sample is answered.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dispatcher.sample import Schema
 from workers.layout import Layout, lay_out
 from workers.to_array import Array, ArrayLike
+
+#: Members of a group: a number, or that it is told when the group is closed.
+GroupSize = int | Literal["at-close"]
+AT_CLOSE: Literal["at-close"] = "at-close"
+TOLD_AT_CLOSE = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +26,15 @@ class RolloutSample:
         `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
         in its sample; without a mask all tokens but the first are. Large arrays and tensors are
         sent from where they are: leave them as they are until the push has returned or raised.
-    group_size: members that the group will have in the end.
+    group_size: members that the group will have in the end, or `at-close` if nobody knows before
+        `close_group`.
     policy_version: version of the weights that generated the oldest token.
     """
 
     fields: Mapping[str, ArrayLike]
     sample_id: str | None = None
     group_id: str | None = None
-    group_size: int | None = None
+    group_size: GroupSize | None = None
     policy_version: int | None = None
 
 
@@ -36,7 +42,8 @@ class EncodedSample(NamedTuple):
     """A sample ready to be sent.
 
     arrays: its fields in the order of `schema`, C-contiguous and little-endian; the caller's own
-        memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens)`.
+        memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens)`. group_size: 0 if it is
+        told when the group is closed.
     """
 
     schema: Schema
@@ -75,7 +82,7 @@ class Encoder:
             layout.schema.nbytes(tokens),
             sample.sample_id,
             sample.group_id,
-            sample.group_size,
+            TOLD_AT_CLOSE if sample.group_size == AT_CLOSE else sample.group_size,
             sample.policy_version,
         )
 

@@ -92,6 +92,7 @@ class ProducerCore:
         self._later: list[tuple[float, int]] = []  # heap: not before this time
         self._controls: dict[int, _Control] = {}
         self._control_ids = count(-1, -1)
+        self._closing: dict[str | None, int] = {}  # controls of groups that lack a withdrawn push
         self._pings = self._pongs = 0
 
     # -- what the user wants
@@ -111,6 +112,7 @@ class ProducerCore:
             )
         self._pushes[first] = push = _Push(header(samples, self.client_id, first), payload(samples))
         self._next_seq += len(samples)
+        self._keep_open(push.message)
         self._enqueue(first, push)
         return first
 
@@ -139,6 +141,7 @@ class ProducerCore:
             push.payload = [b"".join(push.payload)]
             return False, push.blocked
         del self._pushes[ticket]
+        self._close_groups_of(push)
         return not any(push.outcomes), push.blocked
 
     def forget(self, ticket: int) -> None:
@@ -204,6 +207,9 @@ class ProducerCore:
             case m.Blocked():
                 self._sent(message.first_seq).blocked = message
                 return []
+            case m.Resend():
+                self._resend(message.first_seq)
+                return []
             case m.Pong():
                 return self._pong()
             case _:
@@ -240,6 +246,25 @@ class ProducerCore:
             return []
         del self._pushes[answer.first_seq]
         return [Settled(answer.first_seq, settled)]
+
+    def _resend(self, first: int) -> None:
+        """The dispatcher let go of a payload that it held, and wants it now."""
+        push = self._sent(first)
+        push.sent = False
+        self._in_flight -= 1
+        self._enqueue(first, push)
+
+    def _close_groups_of(self, push: _Push) -> None:
+        """A member is withdrawn: its group lacks it, unless the group is pushed to once more."""
+        for group_id in {*(push.message.group_ids or ())} - {None}:
+            assert group_id is not None
+            self.control(m.CloseGroup(group_id=group_id))
+            self._closing[group_id] = min(self._controls)  # ids of controls fall
+
+    def _keep_open(self, message: m.Push) -> None:
+        """What was withdrawn of these groups is tried again."""
+        for group_id in {*(message.group_ids or ())} & self._closing.keys():
+            self._controls.pop(self._closing.pop(group_id), None)
 
     def _outcomes(self, push: _Push, answer: m.Pushed) -> Sequence[Outcome | SampleRefused | None]:
         """What is known of each sample of a push now; None where it has to be sent again."""
@@ -282,4 +307,5 @@ class ProducerCore:
         done = [ticket for ticket, item in self._controls.items() if item.ping == number]
         for ticket in done:
             del self._controls[ticket]
+        self._closing = {key: at for key, at in self._closing.items() if at in self._controls}
         return [Settled(ticket) for ticket in done]

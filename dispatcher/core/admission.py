@@ -53,8 +53,7 @@ class Admission:
     """Lets samples into the buffer.
 
     lacking: units that are ready fewer than a step needs, 0 or less if one could be planned.
-    journal_room: payload bytes that the journal can take now. lost: what becomes of a group whose
-    member is refused.
+    lost: what becomes of a group whose member is refused.
     """
 
     def __init__(
@@ -68,13 +67,13 @@ class Admission:
         id_horizon: int,
         lacking: Callable[[], int],
         lost: OnLost,
-        journal_room: Callable[[], int] | None = None,
         note: Note | None = None,
     ) -> None:
         self._buffer, self._totals, self._producers = buffer, totals, producers
         self._closed_groups, self._note = closed_groups, note
         self._credits, self._lacking, self._lost = credits_, lacking, lost
-        self._journal_room = journal_room
+        #: Payload bytes that the journal can take now; None without one.
+        self.journal_room: Callable[[], int] | None = None
         self.memory = DuplicateMemory(id_horizon)
         self.held = HeldPushes(buffer.limits.held_bytes)
         self._asked_at = 0.0
@@ -156,9 +155,14 @@ class Admission:
         for push in self.held:
             push.excused = True
 
-    def waits(self, belongs: Callable[[Sample], bool]) -> bool:
-        """Whether an excused sample for which this holds still waits."""
-        return any(push.excused and any(map(belongs, push.waiting)) for push in self.held)
+    def waits(self, belongs: Callable[[int | None], bool]) -> bool:
+        """Whether an excused sample of such a policy version still waits."""
+        return any(
+            belongs(sample.policy_version)
+            for push in self.held
+            if push.excused
+            for sample in push.waiting
+        )
 
     def close(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""
@@ -265,7 +269,7 @@ class Admission:
         return full
 
     def _journal_lacks(self, nbytes: int) -> BufferFull | None:
-        room = None if self._journal_room is None else self._journal_room()
+        room = None if self.journal_room is None else self.journal_room()
         return None if room is None or nbytes <= room else BufferFull("journal", nbytes, room)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range, now: float) -> None:

@@ -31,37 +31,36 @@ class Agreement:
     def __init__(self, producers: Producers, admission: Admission) -> None:
         self._producers, self._admission = producers, admission
         self._asked: dict[End, _Stage] = {}
+        self._forced: set[End] = set()
 
     @property
     def pending(self) -> list[End]:
         """Ends that were asked for and have not come, phases first."""
         return sorted(self._asked, key=lambda end: (end is None, end or 0))
 
-    def ask(self, end: End) -> None:
-        """A producer has said so."""
+    def ask(self, end: End, *, force: bool = False) -> None:
+        """A producer has said so; with `force` it speaks for all, and of what comes before."""
         self._asked.setdefault(end, _Stage.ASKED)
+        if force:
+            pending = self.pending
+            self._forced.update(pending[: pending.index(end) + 1])
 
     def waits_for(self, end: End) -> list[str]:
         """Producers that have not said so."""
         found = self._producers.before_end() if end is None else self._producers.before_phase(end)
         return list(found)
 
-    def settle(
-        self, decided: Callable[[End], None], ended: Callable[[End], None], *, force: bool = False
-    ) -> None:
-        """Decide what everybody has agreed to, and end what is decided and has come in.
-
-        force: decide all of it whatever producers have said.
-        """
+    def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
+        """Decide what everybody has agreed to, and end what is decided and has come in."""
         for end in self.pending:
             if self._asked[end] is _Stage.ASKED:
-                if not force and self.waits_for(end):
+                if end not in self._forced and self.waits_for(end):
                     return
                 self._asked[end] = _Stage.DECIDED
                 self._admission.excuse_held()
                 decided(end)
-            belongs = before_phase(end)
-            if self._admission.waits(lambda sample: belongs(sample.policy_version)):
+            if self._admission.waits(before_phase(end)):
                 return
             del self._asked[end]
+            self._forced.discard(end)
             ended(end)

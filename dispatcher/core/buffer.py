@@ -277,11 +277,15 @@ class SampleBuffer:
         return found
 
     def let_go(self, entries: Iterable[Entry]) -> None:
-        """The payloads of these samples are in the journal: they leave memory."""
-        for entry in entries:
+        """The payloads of these samples are in the journal: they leave memory, if still here."""
+        for entry in filter(self._holds, entries):
             self._held.nbytes -= entry.sample.nbytes
             entry.sample = without_payload(entry).sample
         self._left()
+
+    def _holds(self, entry: Entry) -> bool:
+        group = self.groups.get(entry.sample.group_id or "")
+        return entry.ticket in self._ready or (group is not None and group.number == entry.group)
 
     def _left(self) -> None:
         self.departures += 1

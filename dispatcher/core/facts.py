@@ -8,7 +8,7 @@ everything that facts add up to, from which a new core starts. Times are of the 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import DropReason
 
 

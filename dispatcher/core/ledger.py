@@ -9,8 +9,8 @@ on nothing is delivered. After a rewind, steps are opened one by one as ranks ha
 
 from collections.abc import Iterable, Mapping
 
-from dispatcher.core.buffer import Entry
 from dispatcher.core.config import SizeCheck
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import Deliver, Effect, Redelivered, Release
 from dispatcher.core.generation import Generation
 from dispatcher.core.open_steps import OpenSteps

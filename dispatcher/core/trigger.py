@@ -14,6 +14,7 @@ them waits for it. Nothing is planned that is not wanted. Of what is wanted:
     otherwise                                           wait
 """
 
+import math
 from dataclasses import dataclass
 
 from dispatcher.core.events import Trigger
@@ -36,6 +37,7 @@ class Standing:
     leaving samples can lift. growing: open groups will still add samples.
     flush: nothing newer may be waited for, a smaller step is fine.
     hungry_for: seconds, None if no rank waits. quiet_for: seconds since a sample came in.
+    helped_for: seconds since payloads were sent from memory to the journal, if they were.
     tried: `ready` at the last trial that missed its target, None if there was none.
     """
 
@@ -47,6 +49,7 @@ class Standing:
     tried: int | None
     stuck: bool = False
     quiet_for: float = 0.0
+    helped_for: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,9 @@ def _decide_whole_batch(config: TriggerConfig, at: Standing) -> Go | Wait:
 
 
 def _decide_stuck(config: TriggerConfig, at: Standing, hungry_for: float) -> Go | Wait | MakeRoom:
-    waited = hungry_for if at.ready else min(hungry_for, at.quiet_for)
+    waited = min(hungry_for, at.helped_for)
+    if not at.ready:
+        waited = min(waited, at.quiet_for)
     if waited < config.max_wait:
         return Wait(config.max_wait - waited)
     if at.ready:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.facts import Remembered, RememberedStep
 from dispatcher.errors import JournalCorrupt
 from dispatcher.journal.blocks import Header, begins_block, checksum, later_headers, read_block

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from dispatcher.core.admission import Push
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import Effect, PushAnswered
+from dispatcher.core.push import Push
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConnectionLimit, DispatcherError, Stopping
@@ -99,12 +99,14 @@ class Hub:
                 )
                 self.perform(self.core.push(push, now))
             case m.CloseGroup():
-                self.perform(self.core.close_group(message.group_id, now))
+                size, keep = message.size, message.keep
+                self.perform(self.core.close_group(message.group_id, now, size=size, keep=keep))
             case m.EndPhase():
-                self.perform(self.core.end_phase(message.policy_version, now))
+                version, force = message.policy_version, message.force
+                self.perform(self.core.end_phase(version, now, peer.client_id, force=force))
             case m.EndStream():
                 self._roster.ends(peer.client_id)
-                self.perform(self.core.end_stream(now))
+                self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
             case _ if (seat := self._roster.seats.get(peer.client_id)) and seat.peer is peer:
                 self._rank_said(seat.dp_rank, message, now)
 
@@ -117,7 +119,8 @@ class Hub:
         if roster.producers.get(peer.client_id) is peer:
             del roster.producers[peer.client_id]
             roster.left(peer.client_id, for_good=for_good)
-            self.core.producer_gone(peer.client_id)
+            gone = self.core.producer_lost(peer.client_id, self.clock(), for_good=for_good)
+            self.perform(gone)
         seat = roster.seats.get(peer.client_id)
         if seat is not None and seat.peer is peer:
             roster.unseat(peer.client_id)
@@ -155,8 +158,9 @@ class Hub:
         before = self._roster.producers.get(peer.client_id)
         self._roster.producers[peer.client_id] = peer
         if before is not None:
-            self.core.producer_gone(peer.client_id)
+            self.perform(self.core.producer_lost(peer.client_id, self.clock()))
             before.close()
+        self.core.producer_connected(peer.client_id)
         self.metrics.connections.labels("producer").inc()
         welcome = m.WelcomeProducer(
             credits=self.config.producer_credits,
@@ -207,7 +211,8 @@ class Hub:
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         self.perform(effects)
         if message.policy_version is not None:
-            self.perform(self.core.set_policy_version(message.policy_version, now))
+            first_step = message.policy_step or 0
+            self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
 
     def _welcome(self, peer: Peer, welcome: m.WelcomeRank) -> None:
         # What was decided before its hello and waits at the gate too is not for this connection.
@@ -225,7 +230,8 @@ class Hub:
             case m.Commit():
                 self.perform(self.core.commit(dp_rank, message.step, now))
             case m.PolicyVersion():
-                self.perform(self.core.set_policy_version(message.policy_version, now))
+                version, first_step = message.policy_version, message.first_step
+                self.perform(self.core.set_policy_version(version, now, first_step))
             case m.CheckpointSaved():
                 self.core.checkpoint_saved(dp_rank, message.step)
                 self.perform([])

@@ -44,7 +44,7 @@ def open_journal(
         from_wall=lambda at: min(at - offset, clock()),
         id_horizon=config.sample_id_horizon,
     )
-    core.restore(memory)
+    core.restore(memory, clock())
     metrics.watch_journal(journal)
     log.info(
         "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",

@@ -7,14 +7,15 @@ bug, and stops the service rather than stall it unseen.
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from dispatcher.core import events as e
-from dispatcher.core.buffer import Entry
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.entry import Entry
 from dispatcher.core.step import OpenStep
 from dispatcher.errors import JournalError
 from dispatcher.plan import Plan, PlanConfig
@@ -33,8 +34,12 @@ log = logging.getLogger(__name__)
 
 #: Effects that nobody outside hears of.
 INTERNAL = (e.PlanWanted, e.ReplanWanted, e.StepPlanned)
+#: What a producer hears of its push.
+_Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
+#: How long what the next step waits for is told in the same words.
+EXPLAINED_FOR_SECONDS = 0.25
 #: Micro-batches of a step that is handed out whole with its headers; of a larger one every rank
 #: hears before any of them gets its part.
 HANDED_OUT_AT_ONCE = 8
@@ -62,9 +67,13 @@ class Performer:
         self._headers: dict[int, tuple[str, bytes]] = {}
         self._deliveries: deque[tuple[Peer, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._explained_at, self._explained = -math.inf, ""
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.PushAnswered: self._tell_outcomes,
             e.PushHeld: self._tell_held,
+            e.PushRecalled: self._recall,
+            e.PayloadsToJournal: self._let_go,
+            e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
             e.Deliver: self._deliver,
@@ -86,7 +95,7 @@ class Performer:
         for effect in effects:
             if isinstance(effect, INTERNAL):
                 self._do(effect)
-            elif isinstance(effect, (e.PushAnswered, e.PushHeld)):
+            elif isinstance(effect, _Answer):
                 asked = self._roster.producers.get(effect.producer)
                 self._gate.after(partial(self._answer, effect, asked))
             else:
@@ -163,10 +172,26 @@ class Performer:
 
     def _tell_held(self, effect: e.PushHeld) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
-        blocked = m.Blocked(first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity)
+        waits_for = self._whom_it_waits_for()
+        blocked = m.Blocked(
+            first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity, waits_for=waits_for
+        )
         self._roster.to_producer(effect.producer, blocked)
 
-    def _answer(self, effect: e.PushAnswered | e.PushHeld, asked: Peer | None) -> None:
+    def _whom_it_waits_for(self) -> str:
+        """As of not long ago: every producer asks at once when a cap is reached."""
+        now = self._clock()
+        if now > self._explained_at + EXPLAINED_FOR_SECONDS:
+            self._explained_at, self._explained = now, self._core.waits_for(now)
+        return self._explained
+
+    def _recall(self, effect: e.PushRecalled) -> None:
+        self._roster.to_producer(effect.producer, m.Resend(first_seq=effect.first_seq))
+
+    def _let_go(self, effect: e.PayloadsToJournal) -> None:
+        self.perform(self._core.payloads_durable(effect.entries, self._clock()))
+
+    def _answer(self, effect: _Answer, asked: Peer | None) -> None:
         """Answer on the connection that asked; on a newer one the push is sent and asked again."""
         if self._roster.producers.get(effect.producer) is asked:
             self._do(effect)
@@ -257,6 +282,15 @@ class Performer:
     def _tick(self) -> None:
         self._timer = None
         self.perform(self._core.tick(self._clock()))
+
+
+def _log_given_up(effect: e.GroupGivenUp) -> None:
+    log.warning(
+        "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
+        "cap (%d of %d) and none could become whole; raise --buffer-bytes, or use --journal-dir, "
+        "or have fewer groups under way",
+        effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+    )  # fmt: skip
 
 
 def _log_rewound(effect: e.Rewound) -> None:

@@ -11,7 +11,7 @@ it is a target of the loss, predicted from those before it; without one, all but
 
 import json
 import uuid
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import DType, Field, Sample, Schema, aligned
-from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
+from dispatcher.sample import (
+    SIZE_AT_CLOSE,
+    SIZE_NOT_TOLD,
+    DType,
+    Field,
+    Sample,
+    Schema,
+    aligned,
+)
 from dispatcher.wire.columns import MAX_FIELDS, Extent, FieldHeader, Name, Version
 
+#: What a `group_size` says that is told when the group is closed.
+AT_CLOSE = "at-close"
 #: Element type of a tensor that does not say, by numpy's kind of what JSON held.
 _UNTYPED = {"b": DType.BOOL, "i": DType.INT64, "u": DType.INT64, "f": DType.FLOAT32}
 
@@ -49,7 +58,7 @@ class PushRequest(BaseModel):
     ]
     sample_id: Name | None = None
     group_id: Name | None = None
-    group_size: Extent | None = None
+    group_size: Extent | Literal["at-close"] | None = None
     policy_version: Version | None = None
 
 
@@ -97,7 +106,9 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
     mask = arrays.get("loss_mask")
     if mask is not None and mask.shape != ids.shape:
         raise ProtocolError(f"fields.loss_mask has shape {mask.shape}, input_ids {ids.shape}")
-    size = request.group_size or group_size or UNKNOWN_GROUP_SIZE
+    size = SIZE_NOT_TOLD if group_size is None else group_size
+    if request.group_size is not None:
+        size = SIZE_AT_CLOSE if request.group_size == AT_CLOSE else int(request.group_size)
     return Sample(
         sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
         tokens=tokens,

@@ -16,7 +16,7 @@ from uuid import uuid4
 from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.room import BufferLimits
+from dispatcher.core.limits import BufferLimits
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs

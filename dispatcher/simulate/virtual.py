@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dispatcher.balance.planner import plan
-from dispatcher.core.admission import Push
-from dispatcher.core.buffer import Entry
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import (
     Deliver,
     Effect,
@@ -28,6 +27,7 @@ from dispatcher.core.events import (
     StepPlanned,
     Trigger,
 )
+from dispatcher.core.push import Push
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConfigError
 from dispatcher.plan import IntArray, Plan, PlanConfig, Strategy

@@ -5,6 +5,7 @@
                    <------  Welcome*  ------>
     Push           ------>
                    <------  Blocked            (a cap holds the push back; nothing is lost)
+                   <------  Resend             (it can come in now, and its payload was let go)
                    <------  Pushed             (what became of each sample)
                                       <------  Demand, PolicyVersion
                             Step      ------>
@@ -127,6 +128,7 @@ class Push(HasColumns, HasFields):
 
     floor: the producer will never again send a sequence number below this one.
     named: the sample ids were given by the user, so repeats across producers are duplicates.
+    group_sizes: members of each sample's group, 0 where `CloseGroup` will tell.
     """
 
     type_code = 5
@@ -134,7 +136,7 @@ class Push(HasColumns, HasFields):
     first_seq: Count
     floor: Count
     named: bool = False
-    group_sizes: list[Extent] | None = None
+    group_sizes: list[Count] | None = None
 
     def spans(self, nbytes: int) -> list[int]:
         """How a payload of `nbytes` bytes is cut: the size of each sample's span.
@@ -174,33 +176,47 @@ class Pushed(Message):
 
 
 class Blocked(Message):
-    """The push is held back by a cap of the buffer."""
+    """The push is held back by a cap of the buffer; waits_for: whom the next step waits for."""
 
     type_code = 7
     first_seq: Count
     cap: str
     held: Count
     capacity: Count
+    waits_for: str = ""
 
 
 class CloseGroup(Message):
-    """No further member of this group will come; if it is incomplete it is dropped whole."""
+    """No further member of this group will come, or none beyond `size`.
+
+    keep: whether an incomplete group is trained on rather than dropped; None: as configured.
+    """
 
     type_code = 8
     group_id: Name
+    size: Extent | None = None
+    keep: bool | None = None
 
 
 class EndPhase(Message):
-    """What is older than `policy_version` is dispatched before anything newer is planned."""
+    """This producer pushes nothing older than `policy_version` any more; with `force` nobody does.
+
+    Once all who contributed have said so, what is older goes before anything newer is planned.
+    """
 
     type_code = 9
     policy_version: Version
+    force: bool = False
 
 
 class EndStream(Message):
-    """No producer will push again: flush what is buffered, then end the ranks' streams."""
+    """This producer pushes nothing any more; with `force` nobody does.
+
+    Once all who contributed have said so, what is buffered is flushed and the ranks' streams end.
+    """
 
     type_code = 10
+    force: bool = False
 
 
 class Demand(Message):
@@ -308,6 +324,13 @@ class Bye(Message):
     type_code = 22
 
 
+class Resend(Message):
+    """A push that is held back can come in now, and its payload was let go: send it again."""
+
+    type_code = 24
+    first_seq: Count
+
+
 class CheckpointSaved(Message):
     """A checkpoint that was taken after `step` is durable; DP rank 0 speaks for all."""
 
@@ -320,6 +343,6 @@ MESSAGES: dict[int, type[Message]] = {
     for kind in (
         HelloProducer, HelloRank, WelcomeProducer, WelcomeRank, Push, Pushed, Blocked, CloseGroup,
         EndPhase, EndStream, Demand, PolicyVersion, Step, MicroBatch, Prepared, Release, Commit,
-        End, Error, Ping, Pong, Bye, CheckpointSaved,
+        End, Error, Ping, Pong, Bye, CheckpointSaved, Resend,
     )
 }  # fmt: skip

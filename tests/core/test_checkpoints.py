@@ -255,7 +255,7 @@ def test_word_of_prepared_steps_that_crosses_a_rewind_is_ignored() -> None:
 
 def test_the_end_is_told_only_when_what_comes_again_was_given() -> None:
     run = Run(steps=3)
-    run.perform(run.core.end_stream(run.now))
+    run.perform(run.core.end_stream(run.now, force=True))
     run.run_to(2)
     assert run.core.statistics().phase == "drained"
     run.begin()

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
-from dispatcher.core.admission import Push
 from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
@@ -33,8 +32,9 @@ from dispatcher.core.events import (
     StepPlanned,
 )
 from dispatcher.core.facts import Remembered
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.push import Push
 from dispatcher.core.retained import Position
-from dispatcher.core.room import BufferLimits
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig

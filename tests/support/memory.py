@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dispatcher.core import facts as f
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.sample import Sample
 
 
