@@ -147,7 +147,7 @@ class EndRanks:
 
 @dataclass(frozen=True, slots=True)
 class FailRanks:
-    """Tell these connections of DP ranks, by client id, that they are over, and why."""
+    """These connections of DP ranks, by client id, are over: hear them no more, tell them why."""
 
     client_ids: tuple[str, ...]
     error: DispatcherError

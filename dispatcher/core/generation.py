@@ -56,10 +56,12 @@ class Generation:
                 self.dp_size = dp_size
 
     def begin(self, hello: RankHello) -> list[FailRanks]:
-        """The next one begins, as this rank has asked; the connected ranks are fenced."""
-        # Whoever asks may have asked before, and lost its connection before it heard the answer.
-        clients = (rank.client_id for rank in self.ranks.values())
-        fenced = tuple(client for client in clients if client != hello.client_id)
+        """The next one begins, as this rank has asked; every rank of the one before is fenced.
+
+        Also a client that asks again, as it lost its connection before it heard the answer: what
+        that connection may still say is of the generation before.
+        """
+        fenced = tuple(rank.client_id for rank in self.ranks.values())
         self.number += 1
         self.dp_size = hello.dp_size
         self.failed = self.resumed = None

@@ -95,7 +95,7 @@ class StepLedger:
         Raises ProtocolError for a step that this rank cannot have. Fails the generation if others
         have loaded a checkpoint and this rank has not.
         """
-        rank = self.ranks[dp_rank]
+        rank = self._speaker(dp_rank)
         if taken > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} took step {taken} before it was prepared")
         if not self.generation.agrees(rank):
@@ -111,7 +111,7 @@ class StepLedger:
 
         A digest that is not ours fails the generation: no rank may train what others do not.
         """
-        rank = self.ranks[dp_rank]
+        rank = self._speaker(dp_rank)
         if not self.generation.agrees(rank):
             return []  # of a step that was open before the rewind
         step = self.steps.get(number)
@@ -146,7 +146,7 @@ class StepLedger:
 
         Raises ProtocolError for a step that this rank was never given.
         """
-        rank = self.ranks[dp_rank]
+        rank = self._speaker(dp_rank)
         if number > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
         rank.committed = max(rank.committed, number)
@@ -154,6 +154,12 @@ class StepLedger:
         while through < self.steps.last and self.generation.has_committed(through + 1):
             through += 1
         return self.steps.commit(through)
+
+    def _speaker(self, dp_rank: int) -> RankStanding:
+        """Who says something. Raises what its generation has failed with: it is over then."""
+        if self.generation.failed is not None:
+            raise self.generation.failed
+        return self.ranks[dp_rank]
 
     # -- steps are opened -------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import Effect, PushAnswered
+from dispatcher.core.events import Effect, FailRanks, PushAnswered
 from dispatcher.core.push import Push
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
@@ -21,7 +21,7 @@ from dispatcher.service.last_call import LastCall
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.performer import Performer
-from dispatcher.service.roster import Roster
+from dispatcher.service.roster import Roster, Seat
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import samples_of
 
@@ -107,7 +107,7 @@ class Hub:
             case m.EndStream():
                 self._roster.ends(peer.client_id)
                 self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
-            case _ if (seat := self._roster.seats.get(peer.client_id)) and seat.peer is peer:
+            case _ if (seat := self._roster.seat_of(peer)) is not None:
                 self._rank_said(seat.dp_rank, message, now)
 
     def lost(self, peer: Peer, reason: str) -> None:
@@ -121,8 +121,7 @@ class Hub:
             roster.left(peer.client_id, for_good=for_good)
             gone = self.core.producer_lost(peer.client_id, self.clock(), for_good=for_good)
             self.perform(gone)
-        seat = roster.seats.get(peer.client_id)
-        if seat is not None and seat.peer is peer:
+        if (seat := roster.seat_of(peer)) is not None:
             roster.unseat(peer.client_id)
             self._hungry_since.pop(seat.dp_rank, None)
             log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
@@ -185,14 +184,12 @@ class Hub:
             resume=_position(message.resume),
             saved=message.saved,
         )
-        effects = self.core.join(hello, now)
-        if message.generation is None:
-            self._hungry_since.clear()  # of ranks that are fenced now
+        effects = self._fence(peer, hello, self.core.join(hello, now))
         if peer.welcomed:  # on this connection: it has loaded a checkpoint since
             peer.forget()
         else:
             self.metrics.connections.labels("rank").inc()
-        self._roster.seat(peer.client_id, message.dp_rank, peer)
+        seat = self._roster.seat(peer, message.dp_rank)
         generation = self.core.ledger.generation.number
         log.info(
             "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
@@ -206,18 +203,33 @@ class Hub:
             layout=self.config.layout,
             heartbeat_interval_s=self.config.heartbeat_interval,
         )
-        self.perform([])  # a new generation's number is durable before anybody hears it
-        self.gate.after(partial(self._welcome, peer, welcome))
+        self.gate.after(partial(self._welcome, seat, welcome))
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         self.perform(effects)
         if message.policy_version is not None:
             first_step = message.policy_step or 0
             self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
 
-    def _welcome(self, peer: Peer, welcome: m.WelcomeRank) -> None:
+    def _fence(self, peer: Peer, hello: RankHello, effects: list[Effect]) -> list[Effect]:
+        """Hear no more of ranks that the hello of this peer has fenced; returns the other effects.
+
+        Raises what its generation has failed with, if that is what came of it.
+        """
+        if hello.generation is None:
+            self._hungry_since.clear()
+            if self._roster.seat_of(peer) is not None:  # it leaves its own place itself
+                self._roster.unseat(peer.client_id)
+        # Facts first: a new generation's number is durable before anybody hears of it.
+        self.perform(effect for effect in effects if isinstance(effect, FailRanks))
+        if (failed := self.core.ledger.generation.failed) is not None:
+            raise failed
+        return [effect for effect in effects if not isinstance(effect, FailRanks)]
+
+    def _welcome(self, seat: Seat, welcome: m.WelcomeRank) -> None:
         # What was decided before its hello and waits at the gate too is not for this connection.
-        peer.welcomed = True
-        peer.send(welcome)
+        if self._roster.holds(seat):
+            seat.peer.welcomed = True
+            seat.peer.send(welcome)
 
     def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
         self.core.seen(dp_rank, now)

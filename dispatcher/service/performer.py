@@ -1,8 +1,9 @@
 """Performs what the core decided: frames to peers, plans, the next deadline.
 
-Effects are carried out in the core's order, behind the gate if anybody outside hears of them. A
-micro-batch's frame is built only when its peer has room for it. A planner that fails is our own
-bug, and stops the service rather than stall it unseen.
+Effects are carried out in the core's order, behind the gate if anybody outside hears of them. Ranks
+that fail are heard no more from the decision on, and hear of it behind the gate; what was decided
+for one generation is not told to the next. A micro-batch's frame is built only when its peer has
+room for it. A planner that fails is our own bug, and stops the service rather than stall it unseen.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ from dispatcher.core import events as e
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.entry import Entry
 from dispatcher.core.step import OpenStep
-from dispatcher.errors import JournalError
+from dispatcher.errors import DispatcherError, JournalError
 from dispatcher.plan import Plan, PlanConfig
 from dispatcher.sample import Sample
 from dispatcher.service.gate import Gate
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.planner import Planner
-from dispatcher.service.roster import Roster
+from dispatcher.service.roster import Roster, Seat
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import filler, micro_batch, step_header
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 INTERNAL = (e.PlanWanted, e.ReplanWanted, e.StepPlanned)
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
+#: Effects that are for the DP ranks of one generation.
+TO_RANKS = (e.Deliver, e.Release, e.EndRanks)
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
 #: How long what the next step waits for is told in the same words.
@@ -65,7 +68,7 @@ class Performer:
         self._clock = clock
         self._planner = Planner(plan_config, metrics.plan_duration, clock)
         self._headers: dict[int, tuple[str, bytes]] = {}
-        self._deliveries: deque[tuple[Peer, OpenStep, e.Deliver]] = deque()
+        self._deliveries: deque[tuple[Seat, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._explained_at, self._explained = -math.inf, ""
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
@@ -79,7 +82,6 @@ class Performer:
             e.Deliver: self._deliver,
             e.Release: self._release,
             e.EndRanks: self._end,
-            e.FailRanks: self._unseat,
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
@@ -98,6 +100,12 @@ class Performer:
             elif isinstance(effect, _Answer):
                 asked = self._roster.producers.get(effect.producer)
                 self._gate.after(partial(self._answer, effect, asked))
+            elif isinstance(effect, TO_RANKS):
+                number = self._core.ledger.generation.number
+                self._gate.after(partial(self._tell_generation, number, effect))
+            elif isinstance(effect, e.FailRanks):
+                unseated = self._roster.unseat(*effect.client_ids)
+                self._gate.after(partial(_fail, unseated, effect.error))
             else:
                 self._gate.after(partial(self._do, effect))
         self._set_timer()
@@ -126,13 +134,18 @@ class Performer:
         else:
             self._planner.plan_in_thread(effect, partial(self._planned, effect), self.fail)
 
+    def _tell_generation(self, number: int, effect: e.Effect) -> None:
+        """Tell the ranks of this generation; what it was to hear is void once another has begun."""
+        if number == self._core.ledger.generation.number:
+            self._do(effect)
+
     def _deliver(self, effect: e.Deliver) -> None:
-        peer = self._roster.rank(self._client_of(effect.dp_rank))
+        seat = self._roster.rank(self._client_of(effect.dp_rank))
         step = self._core.ledger.steps.get(effect.step)
-        if peer is None or step is None:
+        if seat is None or step is None:
             return  # the rank is away: it gets the step when it comes back
-        peer.write(self._header(step))
-        self._deliveries.append((peer, step, effect))
+        seat.peer.write(self._header(step))
+        self._deliveries.append((seat, step, effect))
         if len(self._deliveries) > 1:
             return  # in turn
         if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
@@ -145,11 +158,6 @@ class Performer:
 
     def _end(self, effect: e.EndRanks) -> None:
         self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
-
-    def _unseat(self, effect: e.FailRanks) -> None:
-        for client_id in effect.client_ids:
-            if (peer := self._roster.unseat(client_id)) is not None:
-                peer.fail(effect.error)
 
     def _observe(self, effect: e.StepPlanned) -> None:
         # Ranks wait for the step, nobody for its metrics: a turn later.
@@ -200,8 +208,8 @@ class Performer:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
         frame = codec.encode(message)
         for dp_rank in dp_ranks:
-            if (peer := self._roster.rank(self._client_of(dp_rank))) is not None:
-                peer.write(frame)
+            if (seat := self._roster.rank(self._client_of(dp_rank))) is not None:
+                seat.peer.write(frame)
 
     def _client_of(self, dp_rank: int) -> str:
         standing = self._core.ledger.ranks.get(dp_rank)
@@ -213,9 +221,11 @@ class Performer:
         """Hand micro-batches to the peers, for a slice of time."""
         until = self._clock() + DELIVERY_SLICE_SECONDS
         while self._deliveries:
-            peer, step, effect = self._deliveries.popleft()
-            for index in range(effect.first_micro_batch, len(step.micro_batches[effect.dp_rank])):
-                peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+            seat, step, effect = self._deliveries.popleft()
+            if self._roster.holds(seat):  # who has said hello since gets it anew
+                parts = len(step.micro_batches[effect.dp_rank])
+                for index in range(effect.first_micro_batch, parts):
+                    seat.peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
             if self._deliveries and self._clock() > until:
                 asyncio.get_running_loop().call_later(0, self._hand_out)
                 return
@@ -291,6 +301,11 @@ def _log_given_up(effect: e.GroupGivenUp) -> None:
         "or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
     )  # fmt: skip
+
+
+def _fail(peers: Iterable[Peer], error: DispatcherError) -> None:
+    for peer in peers:
+        peer.fail(error)
 
 
 def _log_rewound(effect: e.Rewound) -> None:
