@@ -6,6 +6,7 @@
     |   +-- SampleTooLong    a sample exceeds the micro-batch token budget
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
+    |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
     |   +-- VersionMismatch  the peer speaks another protocol version
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     +-- BufferFull           a cap is reached; retry after the next step
@@ -78,6 +79,20 @@ class FrameTooLarge(ProtocolError):
     def __init__(self, part: str, size: int, limit: int) -> None:
         super().__init__(f"frame {part} of {size} bytes exceeds the limit of {limit} bytes")
         self.size, self.limit = size, limit
+
+
+class FrameTooSlow(ProtocolError):
+    """A frame held memory that others waited for, and did not come."""
+
+    code = "too-slow"
+    retriable = True
+
+    def __init__(self, filled: int, seconds: float) -> None:
+        super().__init__(
+            f"{filled} bytes of a frame have come, the last of them too slowly over {seconds:g} s "
+            "in which others waited for its memory; connect again and send it again (raise "
+            "--receive-bytes or --request-timeout where the network is as slow as that)"
+        )
 
 
 class VersionMismatch(ProtocolError):
