@@ -29,6 +29,7 @@ from workers.collate import (
 from workers.credentials import Credentials
 from workers.process_group import (
     Place,
+    check_group,
     find_place,
     hear_generation,
     initialised,
@@ -105,7 +106,11 @@ class MicroBatchStream:
 
     endpoint: `host:port`, `tls://host:port` or `unix:/path`.
     dp_rank, dp_size: this process's data-parallel position; default: of `process_group` or the
-        default process group, else RANK and WORLD_SIZE, else a single process.
+        default process group, else RANK and WORLD_SIZE, else a single process. A process with a
+        device mesh of several dimensions has to say it, here or by `process_group`.
+    process_group: of the DP ranks, in their order. With tensor or pipeline parallelism pass
+        `mesh["dp"].get_group()` in the DP leader of each model replica (rank 0 in all other
+        dimensions) and make no stream in its peers: they get the micro-batches from the leader.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -302,6 +307,7 @@ def _join_together(
             "DP ranks must agree on a generation: call torch.distributed.init_process_group() "
             "first, or pass DP rank 0's stream.generation as generation="
         )
+    check_group(place, group)
     if place.dp_rank != 0:
         return join(hear_generation(group))
     try:
