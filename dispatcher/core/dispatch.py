@@ -414,6 +414,14 @@ class Dispatch:
             return []
         return self._ending.finish(flushing=self.freshness.flushing)
 
+    def stream_waits(self) -> list[str]:
+        """Producers whose word the end of the stream still waits for."""
+        return self._agreement.waits_for(None) if None in self._agreement.pending else []
+
+    def phase_waits(self, version: int) -> list[str]:
+        """Producers whose word the end of the phase before this version still waits for."""
+        return self._agreement.waits_for(version) if version in self._agreement.pending else []
+
     def waits_for(self, now: float) -> str:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""
         return explain(self, self._agreement, now)

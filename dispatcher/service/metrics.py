@@ -200,7 +200,7 @@ def _padding(step: StepPlanned, *, padded: bool) -> int:
 
 def _config_labels(config: ServeConfig) -> dict[str, str]:
     names = (
-        "dp_size", "dispatch_batch_size", "window_multiple", "micro_batch_size",
-        "micro_batch_tokens", "layout", "sync", "strategy", "groups", "cost",
+        "dp_size", "dispatch_batch_size", "dispatch_batch_groups", "window_multiple",
+        "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "groups", "cost",
     )  # fmt: skip
     return {name: str(getattr(config, name)) for name in names}

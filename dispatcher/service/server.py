@@ -25,7 +25,7 @@ from dispatcher.service.config import ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
-from dispatcher.service.option_types import LastBatch, Retain
+from dispatcher.service.option_types import IncompleteGroups, LastBatch, Retain
 from dispatcher.service.planes import http_plane, sample_plane
 from dispatcher.service.turns import new_event_loop
 from dispatcher.wire.endpoint import Endpoint
@@ -52,7 +52,7 @@ def run(config: ServeConfig) -> int:
 
 def core_config(config: ServeConfig) -> DispatchConfig:
     """The part of the settings that the core needs."""
-    batch = config.dispatch_batch_size
+    batch = config.batch
     # Only `window` chooses; for the others a larger window would be waiting for nothing.
     window = config.window_samples if config.strategy is Strategy.WINDOW else batch
     budget = config.micro_batch_tokens
@@ -63,19 +63,24 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         dp_size=config.dp_size,
         limits=BufferLimits(
             samples=config.buffer_samples,
-            group=batch,
+            group=None if config.by_groups else batch,
             tokens=config.buffer_tokens,
-            nbytes=config.buffer_bytes,
+            nbytes=config.buffer_memory,
             max_sample_tokens=longest,
+            held_bytes=config.held_memory,
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
         target_excess=config.target_excess,
         groups_matter=config.groups is not Grouping.IGNORE,
+        by_groups=config.by_groups,
+        keep_incomplete=config.incomplete_groups is IncompleteGroups.KEEP,
         flush_partial=config.last_batch is LastBatch.FLUSH,
         check_size=config.check_size() if config.elastic else None,
         drop_above=budget if config.oversize is Oversize.DROP else None,
         group_timeout=config.group_timeout,
+        producer_timeout=config.producer_timeout,
         max_staleness=config.max_staleness,
+        steps_per_version=config.steps_per_version,
         staleness_policy=config.staleness_policy,
         max_open_steps=config.max_open_steps,
         producer_credits=config.producer_credits,

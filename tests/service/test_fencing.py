@@ -137,7 +137,7 @@ WORDS: dict[str, Callable[[Scene], m.Message]] = {
     "demand": lambda _: m.Demand(taken=-1, hungry=True),
     "prepared": lambda scene: m.Prepared(step=0, digest=scene.digest),
     "commit": lambda _: m.Commit(step=0),
-    "version": lambda _: m.PolicyVersion(policy_version=9),
+    "version": lambda _: m.PolicyVersion(first_step=0, policy_version=9),
     "saved": lambda _: m.CheckpointSaved(step=0),
     "ping": lambda _: m.Ping(),
     "bye": lambda _: m.Bye(),

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import DType, Field, Sample
+from dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample
 from dispatcher.service.samples import parse_body
 from dispatcher.wire import columns
 from dispatcher.wire import messages as m
-from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
 
 
 def parse(group_size: int | None = None, **fields: object) -> Sample:
@@ -128,7 +127,7 @@ def test_samples_without_an_id_get_one_each() -> None:
     assert len({sample.sample_id for sample in samples}) == 2
 
 
-@pytest.mark.parametrize(("default", "size"), [(None, UNKNOWN_GROUP_SIZE), (8, 8)])
+@pytest.mark.parametrize(("default", "size"), [(None, SIZE_NOT_TOLD), (8, 8)])
 def test_a_group_that_does_not_say_its_size_gets_the_default(
     default: int | None, size: int
 ) -> None:
