@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +27,7 @@ from workers import MicroBatchStream
 
 DP_SIZE, BATCH, WINDOW = 2, 32, 48
 #: What a user has to say, and nothing more.
-DEFAULTS: Mapping[str, object] = {
+DEFAULTS: dict[str, Any] = {
     "dp_size": DP_SIZE,
     "dispatch_batch_size": BATCH,
     "micro_batch_tokens": 1024,
@@ -271,7 +271,7 @@ def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @contextmanager
 def in_use(
-    folder: Path, *, step_s: float = 0.0, ranks: bool = True, **options: object
+    folder: Path, *, step_s: float = 0.0, ranks: bool = True, **options: Any
 ) -> Iterator[Run]:
     """A dispatcher at defaults but for `options` (None takes one away), and ranks that train."""
     chosen = {name: value for name, value in (DEFAULTS | options).items() if value is not None}

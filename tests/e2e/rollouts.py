@@ -7,7 +7,7 @@ Tokens follow from a sample's id, so that whoever receives them can tell whether
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +24,7 @@ from workers import AsyncRolloutProducer, RolloutProducer
 #: Samples of a prompt unless said otherwise.
 GROUP = 8
 #: The longest that a rollout takes unless said otherwise, in seconds.
-SLOWEST_S = 0.02
+SLOWEST_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def shares(workers: int, count: int, size: Callable[[int], int] = _eight) -> lis
 class Pushes(Protocol):
     """What pushes a sample: a producer of this project, or an HTTP client."""
 
-    def push(self, fields: Mapping[str, Any], **about: Any) -> Awaitable[object]:
+    @property
+    def push(self) -> Callable[..., Awaitable[object]]:
         """Returns `accepted` or `duplicate`; raises SampleRefused."""
 
 

@@ -64,7 +64,7 @@ def test_one_blocking_worker_that_interleaves_sixteen_prompts(tmp_path: Path) ->
 def test_groups_as_large_as_the_batch(tmp_path: Path) -> None:
     mine = shares(4, 4, lambda _: BATCH)
     with in_use(tmp_path) as run:
-        run.produce(together(run.books, run.endpoint, mine, at_a_time=2, slowest_s=0.1))
+        run.produce(together(run.books, run.endpoint, mine, at_a_time=2))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
     assert len(found.steps) == 16
@@ -124,7 +124,7 @@ def test_workers_that_push_over_http_and_come_again_when_told_to(tmp_path: Path)
             workers = [HttpProducer(session, "/v1/samples") for _ in mine]
             async with asyncio.TaskGroup() as group:
                 for worker, share in zip(workers, mine, strict=True):
-                    group.create_task(work(run.books, worker, share, slowest_s=0.1))
+                    group.create_task(work(run.books, worker, share))
                 for worker in workers:
                     await worker.told_to_wait.wait()
                 await asyncio.to_thread(run.join)
