@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,9 +36,10 @@ DEFAULTS: dict[str, Any] = {
 STALL_S = 15.0
 #: What /metrics says of where samples are, and of progress.
 _STANDING = (
-    "samples_received_total", "buffer_samples", "ready_samples", "open_groups", "pushes_held",
+    "samples_received_total{outcome=accepted}", "samples_received_total{outcome=refused}",
+    "buffer_samples", "buffer_bytes", "ready_samples", "open_groups", "pushes_held",
     "samples_in_flight", "steps_committed_total", "samples_committed_total",
-    "samples_dropped_total", "buffer_bytes",
+    "samples_dropped_total",
 )  # fmt: skip
 #: Far above what the longest of these runs needs on a slow machine.
 PATIENCE_S = 75.0
@@ -124,6 +125,16 @@ def _check_tokens(micro_batch: Any) -> None:
         assert np.array_equal(ids[bounds[at] : bounds[at + 1]], tokens_of(name)), name
 
 
+def dropped(metrics: Mapping[str, float]) -> dict[str, int]:
+    """Accepted samples that were given up, by reason."""
+    prefix = "samples_dropped_total{reason="
+    return {
+        name.removeprefix(prefix).rstrip("}"): int(value)
+        for name, value in metrics.items()
+        if name.startswith(prefix) and value
+    }
+
+
 @dataclass(frozen=True)
 class Found:
     """What came of a run. metrics: /metrics after the last commit."""
@@ -141,12 +152,7 @@ class Found:
     @property
     def dropped(self) -> dict[str, int]:
         """Accepted samples that were given up, by reason."""
-        prefix = "samples_dropped_total{reason="
-        return {
-            name.removeprefix(prefix).rstrip("}"): int(value)
-            for name, value in self.metrics.items()
-            if name.startswith(prefix) and value
-        }
+        return dropped(self.metrics)
 
     def groups_of(self, step: int) -> int:
         """Different groups in a step."""
@@ -247,9 +253,24 @@ class Run:
             {
                 name: value
                 for name, value in self.looks[-1].items()
-                if name.partition("{")[0] in _STANDING and value
+                if name.startswith(_STANDING) and value
             }
         )
+
+    async def until(self, true: Callable[[dict[str, float]], object], what: str) -> None:
+        """Wait, bounded, until /metrics satisfies a condition while others work."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + STALL_S
+        while not true(await asyncio.to_thread(self.server.scrape)):
+            assert clock() < deadline, f"{what}: not within {STALL_S:g} s: {self.standing()}"
+            await asyncio.sleep(0.05)
+
+    @property
+    def trained(self) -> set[str]:
+        """Samples of the steps that all ranks have committed by now."""
+        first, second = ([step.samples for step in diary] for diary in self._ranks[-1].diaries)
+        both = zip(first, second, strict=False)
+        return {name for one, other in both for name in one + other}
 
     def finish(self) -> Found:
         """Wait until all is committed, read the metrics, let all leave; what came of it."""
@@ -271,12 +292,15 @@ def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @contextmanager
 def in_use(
-    folder: Path, *, step_s: float = 0.0, ranks: bool = True, **options: Any
+    folder: Path, *, step_s: float = 0.0, ranks: bool = True, ballast: int = 0, **options: Any
 ) -> Iterator[Run]:
-    """A dispatcher at defaults but for `options` (None takes one away), and ranks that train."""
+    """A dispatcher at defaults but for `options` (None takes one away), and ranks that train.
+
+    step_s: what a step takes at least. ballast: bytes that each sample is larger by.
+    """
     chosen = {name: value for name, value in (DEFAULTS | options).items() if value is not None}
     with ServeProcess(folder, checked=False, **chosen) as server, ExitStack() as stack:
-        run = Run(server, stack)
+        run = Run(server, stack, Books(ballast))
         if ranks:
             run.join(step_s)
         yield run

@@ -7,10 +7,11 @@ Tokens follow from a sample's id, so that whoever receives them can tell whether
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from random import Random
 from typing import Any, Protocol
 from zlib import crc32
@@ -57,14 +58,22 @@ def _eight(_: int) -> int:
     return GROUP
 
 
-def prompts(worker: str, count: int, size: Callable[[int], int] = _eight) -> list[Prompt]:
+def prompts(worker: str, number: int, size: Callable[[int], int] = _eight) -> list[Prompt]:
     """What one worker has to answer; size: samples of its n-th prompt."""
-    return [Prompt(f"{worker}.{number}", size(number)) for number in range(count)]
+    return [Prompt(f"{worker}.{at}", size(at)) for at in range(number)]
 
 
-def shares(workers: int, count: int, size: Callable[[int], int] = _eight) -> list[list[Prompt]]:
+def shares(workers: int, number: int, size: Callable[[int], int] = _eight) -> list[list[Prompt]]:
     """So many prompts for each of so many workers."""
-    return [prompts(f"w{at}", count, size) for at in range(workers)]
+    return [prompts(f"w{at}", number, size) for at in range(workers)]
+
+
+def until(over: asyncio.Event, worker: str) -> Iterator[Prompt]:
+    """Prompts for one worker until it is over."""
+    for number in count():
+        if over.is_set():
+            return
+        yield Prompt(f"{worker}.{number}")
 
 
 class Pushes(Protocol):
@@ -76,9 +85,10 @@ class Pushes(Protocol):
 
 
 class Books:
-    """What producers were told of each sample."""
+    """What producers were told of each sample; ballast: bytes to push with each."""
 
-    def __init__(self) -> None:
+    def __init__(self, ballast: int = 0) -> None:
+        self.ballast = ballast
         self.accepted: set[str] = set()
         #: Why a sample was refused.
         self.refused: dict[str, str] = {}
@@ -99,13 +109,22 @@ class Books:
     async def push(self, producer: Pushes, prompt: Prompt, member: int, **about: Any) -> bool:
         """Push one member and note the answer; whether it was accepted."""
         name = prompt.samples[member]
+        sent = fields(name, self.ballast)
         try:
-            outcome = await producer.push(fields(name), **named(prompt, name), **about)
+            outcome = await producer.push(sent, **named(prompt, name) | about)
         except SampleRefused as error:
             self.refused[name] = str(error)
             return False
         self.note(prompt, name, outcome)
         return True
+
+    async def push_some(
+        self, producer: Pushes, prompt: Prompt, members: Iterable[int], **about: Any
+    ) -> None:
+        """Push members one after the other, none of which may be refused."""
+        for member in members:
+            accepted = await self.push(producer, prompt, member, **about)
+            assert accepted, self.refused
 
     def push_blocking(self, producer: RolloutProducer, prompt: Prompt, member: int) -> None:
         """Push one member from a thread, and note the answer."""
@@ -113,9 +132,10 @@ class Books:
         self.note(prompt, name, producer.push(fields(name), **named(prompt, name)))
 
 
-def fields(sample_id: str) -> dict[str, Any]:
+def fields(sample_id: str, ballast: int = 0) -> dict[str, Any]:
     """What is pushed of a sample."""
-    return {"input_ids": tokens_of(sample_id)}
+    weight = {"ballast": np.zeros(ballast, np.uint8)} if ballast else {}
+    return {"input_ids": tokens_of(sample_id)} | weight
 
 
 def named(prompt: Prompt, sample_id: str) -> dict[str, Any]:
@@ -126,6 +146,11 @@ def named(prompt: Prompt, sample_id: str) -> dict[str, Any]:
         "group_size": prompt.size,
         "policy_version": prompt.version,
     }
+
+
+def joined(endpoint: str) -> AsyncRolloutProducer:
+    """A producer as all of these are."""
+    return AsyncRolloutProducer(endpoint, per_sample=("ballast",))
 
 
 async def roll_out(books: Books, producer: Pushes, prompt: Prompt, slowest_s: float) -> None:
@@ -163,9 +188,7 @@ async def together(
 ) -> None:
     """A producer for each share; each says that it has ended once all are done."""
     async with AsyncExitStack() as stack:
-        producers = [
-            await stack.enter_async_context(AsyncRolloutProducer(endpoint)) for _ in all_shares
-        ]
+        producers = [await stack.enter_async_context(joined(endpoint)) for _ in all_shares]
         await asyncio.gather(
             *(
                 work(books, producer, share, **how)
