@@ -137,12 +137,13 @@ class ProducerCore:
         the dispatcher named one.
         """
         push = self._pushes[ticket]
+        blocked = push.blocked or self._blocked()
         if push.sent or push.uncertain:
             push.payload = [b"".join(push.payload)]
-            return False, push.blocked
+            return False, blocked
         del self._pushes[ticket]
         self._close_groups_of(push)
-        return not any(push.outcomes), push.blocked
+        return not any(push.outcomes), blocked
 
     def forget(self, ticket: int) -> None:
         """Nobody waits for this control any more; it is not sent unless it already was."""
@@ -246,6 +247,11 @@ class ProducerCore:
             return []
         del self._pushes[answer.first_seq]
         return [Settled(answer.first_seq, settled)]
+
+    def _blocked(self) -> m.Blocked | None:
+        """What holds others back that were pushed before: those behind them wait for the same."""
+        waiting = (push.blocked for push in self._pushes.values() if push.sent)
+        return next((blocked for blocked in waiting if blocked is not None), None)
 
     def _resend(self, first: int) -> None:
         """The dispatcher let go of a payload that it held, and wants it now."""

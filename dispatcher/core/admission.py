@@ -80,8 +80,8 @@ class Admission:
         self._begun: list[str] = []  # groups of which samples may wait
         #: The cap that last held a sample back, until something leaves.
         self.pressed: BufferFull | None = None
-        #: When a sample last came in.
-        self.last_accepted = 0.0
+        #: When a sample last came in, or one that waits was last helped.
+        self.last_moved = 0.0
         #: Set once nothing more is accepted; says why.
         self.closed: str | None = None
         #: Samples of weights older than this come too late: their phase has ended.
@@ -262,7 +262,7 @@ class Admission:
 
     def _held_back(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now, if one does."""
-        full = self._buffer.hard_cap(sample.nbytes) or self._journal_lacks(sample.nbytes)
+        full = self._journal_lacks(sample.nbytes) or self._buffer.hard_cap(sample.nbytes)
         if full is None and (full := self._buffer.soft_cap()) is not None:
             passes = self._buffer.is_expected(sample) or self._lacking() > 0
             full = None if passes else full
@@ -279,7 +279,7 @@ class Admission:
         versions = [entry.sample.policy_version for entry in entries]
         oldest = min((version for version in versions if version is not None), default=None)
         self._producers.contributed(push.producer, oldest)
-        self.last_accepted = now
+        self.last_moved = now
         if self._note is not None:
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None

@@ -131,6 +131,7 @@ class Planning:
         There is one with samples, or nobody would be held back.
         """
         cap = self._admission.pressed
+        self._admission.last_moved = now  # what a journal can take then shows after a while
         youngest = [group for group in self._buffer.groups if group.entries][-1]
         given_up = len(youngest.entries)
         why = "there was no room for all open groups; raise --buffer-bytes or use a journal"
@@ -148,10 +149,16 @@ class Planning:
             flush=self._freshness.flushing or self._ending.flushes(ready),
             hungry_for=None if hungry_since is None else now - hungry_since,
             tried=self._tried,
-            stuck=admission.is_stuck(now),
-            quiet_for=now - admission.last_accepted,
+            stuck=admission.is_stuck(now) and (ready > 0 or not self._is_helped),
+            quiet_for=now - admission.last_moved,
             helped_for=math.inf if self.helped_since is None else now - self.helped_since,
         )
+
+    @property
+    def _is_helped(self) -> bool:
+        """Whether room is on its way: payloads leave memory for a journal that takes them."""
+        pressed = self._admission.pressed
+        return self.helped_since is not None and pressed is not None and pressed.cap == "bytes"
 
     # -- the planner's answers --------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Standing:
     ready: what a plan could choose from. full: a cap holds producers back; stuck: one that only
     leaving samples can lift. growing: open groups will still add samples.
     flush: nothing newer may be waited for, a smaller step is fine.
-    hungry_for: seconds, None if no rank waits. quiet_for: seconds since a sample came in.
+    hungry_for: seconds, None if no rank waits. quiet_for: seconds since anything moved.
     helped_for: seconds since payloads were sent from memory to the journal, if they were.
     tried: `ready` at the last trial that missed its target, None if there was none.
     """
