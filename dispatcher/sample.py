@@ -126,6 +126,8 @@ class Schema:
         Padding and fields a sample, that is; how much a field is padded hangs on that alone.
         """
         per_token = sum(unit for unit, _ in self.units)
+        if not self.fields:  # lengths alone, as a simulation has them
+            return 0, [0] * ALIGNMENT
         ends = [self.slices(rest)[-1].stop for rest in range(ALIGNMENT)]
         return per_token, [aligned(end) - per_token * rest for rest, end in enumerate(ends)]
 

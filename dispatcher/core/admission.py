@@ -190,7 +190,7 @@ class Admission:
     def _try(self, push: Push, now: float) -> list[Effect]:
         """Decide a held push as far as that is possible now."""
         if self.held.is_emptied(push):
-            return self._recall(push)
+            return self._recall(push, now)
         self._decide(push, now, in_line=False)
         return self._after_try(push)
 
@@ -201,14 +201,17 @@ class Admission:
         self.held.weigh(push)
         return []
 
-    def _recall(self, push: Push) -> list[Effect]:
-        """Ask for the payload again, unless as much as can come in is on its way."""
-        first = push.waiting[0]
-        asked = self.held.asked_samples
-        reached = self._lacking() <= asked and self._buffer.soft_cap(asked) is not None
-        if (reached and not self._buffer.is_expected(first)) or not self.held.ask(push):
+    def _recall(self, push: Push, now: float) -> list[Effect]:
+        """Ask for the payload again if it can come in, and not as much as can is on its way."""
+        first, asked = push.waiting[0], self.held.asked_samples
+        if (full := self._no_room(first.schema.nbytes(first.tokens))) is not None:
+            self._press(full, now)
             return []
-        return [PushRecalled(push.producer, push.first_seq)]
+        full = self._buffer.soft_cap(asked) if self._lacking() <= asked else None
+        if full is not None and not self._buffer.is_expected(first):
+            self._press(full, now)
+            return []
+        return [PushRecalled(push.producer, push.first_seq)] if self.held.ask(push) else []
 
     def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
         """Decide the samples of a push as far as they may come in.
@@ -255,22 +258,24 @@ class Admission:
 
     def _all_pass(self, samples: Columns, amount: Amount) -> bool:
         """Whether not even the last of these plain samples is held back."""
-        if self._buffer.hard_cap(amount.nbytes) or self._journal_lacks(amount.nbytes):
+        if self._no_room(amount.nbytes) is not None:
             return False
         before, tokens = amount.samples - 1, amount.tokens - samples.tokens[-1]
         return self._buffer.soft_cap(before, tokens) is None or self._lacking() > before
 
     def _held_back(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now, if one does."""
-        full = self._journal_lacks(sample.nbytes) or self._buffer.hard_cap(sample.nbytes)
+        full = self._no_room(sample.nbytes)
         if full is None and (full := self._buffer.soft_cap()) is not None:
             passes = self._buffer.is_expected(sample) or self._lacking() > 0
             full = None if passes else full
         return full
 
-    def _journal_lacks(self, nbytes: int) -> BufferFull | None:
-        room = None if self.journal_room is None else self.journal_room()
-        return None if room is None or nbytes <= room else BufferFull("journal", nbytes, room)
+    def _no_room(self, nbytes: int) -> BufferFull | None:
+        """The hard cap that so many bytes more would exceed, if they would."""
+        if self.journal_room is not None and nbytes > (room := self.journal_room()):
+            return BufferFull("journal", nbytes, room)
+        return self._buffer.hard_cap(nbytes)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range, now: float) -> None:
         """Entries of a push are accepted, under these numbers."""

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 
 from dispatcher.core.events import Trigger
 
+#: Sums of floats fall short of what they were added up to: a wait that is over must not go on.
+ROUNDING_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class TriggerConfig:
@@ -90,7 +93,7 @@ def _decide_whole_batch(config: TriggerConfig, at: Standing) -> Go | Wait:
         return Go(Trigger.FLUSH)
     if at.full and (not at.growing or at.hungry_for is not None):
         return Go(Trigger.BUFFER_FULL)
-    if at.hungry_for is not None and at.hungry_for >= config.max_wait:
+    if at.hungry_for is not None and at.hungry_for >= config.max_wait - ROUNDING_S:
         return Go(Trigger.MAX_WAIT)
     if at.tried is None or at.ready >= at.tried + max(1, config.batch // 16):
         return Go(Trigger.TARGET_EXCESS, trial=True)
@@ -101,7 +104,7 @@ def _decide_stuck(config: TriggerConfig, at: Standing, hungry_for: float) -> Go 
     waited = min(hungry_for, at.helped_for)
     if not at.ready:
         waited = min(waited, at.quiet_for)
-    if waited < config.max_wait:
+    if waited < config.max_wait - ROUNDING_S:
         return Wait(config.max_wait - waited)
     if at.ready:
         return Go(Trigger.BUFFER_FULL)
