@@ -21,6 +21,7 @@ from dispatcher.core.freshness import StalenessPolicy
 from dispatcher.errors import ConfigError
 from dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
 from dispatcher.service.access import Access, open_access
+from dispatcher.service.memory_size import machine_memory
 from dispatcher.service.option_types import (
     Address,
     JournalSync,
@@ -82,6 +83,11 @@ class ServeConfig(BaseModel):
     """tokens held before producers must wait; unset: no cap on tokens"""
     buffer_bytes: Size = 4 * 2**30
     """bytes of samples held before producers must wait"""
+    receive_bytes: Size | None = None
+    """bytes of frames and request bodies that are being received, over all connections; beyond it
+    producers wait in turn, HTTP is answered 503, and what comes at less than 1 MiB/s over a
+    --request-timeout is given up; unset: a sixteenth of the machine's or cgroup's memory, at least
+    --max-frame-bytes"""
 
     strategy: Strategy = Strategy.WINDOW
     """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
@@ -159,7 +165,8 @@ class ServeConfig(BaseModel):
     handshake_timeout: Duration = 10.0
     """close a connection that has not introduced itself, or made its first request, by then"""
     request_timeout: Duration = 60.0
-    """an HTTP request has to arrive whole within this time"""
+    """an HTTP request has to arrive whole within this time; a frame has this long before its pace
+    counts, see --receive-bytes"""
     write_timeout: Duration = 60.0
     """close a connection whose peer stops reading for so long"""
     idle_timeout: Duration = 300.0
@@ -190,6 +197,12 @@ class ServeConfig(BaseModel):
     def buffer_samples(self) -> int:
         """The cap of the buffer in samples."""
         return self.window_samples if self.buffer_capacity is None else self.buffer_capacity
+
+    @property
+    def received_bytes(self) -> int:
+        """`receive_bytes`, or its default."""
+        default = max(self.max_frame_bytes, machine_memory() // 16)
+        return default if self.receive_bytes is None else self.receive_bytes
 
     @property
     def skips_bound(self) -> int:
