@@ -87,6 +87,8 @@ class Peer(StreamProtocol):
         self._jobs: deque[Job] = deque()
         self._paused = False
         self._pauses: set[Pause] = set()
+        #: Whether `receiving` counts a frame of ours.
+        self._counted = False
         self._ending: str | None = None
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
@@ -189,6 +191,7 @@ class Peer(StreamProtocol):
 
     def let_in(self) -> None:
         """Its frame may have memory, in a turn of its own: others are in the midst of something."""
+        self._counted = True
         asyncio.get_running_loop().call_soon(self._receive_on)
 
     def forget(self) -> None:
@@ -239,7 +242,9 @@ class Peer(StreamProtocol):
         try:
             for message, spans in heard:
                 self._hear(message, spans)
-                self._listener.receiving.done(self)
+                if self._counted:
+                    self._counted = False
+                    self._listener.receiving.done(self)
                 if self._is_ending():
                     return
         except DispatcherError as error:
@@ -248,8 +253,11 @@ class Peer(StreamProtocol):
     def _admit(self, nbytes: int) -> bool:
         """Whether there is room for a frame; else nothing is read until there is."""
         # A rank's frames have no payload, and are heard always: they free what others wait for.
+        if self.role != "producer":
+            return True
         receiving = self._listener.receiving
-        if self.role != "producer" or receiving.claim(self, nbytes):
+        self._counted = receiving.claim(self, nbytes)
+        if self._counted:
             return True
         receiving.wait(self, nbytes)
         self._pause(Pause.NO_ROOM)

@@ -16,8 +16,8 @@ Sizes are checked against the limits before anything is allocated. There is no s
 A payload is received into memory of its own, in as many pieces as `allocate` makes of it: whoever
 cuts it up says so when the header is there, and nothing has to be copied or freed together.
 
-Before there is memory for a payload, or a large header, `admit` is asked for all of it. If it says
-no, the reader stays where it is (`waits_for`) until `go_on`; what is behind may have come already.
+Before there is memory for a payload, or a large header, `admit` is asked for all of it, unless the
+whole frame is here. If it says no, the reader stays where it is (`waits_for`) until `go_on`.
 """
 
 import struct
@@ -135,13 +135,13 @@ class FrameReader:
             self._end += nbytes
         else:
             self._start, self._end = 0, self._pieces.filled(nbytes)
-        return self._frames(allocate, admit)
+        return iter(lambda: self._next_frame(allocate, admit), None)
 
     def go_on(self, allocate: Allocate = in_one_piece, admit: Admit = at_once) -> Iterator[Frame]:
         """The frame that waits is admitted; return the frames now complete, as `received` does."""
         assert self.waits_for
         self._open()
-        return self._frames(allocate, admit)
+        return iter(lambda: self._next_frame(allocate, admit), None)
 
     def drop(self) -> None:
         """Let go of the memory of the current frame: nothing more is read."""
@@ -162,9 +162,6 @@ class FrameReader:
             view = view[taken:]
             frames += self.received(taken, allocate, admit)
         return frames
-
-    def _frames(self, allocate: Allocate, admit: Admit) -> Iterator[Frame]:
-        return iter(lambda: self._next_frame(allocate, admit), None)
 
     def _next_frame(self, allocate: Allocate, admit: Admit) -> Frame | None:
         if self._header is None and not self._take_prefix(admit):
@@ -199,11 +196,12 @@ class FrameReader:
         self._check(reserved, header, payload)
         self._start += PREFIX.size
         self._header_size, self._payload_size = header, payload
-        # A header that one read brings along costs no more than what it was read into.
-        nbytes = payload + (header if header > STAGING_BYTES else 0)
-        if nbytes and not admit(nbytes):
-            self.waits_for = nbytes
-            return False
+        if payload + header > self._end - self._start:
+            # A header that one read brings along costs no more than what it was read into.
+            nbytes = payload + (header if header > STAGING_BYTES else 0)
+            if nbytes and not admit(nbytes):
+                self.waits_for = nbytes
+                return False
         self._open()
         return True
 
