@@ -143,7 +143,9 @@ async def test_who_is_lost_after_it_was_let_in_gives_its_room_back() -> None:
 async def test_what_is_read_no_more_costs_no_memory_and_is_read_to_its_end() -> None:
     hub = make_hub()
     holder, waiting, payload = holder_and_waiting(hub)
+    holder.arrives(payload[:1000])
     hub.stop("the test is over")
+    assert holder.peer.filled == 0
     assert (hub.receiving.nbytes, len(hub.receiving.waiting)) == (0, 0)
     for wire in (holder, waiting):
         assert wire.reading, "closing before it was read to its end could lose the last words"
