@@ -10,6 +10,7 @@
     |   +-- VersionMismatch  the peer speaks another protocol version
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     +-- BufferFull           a cap is reached; retry after the next step
+    +-- ReceivingFull        too much is being received; retry later
     +-- ConnectionLimit      too many connections; retry later
     +-- Unauthorized         the token or certificate is missing or wrong
     +-- TlsFailed            no TLS session with the other side, and trying again will not help
@@ -130,6 +131,19 @@ class BufferFull(DispatcherError):
             + (f"; it waits for: {waits_for}" if waits_for else "")
         )
         self.cap, self.held, self.capacity = cap, held, capacity
+
+
+class ReceivingFull(DispatcherError):
+    """Frames and request bodies that are being received use up the memory there is for them."""
+
+    code = "receiving"
+    retriable = True
+
+    def __init__(self, nbytes: int, limit: int) -> None:
+        super().__init__(
+            f"{nbytes} bytes are being received already, of {limit} at a time over all "
+            "connections; push again in a moment, or raise --receive-bytes"
+        )
 
 
 class ConnectionLimit(DispatcherError):

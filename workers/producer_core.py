@@ -205,8 +205,13 @@ class ProducerCore:
         match message:
             case m.Pushed():
                 return self._pushed(message, now)
-            case m.Blocked():
-                self._sent(message.first_seq).blocked = message
+            case m.Blocked(first_seq=None):
+                for push in self._pushes.values():
+                    if push.sent and push.blocked is None:
+                        push.blocked = message
+                return []
+            case m.Blocked(first_seq=int(first)):
+                self._sent(first).blocked = message
                 return []
             case m.Resend():
                 self._resend(message.first_seq)

@@ -36,7 +36,8 @@ from dispatcher.service.option_types import (
 from dispatcher.service.units import Duration, Size
 from dispatcher.wire.endpoint import Endpoint
 
-#: Shares of the memory that there is: what is buffered, and what waits to be, by default.
+#: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
+#: being received.
 BUFFER_SHARE, HELD_SHARE = 4, 16
 
 
@@ -96,6 +97,11 @@ class ServeConfig(BaseModel):
     held_bytes: Size | None = None
     """payload bytes of pushes that wait; what comes beyond is let go, and asked for again when its
     turn comes; unset: a sixteenth of the memory"""
+    receive_bytes: Size | None = None
+    """bytes of frames and request bodies that are being received, over all connections; beyond it
+    producers wait in turn, HTTP is answered 503, and what comes at less than 1 MiB/s over a
+    --request-timeout is given up; unset: a sixteenth of the machine's or cgroup's memory, at least
+    --max-frame-bytes"""
 
     strategy: Strategy = Strategy.WINDOW
     """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
@@ -181,7 +187,8 @@ class ServeConfig(BaseModel):
     handshake_timeout: Duration = 10.0
     """close a connection that has not introduced itself, or made its first request, by then"""
     request_timeout: Duration = 60.0
-    """an HTTP request has to arrive whole within this time"""
+    """an HTTP request has to arrive whole within this time; a frame has this long before its pace
+    counts, see --receive-bytes"""
     write_timeout: Duration = 60.0
     """close a connection whose peer stops reading for so long"""
     idle_timeout: Duration = 300.0
@@ -234,6 +241,12 @@ class ServeConfig(BaseModel):
         """Bytes that payloads of held pushes may take."""
         share = machine_memory() // HELD_SHARE
         return share if self.held_bytes is None else self.held_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """`receive_bytes`, or its default."""
+        default = max(self.max_frame_bytes, machine_memory() // HELD_SHARE)
+        return default if self.receive_bytes is None else self.receive_bytes
 
     @property
     def skips_bound(self) -> int:

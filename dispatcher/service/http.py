@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dispatcher import __version__
 from dispatcher.core.events import Effect, Outcome
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, ReceivingFull
 from dispatcher.sample import Sample
+from dispatcher.service.http_body import Body
 from dispatcher.service.http_guard import HttpGuard, problem
 from dispatcher.service.hub import Hub
 from dispatcher.service.samples import PushRequest, parse_body
@@ -96,26 +97,34 @@ class HttpPlane:
 
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
+        with Body(self._hub.receiving) as body:
+            return await self._receive(request, body)
+
+    async def _receive(self, request: web.Request, room: Body) -> web.Response:
+        config = self._hub.config
         try:
-            async with asyncio.timeout(self._hub.config.request_timeout):
-                body = await request.read()
+            async with asyncio.timeout(config.request_timeout):
+                body = await room.read(request, config.max_frame_bytes)
+        except ReceivingFull as error:
+            return problem(503, error.code, str(error), Retry_After=str(RETRY_AFTER_SECONDS))
         except TimeoutError:
-            timeout = self._hub.config.request_timeout
+            timeout = config.request_timeout
             return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
         except ConnectionError:  # nobody is left to read this, and it is no fault of ours
             return problem(400, "invalid", "the connection ended before the body did")
         try:
-            samples, named = await asyncio.to_thread(parse_body, body, self._hub.config.group_size)
+            samples, named = await asyncio.to_thread(parse_body, body, config.group_size)
         except ValidationError as error:
             return _invalid(error)
         except (DispatcherError, ValueError) as error:
             return problem(400, "invalid", str(error))
-        return await self._push(samples, named)
+        return await self._push(samples, named, room)
 
-    async def _push(self, samples: tuple[Sample, ...], named: bool) -> web.Response:
+    async def _push(self, samples: tuple[Sample, ...], named: bool, room: Body) -> web.Response:
         if (failure := self._hub.gate.failure) is not None:
             return problem(503, failure.code, str(failure))
         answer = self._hub.push_now(samples, named=named)
+        room.done()
         await self._hub.gate.settled()
         worst = max((_STATUS.get(outcome, 200) for outcome in answer.outcomes), default=200)
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
@@ -218,6 +227,7 @@ def _describe() -> dict[str, object]:
             "413": {"description": "The body is larger than --max-frame-bytes"},
             "422": {"description": "A sample is refused; errors says why"},
             "429": {"description": "A cap is reached; push the samples marked full again"},
+            "503": {"description": "Nothing was taken: see code; with Retry-After, push it again"},
         },
     }
     gets = {path: {"get": {"responses": {"200": text}}} for path in ("/metrics", "/livez")}

@@ -12,7 +12,7 @@ from dispatcher.core.events import Effect, FailRanks, PushAnswered
 from dispatcher.core.push import Push
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
-from dispatcher.errors import ConnectionLimit, DispatcherError, Stopping
+from dispatcher.errors import ConnectionLimit, DispatcherError, FrameTooSlow, Stopping
 from dispatcher.sample import Sample
 from dispatcher.service.access import EVERYBODY, Access
 from dispatcher.service.config import ServeConfig
@@ -21,7 +21,9 @@ from dispatcher.service.last_call import LastCall
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.performer import Performer
+from dispatcher.service.receiving import Receiving
 from dispatcher.service.roster import Roster, Seat
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import samples_of
 
@@ -46,12 +48,15 @@ class Hub:
         self.core = core
         self.metrics = metrics
         self.clock = clock
+        self.receiving = Receiving(config.received_bytes, config.request_timeout)
+        metrics.watch_receiving(self.receiving)
         self._roster = Roster()
         self.gate = Gate(journal, self._broken)
         self._performer = Performer(
             core, config.plan_config(), self._roster, self.gate, metrics=metrics, clock=clock
         )
         self._hungry_since: dict[int, float] = {}
+        self._next_word = clock()
         self._last_call = LastCall(core, self._roster, config.drain_timeout)
 
     # -- peers report (peer.Listener) -------------------------------------------------------
@@ -266,7 +271,7 @@ class Hub:
         A live client connects again; the place of one that is not is free for its successor.
         away: seconds since the last look in which this process was stopped, or its clock jumped.
         What clients said meanwhile is still to be read, so these seconds are not held against them,
-        nor is the time in which the gate holds them.
+        nor is the time in which they are not read from.
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._roster.producers.values()]
@@ -277,6 +282,23 @@ class Hub:
             if now - peer.last_heard > timeout:
                 log.warning("%s was silent for %g s; closing its connection", peer, timeout)
                 peer.close("silent")
+
+    def keep_pace(self, away: float) -> None:
+        """End frames that come too slowly while others wait; tell those who wait that we are alive.
+
+        They say their pings behind what waits, and would take us for dead. away: as above.
+        """
+        now, receiving = self.clock(), self.receiving
+        for peer in receiving.too_slow(now, away):
+            if isinstance(peer, Peer):
+                peer.fail(FrameTooSlow(peer.filled or 0, receiving.patience))
+        if now < self._next_word:
+            return
+        self._next_word = now + self.config.heartbeat_interval
+        word = m.Blocked(cap="receive-bytes", held=receiving.nbytes, capacity=receiving.limit)
+        for peer in receiving.waiting:
+            if isinstance(peer, Peer):
+                peer.write(codec.encode(word))
 
     def absent_ranks(self) -> list[int]:
         """DP ranks of the current generation that left without a goodbye."""

@@ -62,7 +62,7 @@ class PushRequest(BaseModel):
     policy_version: Version | None = None
 
 
-def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
+def parse_body(body: bytes | bytearray, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
     """Samples of a body that is one object, an array of objects, or an object a line.
 
     Also returns whether their ids were given. Raises pydantic's ValidationError or ProtocolError.
@@ -76,14 +76,14 @@ def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...],
     return tuple(_sample(request, group_size) for request in requests), named.pop()
 
 
-def _objects(body: bytes) -> list[Any]:
+def _objects(body: bytes | bytearray) -> list[Any]:
     try:
         return _parse(body)
     except RecursionError:
         raise ProtocolError("the body nests its brackets too deeply") from None
 
 
-def _parse(body: bytes) -> list[Any]:
+def _parse(body: bytes | bytearray) -> list[Any]:
     try:
         found = json.loads(body)
         return found if isinstance(found, list) else [found]

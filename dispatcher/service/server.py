@@ -164,13 +164,15 @@ async def _pause(config: ServeConfig, hub: Hub, number: signal.Signals) -> int:
 
 
 async def _watch(hub: Hub) -> None:
-    """Measure the event loop's lateness; close connections that are silent for too long."""
+    """Measure the event loop's lateness; end what is silent, or in others' way, for too long."""
     loop = asyncio.get_running_loop()
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, hub.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
         hub.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
-        hub.close_silent(max(0.0, hub.clock() - due_by_clock))
+        away = max(0.0, hub.clock() - due_by_clock)
+        hub.close_silent(away)
+        hub.keep_pace(away)
 
 
 def _announce(config: ServeConfig, listening: list[Endpoint], http: Endpoint) -> None:

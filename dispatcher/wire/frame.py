@@ -16,8 +16,8 @@ Sizes are checked against the limits before anything is allocated. There is no s
 A payload is received into memory of its own, in as many pieces as `allocate` makes of it: whoever
 cuts it up says so when the header is there, and nothing has to be copied or freed together.
 
-Before there is memory for a frame that needs some, `admit` is asked for all of it. If it says no,
-the reader stays where it is (`waits_for`) until `go_on`; bytes behind that may have come already.
+Before there is memory for a payload, or a large header, `admit` is asked for all of it, unless the
+whole frame is here. If it says no, the reader stays where it is (`waits_for`) until `go_on`.
 """
 
 import struct
@@ -34,6 +34,8 @@ PREFIX = struct.Struct("<2sBBIQ")
 STAGING_BYTES = 64 * 1024
 #: Buffers to offer at a time: megabytes in samples of some ten kilobytes, and far below IOV_MAX.
 MAX_BUFFERS = 128
+#: Nothing to be filled.
+NO_PIECES = Pieces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ HANDSHAKE_LIMITS = FrameLimits(header=16 * 1024, payload=0)
 
 #: Type, header and payload size of a frame: memory for its payload, so many bytes in all.
 Allocate = Callable[[int, memoryview, int], Sequence[memoryview]]
-#: Whether a frame of so many bytes, of which no more than the prefix has come, may have memory now.
+#: Whether a frame of so many bytes, of which only the prefix has come, may have memory now.
 Admit = Callable[[int], bool]
 
 
@@ -92,7 +94,7 @@ class FrameReader:
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0
         #: What of the current frame has memory; while it is not full, nothing is staged.
-        self._pieces = Pieces()
+        self._pieces = NO_PIECES
         self._type = self._header_size = self._payload_size = 0
         #: Bytes of the frame that was not admitted yet; 0 when none waits.
         self.waits_for = 0
@@ -115,7 +117,7 @@ class FrameReader:
 
     @property
     def filled(self) -> int:
-        """How many bytes of the current frame have arrived, of those that it was admitted for."""
+        """How many bytes of the current frame have arrived, behind its prefix."""
         header = 0 if self._parts is None else self._header_size
         return header + self._pieces.nbytes_filled if self._header is not None else 0
 
@@ -133,18 +135,18 @@ class FrameReader:
             self._end += nbytes
         else:
             self._start, self._end = 0, self._pieces.filled(nbytes)
-        return self._frames(allocate, admit)
+        return iter(lambda: self._next_frame(allocate, admit), None)
 
     def go_on(self, allocate: Allocate = in_one_piece, admit: Admit = at_once) -> Iterator[Frame]:
         """The frame that waits is admitted; return the frames now complete, as `received` does."""
         assert self.waits_for
         self._open()
-        return self._frames(allocate, admit)
+        return iter(lambda: self._next_frame(allocate, admit), None)
 
     def drop(self) -> None:
         """Let go of the memory of the current frame: nothing more is read."""
         self._header = self._parts = None
-        self._pieces = Pieces()
+        self._pieces = NO_PIECES
         self.waits_for = 0
 
     def feed(
@@ -161,9 +163,6 @@ class FrameReader:
             frames += self.received(taken, allocate, admit)
         return frames
 
-    def _frames(self, allocate: Allocate, admit: Admit) -> Iterator[Frame]:
-        return iter(lambda: self._next_frame(allocate, admit), None)
-
     def _next_frame(self, allocate: Allocate, admit: Admit) -> Frame | None:
         if self._header is None and not self._take_prefix(admit):
             return None
@@ -177,6 +176,7 @@ class FrameReader:
                 return None
         frame = Frame(self._type, self._header, self._parts)
         self._header = self._parts = None
+        self._pieces = NO_PIECES  # a quiet connection keeps nothing of its last frame in memory
         return frame
 
     def _take_prefix(self, admit: Admit) -> bool:
@@ -196,10 +196,12 @@ class FrameReader:
         self._check(reserved, header, payload)
         self._start += PREFIX.size
         self._header_size, self._payload_size = header, payload
-        # A header that a read brings along costs no more than where it was read into.
-        if (payload or header > STAGING_BYTES) and not admit(header + payload):
-            self.waits_for = header + payload
-            return False
+        if payload + header > self._end - self._start:
+            # A header that one read brings along costs no more than what it was read into.
+            nbytes = payload + (header if header > STAGING_BYTES else 0)
+            if nbytes and not admit(nbytes):
+                self.waits_for = nbytes
+                return False
         self._open()
         return True
 

@@ -176,10 +176,15 @@ class Pushed(Message):
 
 
 class Blocked(Message):
-    """The push is held back by a cap of the buffer; waits_for: whom the next step waits for."""
+    """The push is held back by a cap of the buffer.
+
+    first_seq: None while frames of others are being received and what this producer sends, which is
+        not read yet, waits for them; said again with every heartbeat.
+    waits_for: in words, whom the next step waits for.
+    """
 
     type_code = 7
-    first_seq: Count
+    first_seq: Count | None = None
     cap: str
     held: Count
     capacity: Count

@@ -140,7 +140,9 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         outcomes=st.lists(_text, max_size=4),
         errors=st.dictionaries(_text, _text, max_size=4),
     ),
-    m.Blocked: st.builds(m.Blocked, first_seq=_counts, cap=_text, held=_counts, capacity=_counts),
+    m.Blocked: st.builds(
+        m.Blocked, first_seq=st.none() | _counts, cap=_text, held=_counts, capacity=_counts
+    ),
     m.CloseGroup: st.builds(m.CloseGroup, group_id=_names),
     m.EndPhase: st.builds(m.EndPhase, policy_version=_counts),
     m.EndStream: st.builds(m.EndStream),

@@ -131,7 +131,9 @@ class ServeProcess:
         """POST to the HTTP plane."""
         return self.request("POST", path, body)
 
-    def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+    def request(
+        self, method: str, path: str, body: bytes | Iterator[bytes] | None = None
+    ) -> Response:
         """One request on a connection of its own."""
         at = Endpoint.parse(self.http)
         connection = http.client.HTTPConnection(at.host, at.port, timeout=PATIENCE_S)

@@ -172,9 +172,12 @@ def never(nbytes: int) -> bool:
 def test_a_push_waits_to_be_admitted_before_its_header_is_read() -> None:
     push, payload = make_push("p", 0, [3, 5])
     frame, session = codec.encode(push, len(payload)) + payload, session_in(State.PRODUCER)
-    session.get_buffer()[: len(frame)] = frame
-    assert list(session.received(len(frame), never)) == []
-    assert session.waits_for == len(frame) - PREFIX.size
+    session.get_buffer()[: PREFIX.size] = frame[: PREFIX.size]
+    assert list(session.received(PREFIX.size, never)) == []
+    assert session.waits_for == len(payload)
+    rest = frame[PREFIX.size :]
+    session.get_buffer()[: len(rest)] = rest
+    assert list(session.received(len(rest), never)) == []
     ((heard, spans),) = session.go_on(never)
     assert (heard, b"".join(spans), session.waits_for) == (push, payload, 0)
 

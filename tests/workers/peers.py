@@ -5,7 +5,7 @@ It speaks `dispatcher.wire` and blocks with a deadline, so that a test reads as 
 
 import socket
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Self, TypeVar
 
 import numpy as np
@@ -53,6 +53,16 @@ class Peer:
         message, self.payload = self._next(monotonic() + within)
         assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r}"
         return message
+
+    def expect_slowly(self, kind: type[M], nbytes: int, seconds: float) -> M:
+        """`expect`, where so many bytes are read over so many seconds, and nothing is said."""
+        piece = 64 * 1024
+        for _ in range(nbytes // piece):
+            target = self._reader.get_buffer()[:piece]
+            frames = self._reader.received(self._sock.recv_into(target))
+            self._arrived += [(codec.decode(frame), frame.payload) for frame in frames]
+            sleep(seconds * piece / nbytes)
+        return self.expect(kind)
 
     def wait_for(self, kind: type[M]) -> M:
         """The next message that is no Demand, which must be of this kind.

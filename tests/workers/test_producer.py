@@ -114,6 +114,27 @@ def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
     assert peer.hears_nothing()
 
 
+def test_a_dispatcher_that_reads_slowly_is_not_taken_for_dead(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
+    pushing = threads.submit(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
+    push = peer.expect_slowly(m.Push, 2**25, seconds=1.0)
+    peer.answer(push)
+    assert pushing.result(10) is Outcome.ACCEPTED
+
+
+def test_a_dispatcher_that_reads_nothing_is_taken_for_dead(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    producer, _ = join(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
+    pushing = threads.submit(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
+    again = dispatcher.accept()
+    again.welcome_producer(max_payload_bytes=2**30)
+    again.answer(again.expect(m.Push))
+    assert pushing.result(10) is Outcome.ACCEPTED
+
+
 def test_an_unanswered_push_is_sent_again_after_a_loss(
     join: Join,
     dispatcher: ScriptedDispatcher,

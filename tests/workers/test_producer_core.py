@@ -155,6 +155,20 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     assert pushes(core, 1.0) == []
 
 
+def test_what_the_dispatcher_does_not_read_yet_is_blocked_whichever_push_it_is() -> None:
+    core = connected(credits_=2)
+    for _ in range(3):
+        core.submit([encoded()])
+    said(core)
+    held = m.Blocked(first_seq=1, cap="samples", held=9, capacity=9)
+    unread = m.Blocked(cap="receive-bytes", held=9, capacity=9)
+    for message in (held, unread):
+        core.handle(message, 0.0)
+    assert [core.abandon(first) for first in range(3)] == [
+        (False, unread), (False, held), (True, None),
+    ]  # fmt: skip
+
+
 def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None:
     core = connected(credits_=1)
     core.connected(welcome(1, max_payload_bytes=1 << 30))
