@@ -8,7 +8,7 @@ reconnect changes nothing either.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -48,7 +48,7 @@ class Received:
         copy = memory(self.payload.nbytes)
         # Unlike an assignment of memoryviews this lets other threads run meanwhile.
         np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.payload, np.uint8))
-        return replace(self, payload=copy)
+        return Received(self.header, copy, self.blocks)
 
 
 @dataclass(slots=True)
