@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import DType, Field, Sample, Schema, aligned
+from dispatcher.sample import METADATA, RESERVED, DType, Field, Sample, Schema, aligned
 from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
 from dispatcher.wire.columns import MAX_FIELDS, Extent, FieldHeader, Name, Version
 
@@ -97,6 +97,8 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
     mask = arrays.get("loss_mask")
     if mask is not None and mask.shape != ids.shape:
         raise ProtocolError(f"fields.loss_mask has shape {mask.shape}, input_ids {ids.shape}")
+    if mask is not None and not np.isin(mask, (0, 1)).all():
+        raise ProtocolError("fields.loss_mask must be zeros and ones, one a token")
     size = request.group_size or group_size or UNKNOWN_GROUP_SIZE
     return Sample(
         sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
@@ -111,6 +113,10 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
+    if name in RESERVED:
+        raise ProtocolError(f"a field may not be called {name!r}")
+    if name in METADATA:
+        raise ProtocolError(f"{name} is no field of a sample; give it beside them, not in fields")
     typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
     if typed is not None and typed.dtype is DType.BFLOAT16:
         raise ProtocolError(f"fields.{name}: bfloat16 has no JSON form; send float32")
