@@ -19,6 +19,11 @@ SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
 #: A power of two.
 ALIGNMENT = 8
 
+#: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
+RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
+#: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.
+METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version"})
+
 
 class DType(StrEnum):
     """Element types that may travel; names are torch's and numpy's."""

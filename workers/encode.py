@@ -4,10 +4,11 @@ A sample's span is its fields' memory with zeros between them. Who sends it read
 must not change until the sample is answered.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from dispatcher.errors import SampleRefused
 from dispatcher.sample import Schema
 from workers.layout import Layout, lay_out
 from workers.to_array import Array, ArrayLike
@@ -38,6 +39,10 @@ class RolloutSample:
     policy_version: int | None = None
 
 
+#: What may be pushed: a mapping of fields is a sample without metadata.
+Pushable = RolloutSample | Mapping[str, ArrayLike]
+
+
 class EncodedSample(NamedTuple):
     """A sample ready to be sent.
 
@@ -57,6 +62,29 @@ class EncodedSample(NamedTuple):
     policy_version: int | None = None
 
 
+def rollout_samples(given: object) -> list[RolloutSample]:
+    """What a user pushed, as samples; raises SampleRefused for anything else."""
+    if isinstance(given, (RolloutSample, Mapping)):
+        raise SampleRefused(
+            "bad-sample", "a single sample where many belong; push it with push(), or in a list"
+        )
+    if not isinstance(given, Iterable):
+        raise SampleRefused("bad-sample", f"{type(given).__name__} is no list of samples")
+    return [_rollout_sample(index, item) for index, item in enumerate(given)]
+
+
+def _rollout_sample(index: int, given: object) -> RolloutSample:
+    if isinstance(given, RolloutSample):
+        return given
+    if isinstance(given, Mapping):
+        return RolloutSample(given)
+    raise SampleRefused(
+        "bad-sample",
+        f"sample {index} is no sample but {type(given).__name__}; push mappings of fields, or "
+        "RolloutSample where there is metadata",
+    )
+
+
 class Encoder:
     """Encodes samples, faster the more they are alike; safe to share by threads.
 
@@ -72,6 +100,12 @@ class Encoder:
 
         Raises SampleRefused that names the field and what is wrong with it.
         """
+        fields: object = sample.fields
+        if type(fields) is not dict and not isinstance(fields, Mapping):
+            kind = type(fields).__name__
+            raise SampleRefused(
+                "bad-sample", f"the fields are no mapping but {kind}; push names to tensors"
+            )
         layout, arrays = self._lay_out(sample.fields)
         tokens = len(arrays[layout.ids])
         return EncodedSample(

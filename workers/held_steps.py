@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from dispatcher.errors import ProtocolError, StepContractError
+from dispatcher.net.memory import Memory
 from dispatcher.wire import messages as m
 from workers.payload import Block, cut
 
@@ -39,6 +42,13 @@ class Received:
     header: m.MicroBatch
     payload: memoryview = field(repr=False)
     blocks: Sequence[Block]
+
+    def copied(self, memory: Memory) -> "Received":
+        """The same in memory of its own."""
+        copy = memory(self.payload.nbytes)
+        # Unlike an assignment of memoryviews this lets other threads run meanwhile.
+        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.payload, np.uint8))
+        return Received(self.header, copy, self.blocks)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from dispatcher.errors import ClientClosed
 from workers.credentials import Credentials
-from workers.encode import GroupSize, RolloutSample
+from workers.encode import GroupSize, Pushable, RolloutSample
 from workers.liveness import CLOSE_TIMEOUT_S
 from workers.producer_async import AsyncRolloutProducer, members
 from workers.producer_core import Outcome
@@ -87,7 +87,7 @@ class RolloutProducer:
         return self.push_many([sample], timeout=timeout)[0]
 
     def push_many(
-        self, samples: Iterable[RolloutSample], *, timeout: float | None = None
+        self, samples: Iterable[Pushable], *, timeout: float | None = None
     ) -> list[Outcome]:
         """Push samples; see `AsyncRolloutProducer.push_many`."""
         encoded = self._inner.encode(samples)
@@ -95,7 +95,7 @@ class RolloutProducer:
 
     def push_group(
         self,
-        samples: Iterable[RolloutSample],
+        samples: Iterable[Pushable],
         group_id: str,
         *,
         group_size: GroupSize | None = None,

@@ -14,7 +14,14 @@ from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
 from workers.credentials import Credentials
-from workers.encode import EncodedSample, Encoder, GroupSize, RolloutSample
+from workers.encode import (
+    EncodedSample,
+    Encoder,
+    GroupSize,
+    Pushable,
+    RolloutSample,
+    rollout_samples,
+)
 from workers.producer_client import ProducerClient
 from workers.producer_core import Outcome
 from workers.to_array import ArrayLike
@@ -91,9 +98,11 @@ class AsyncRolloutProducer:
         return (await self.push_many([sample], timeout=timeout))[0]
 
     async def push_many(
-        self, samples: Iterable[RolloutSample], *, timeout: float | None = None
+        self, samples: Iterable[Pushable], *, timeout: float | None = None
     ) -> list[Outcome]:
         """Push samples in as few frames as they fit in; one outcome each, in order.
+
+        samples: mappings of fields, as for `push`, or `RolloutSample` where there is metadata.
 
         Raises as `push` does; when some are refused the others are accepted nevertheless.
         """
@@ -101,7 +110,7 @@ class AsyncRolloutProducer:
 
     async def push_group(
         self,
-        samples: Iterable[RolloutSample],
+        samples: Iterable[Pushable],
         group_id: str,
         *,
         group_size: GroupSize | None = None,
@@ -147,9 +156,9 @@ class AsyncRolloutProducer:
 
     # -- for the blocking shell, which encodes in its caller's thread
 
-    def encode(self, samples: Iterable[RolloutSample]) -> list[EncodedSample]:
+    def encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
         """Check samples and find their memory; raises SampleRefused. Any thread may."""
-        return [self._encoder.encode(self._sized(sample)) for sample in samples]
+        return [self._encoder.encode(self._sized(item)) for item in rollout_samples(samples)]
 
     async def push_encoded(
         self, samples: Sequence[EncodedSample], *, timeout: float | None
@@ -175,9 +184,15 @@ class AsyncRolloutProducer:
 
 
 def members(
-    samples: Iterable[RolloutSample], group_id: str, group_size: GroupSize | None
+    samples: Iterable[Pushable], group_id: str, group_size: GroupSize | None
 ) -> list[RolloutSample]:
-    """The samples as members of one group, of their own number unless `group_size` is given."""
-    found = list(samples)
+    """The samples as members of one group, of their own number unless `group_size` is given.
+
+    Raises SampleRefused for what is no sample, or a member of another group.
+    """
+    found = rollout_samples(samples)
+    other = next((item.group_id for item in found if item.group_id not in (None, group_id)), None)
+    if other is not None:
+        raise SampleRefused("bad-metadata", f"a sample of group {other} is pushed as of {group_id}")
     size = group_size or len(found)
     return [replace(sample, group_id=group_id, group_size=size) for sample in found]

@@ -27,6 +27,7 @@ from workers.collate import (
     collate,
 )
 from workers.credentials import Credentials
+from workers.memory_pool import MemoryPool
 from workers.process_group import (
     Place,
     check_group,
@@ -46,7 +47,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 class Step:
     """One optimizer step: iterate its micro-batches, once or several times, then `commit()`.
 
-    Every iteration yields the same micro-batches in the same packing.
+    Every iteration yields the same micro-batches in the same packing, in memory of their own: what
+    was written into those of an earlier iteration is not in them.
     """
 
     def __init__(self, step: RankStep, config: CollateConfig) -> None:
@@ -151,6 +153,7 @@ class MicroBatchStream:
         self._is_leader = place.dp_rank == 0
 
         target = None if device is None else torch.device(device)
+        pool = MemoryPool()
 
         def join(agreed: int | None) -> RankClient:
             return RankClient(
@@ -160,7 +163,7 @@ class MicroBatchStream:
                 generation=agreed,
                 prefetch_steps=prefetch_steps,
                 reconnect_timeout=reconnect_timeout,
-                memory=_memory_for(target),
+                memory=_memory_for(target) or pool,
                 credentials=credentials,
             )
 
@@ -178,6 +181,7 @@ class MicroBatchStream:
             grad_reduction=reduction,
             weights_dtype=weights_dtype,
             device=target,
+            memory=pool,
         )
 
     def __enter__(self) -> Self:
@@ -285,9 +289,9 @@ class MicroBatchStream:
 
 
 def _memory_for(device: torch.device | None) -> Memory | None:
-    """Where payloads are received: for a GPU, memory that it copies from by itself.
+    """Where payloads are received for a GPU: memory that it copies from by itself; else None.
 
-    None: where a `RankClient` receives by default. Pinned memory has a pool already: torch's.
+    Pinned memory has a pool already: torch's.
     """
     if device is None or device.type != "cuda":
         return None

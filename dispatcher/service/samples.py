@@ -20,6 +20,8 @@ from pydantic import Field as Declared
 
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import (
+    METADATA,
+    RESERVED,
     SIZE_AT_CLOSE,
     SIZE_NOT_TOLD,
     DType,
@@ -106,6 +108,8 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
     mask = arrays.get("loss_mask")
     if mask is not None and mask.shape != ids.shape:
         raise ProtocolError(f"fields.loss_mask has shape {mask.shape}, input_ids {ids.shape}")
+    if mask is not None and not np.isin(mask, (0, 1)).all():
+        raise ProtocolError("fields.loss_mask must be zeros and ones, one a token")
     size = SIZE_NOT_TOLD if group_size is None else group_size
     if request.group_size is not None:
         size = SIZE_AT_CLOSE if request.group_size == AT_CLOSE else int(request.group_size)
@@ -122,6 +126,10 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
+    if name in RESERVED:
+        raise ProtocolError(f"a field may not be called {name!r}")
+    if name in METADATA:
+        raise ProtocolError(f"{name} is no field of a sample; give it beside them, not in fields")
     typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
     if typed is not None and typed.dtype is DType.BFLOAT16:
         raise ProtocolError(f"fields.{name}: bfloat16 has no JSON form; send float32")

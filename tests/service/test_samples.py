@@ -106,6 +106,27 @@ def test_input_ids_must_be_a_list_of_integers(ids: object) -> None:
         parse(input_ids=ids)
 
 
+@pytest.mark.parametrize("mask", [[0.5, 1.0], [1, 2], [0, -1]], ids=json.dumps)
+def test_a_mask_is_of_zeros_and_ones(mask: object) -> None:
+    """Other numbers would weigh tokens, and not be in the step's totals."""
+    with pytest.raises(ProtocolError, match="loss_mask must be zeros and ones"):
+        parse(input_ids=[1, 2], loss_mask=mask)
+    assert parse(input_ids=[1, 2], loss_mask=[0.0, 1.0]).loss_tokens == 1
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "loss_weights"])
+def test_a_name_that_a_micro_batch_uses_itself_is_refused(name: str) -> None:
+    with pytest.raises(ProtocolError, match=f"a field may not be called '{name}'"):
+        parse(None, **{"input_ids": [1, 2], name: [1, 2]})
+
+
+@pytest.mark.parametrize("name", ["policy_version", "group_id", "sample_id"])
+def test_metadata_among_the_fields_is_refused(name: str) -> None:
+    """It would be a tensor that nobody asks for, and the sample would have no version or group."""
+    with pytest.raises(ProtocolError, match=f"{name} is no field.*beside them"):
+        parse(None, **{"input_ids": [1, 2], name: 3})
+
+
 @pytest.mark.parametrize("mask", [[True], [[True, True]], True, [True, True, True]], ids=json.dumps)
 def test_a_mask_must_fit_the_tokens(mask: object) -> None:
     with pytest.raises(ProtocolError, match="loss_mask has shape"):

@@ -108,6 +108,8 @@ def test_loss_tokens_are_those_of_the_mask_or_all_that_have_one_before_them() ->
         ({"loss_mask": [0.5, 1, 1]}, "zeros and ones"),
         ({"loss_mask": 1}, "one a token"),
         ({"cu_seqlens": [1, 2, 3]}, "may not be called 'cu_seqlens'"),
+        ({"policy_version": 3}, "policy_version is no field.*RolloutSample"),
+        ({"group_id": 3}, "group_id is no field"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], complaint: str) -> None:
