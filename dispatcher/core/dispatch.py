@@ -153,13 +153,18 @@ class Dispatch:
     def join(self, hello: RankHello, now: float) -> list[Effect]:
         """A DP rank connected, or has loaded a checkpoint since.
 
-        Raises RankRefused, GenerationFenced, or CheckpointRefused for a checkpoint that does not
-        fit this run; one that does not fit the other ranks' fails the generation.
+        Raises RankRefused, GenerationFenced, ProtocolError for what cannot be, or CheckpointRefused
+        for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
+        the generation. All or nothing: nothing has changed where it raises.
         """
         generation = self.ledger.generation
-        generation.check(hello)
+        hello = self.ledger.check(hello)
+        if hello.dp_rank == 0:
+            self.checkpoints.check_saved(hello.saved)
         if hello.generation is not None and (error := generation.disagreement(hello)) is not None:
             return [*generation.fail(error, hello.client_id)]
+        if hello.resume is not None:
+            self.checkpoints.check_position(hello.resume, self.run_id)
         effects: list[Effect] = []
         if hello.resume is not None and generation.resumed is None:
             effects += self._resume(hello.resume, now)

@@ -36,6 +36,7 @@ class Generation:
         self.dp_size = dp_size
         self._check_size = check_size
         self.ranks: dict[int, RankStanding] = {}
+        self._inherited = False
         #: The step after which it goes on, if its ranks have loaded a checkpoint.
         self.resumed: int | None = None
         #: What it has failed with.
@@ -50,6 +51,7 @@ class Generation:
         ranks cannot come back, and open steps wait for the next generation.
         """
         self.number, self.resumed = number, resumed
+        self._inherited = True
         if dp_size is not None and self._check_size is not None:
             with suppress(ConfigError):
                 self._check_size(dp_size)
@@ -65,6 +67,7 @@ class Generation:
         self.number += 1
         self.dp_size = hello.dp_size
         self.failed = self.resumed = None
+        self._inherited = False
         self.ranks.clear()
         error = GenerationFenced(
             f"generation {self.number} has begun: a newer process group took over"
@@ -147,6 +150,16 @@ class Generation:
                 f"DP rank {hello.dp_rank} of generation {self.number} is taken by a connected "
                 "client; two processes claim one rank"
             )
+
+    def believed(self, hello: RankHello) -> RankHello:
+        """The hello of a rank that may join, without steps that it cannot have been given.
+
+        Of a rank that is not known only an earlier dispatcher can have known more.
+        """
+        known = None if hello.generation is None else self.ranks.get(hello.dp_rank)
+        fresh = known is None or (hello.resume is not None and not known.begun)
+        outlived = hello.generation is not None and self._inherited
+        return hello.with_empty_hands() if fresh and not outlived else hello
 
     # -- where its ranks go on --------------------------------------------------------------
 
