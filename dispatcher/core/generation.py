@@ -1,7 +1,8 @@
 """The current generation: one process group, its DP ranks, and who may take a place in it.
 
     hello of a rank                  what becomes of it
-    asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask
+    asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask,
+                                     and the run's first one has the size that was configured
     of a generation that is over     fenced: a newer process group has taken its place
     of one that is not known         fenced: the dispatcher was restarted without its journal
     of this one                      seated, unless its place is taken or the generation failed
@@ -101,9 +102,24 @@ class Generation:
                 "shares the number with the others"
             )
         if hello.dp_size != self.dp_size:
+            self._check_not_first(hello.dp_size)
             self._check_new_size(hello.dp_size)
         if hello.resume is not None:
             raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
+
+    def _check_not_first(self, dp_size: int) -> None:
+        """A later group may be another one; before the first a wrong size is taken for a mistake.
+
+        Ranks that are not data-parallel to each other would be given different samples, unseen.
+        """
+        if self.number == 0:
+            raise RankRefused(
+                f"DP rank 0 says there are {dp_size} DP ranks, and this dispatcher was started "
+                f"with --dp-size {self.dp_size}, which the first process group of a run must have; "
+                f"start it with --dp-size {dp_size}, or, if the ranks' mesh has other dimensions "
+                "as well (tensor, pipeline, context), pass dp_rank= and dp_size= of its "
+                "data-parallel dimension"
+            )
 
     def _check_new_size(self, dp_size: int) -> None:
         if self._check_size is None:
