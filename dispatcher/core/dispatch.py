@@ -24,6 +24,7 @@ from dispatcher.core.facts import (
 )
 from dispatcher.core.freshness import Freshness, before_phase
 from dispatcher.core.ledger import StepLedger
+from dispatcher.core.losses import Losses
 from dispatcher.core.planning import Planning
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
@@ -136,6 +137,7 @@ class Dispatch:
     def drain(self, now: float) -> list[Effect]:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
         self._ending.draining = True
+        self._dropping.losses = self._dropping.losses or Losses()
         effects = self._end("the dispatcher is shutting down", now)
         if not self.ledger.ranks:
             self._dropping.everything(DropReason.SHUTDOWN)
@@ -264,6 +266,11 @@ class Dispatch:
         return self._ending.finish(flushing=self.freshness.flushing)
 
     # -- looking ----------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> Losses:
+        """Accepted samples that the shutdown has dropped so far."""
+        return self._dropping.losses or Losses()
 
     @property
     def drained(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dispatcher.core.buffer import Entry, SampleBuffer
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import Dropped, Note
+from dispatcher.core.losses import Losses
 from dispatcher.core.totals import Totals
 
 
@@ -17,6 +18,8 @@ class Dropping:
 
     def __init__(self, buffer: SampleBuffer, totals: Totals, note: Note) -> None:
         self._buffer, self._totals, self._note = buffer, totals, note
+        #: What a shutdown has cost; None before there is one.
+        self.losses: Losses | None = None
 
     def ready(self, reason: DropReason, doomed: Callable[[Entry], bool]) -> int:
         """Drop ready samples for which `doomed` holds, with their groups; returns how many."""
@@ -44,4 +47,6 @@ class Dropping:
         if entries:
             self._totals.dropped[reason] += len(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
+            if self.losses is not None:
+                self.losses.note(reason, entries)
         return len(entries)
