@@ -36,6 +36,7 @@ from dispatcher.core.facts import (
 )
 from dispatcher.core.freshness import Freshness, before_phase
 from dispatcher.core.ledger import StepLedger
+from dispatcher.core.losses import Losses
 from dispatcher.core.open_groups import OpenGroups
 from dispatcher.core.planning import Planning
 from dispatcher.core.producers import Producers
@@ -208,6 +209,7 @@ class Dispatch:
     def drain(self, now: float) -> list[Effect]:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
         self._ending.draining = True
+        self._dropping.losses = self._dropping.losses or Losses()
         effects = self.admission.close("the dispatcher is shutting down")
         self._stream_ended()
         effects += self._consider(now)
@@ -259,13 +261,18 @@ class Dispatch:
     def join(self, hello: RankHello, now: float) -> list[Effect]:
         """A DP rank connected, or has loaded a checkpoint since.
 
-        Raises RankRefused, GenerationFenced, or CheckpointRefused for a checkpoint that does not
-        fit this run; one that does not fit the other ranks' fails the generation.
+        Raises RankRefused, GenerationFenced, ProtocolError for what cannot be, or CheckpointRefused
+        for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
+        the generation. All or nothing: nothing has changed where it raises.
         """
         generation = self.ledger.generation
-        generation.check(hello)
+        hello = self.ledger.check(hello)
+        if hello.dp_rank == 0:
+            self.checkpoints.check_saved(hello.saved)
         if hello.generation is not None and (error := generation.disagreement(hello)) is not None:
             return [*generation.fail(error, hello.client_id)]
+        if hello.resume is not None:
+            self.checkpoints.check_position(hello.resume, self.run_id)
         effects: list[Effect] = []
         if hello.resume is not None and generation.resumed is None:
             effects += self._resume(hello.resume, now)
@@ -427,6 +434,11 @@ class Dispatch:
         return explain(self, self._agreement, now)
 
     # -- looking ----------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> Losses:
+        """Accepted samples that the shutdown has dropped so far."""
+        return self._dropping.losses or Losses()
 
     @property
     def drained(self) -> bool:

@@ -11,6 +11,7 @@ from dispatcher.core.closed_groups import ClosedGroups
 from dispatcher.core.entry import Entry
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import Dropped, GroupSized, Note
+from dispatcher.core.losses import Losses
 from dispatcher.core.open_groups import OpenGroup
 from dispatcher.core.totals import Totals
 from dispatcher.sample import SIZE_AT_CLOSE, Sample
@@ -30,6 +31,8 @@ class Dropping:
     ) -> None:
         self._buffer, self._totals, self._note = buffer, totals, note
         self._closed_groups, self._keep = closed_groups, keep
+        #: What a shutdown has cost; None before there is one.
+        self.losses: Losses | None = None
 
     def ready(self, reason: DropReason, doomed: Callable[[Entry], bool]) -> int:
         """Drop ready samples for which `doomed` holds, with their groups; returns how many."""
@@ -88,4 +91,6 @@ class Dropping:
         if entries:
             self._totals.dropped[reason] += len(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
+            if self.losses is not None:
+                self.losses.note(reason, entries)
         return len(entries)

@@ -37,6 +37,20 @@ class StepLedger:
 
     # -- ranks come and go ------------------------------------------------------------------
 
+    def check(self, hello: RankHello) -> RankHello:
+        """What of this hello is to be believed.
+
+        Raises RankRefused or GenerationFenced for a rank that may not join, and ProtocolError for
+        one that says what cannot be.
+        """
+        self.generation.check(hello)
+        hello.check(self.steps.next_step - 1)
+        for number, count in hello.received.items():
+            step = self.steps.get(number)
+            if step is not None and step.dp_size == hello.dp_size:
+                step.check_received(count)
+        return self.generation.believed(hello)
+
     def join(self, hello: RankHello, now: float) -> list[Effect]:
         """Admit a DP rank, fencing an older generation if it brings a new one.
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from hashlib import blake2b
 
 from dispatcher.core.entry import Entry, without_payload
-from dispatcher.errors import IllegalTransition
+from dispatcher.errors import IllegalTransition, ProtocolError
 from dispatcher.sample import Sample
 
 
@@ -89,6 +89,15 @@ class OpenStep:
         if after is None:
             raise IllegalTransition(self.state, event)
         self.state = after
+
+    def check_received(self, count: int) -> None:
+        """Raise ProtocolError if a rank cannot have so many of its micro-batches."""
+        there_are = len(self.micro_batches[0])
+        if count > there_are:
+            raise ProtocolError(
+                f"a DP rank says that it has {count} micro-batches of step {self.number}, which "
+                f"has {there_are}"
+            )
 
     def entries(self) -> Iterator[Entry]:
         """Every sample's entry, rank by rank."""

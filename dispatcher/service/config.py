@@ -62,10 +62,11 @@ class ServeConfig(BaseModel):
     }
 
     dp_size: Positive
-    """DP ranks of the first process group; all must be there before training starts"""
+    """DP ranks of the first process group, which is refused if it has another number; all must be
+    there before training starts"""
     elastic: bool = True
-    """let a new process group bring another number of DP ranks; open steps are planned again for it
-    with the same samples, and --dispatch-batch-size stays"""
+    """let later process groups bring another number of DP ranks; open steps are planned again for
+    them with the same samples, and --dispatch-batch-size stays"""
     dispatch_batch_size: Positive | None = None
     """samples in one step over all DP ranks, gradient accumulation included; this or
     --dispatch-batch-groups"""

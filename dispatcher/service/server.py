@@ -3,7 +3,8 @@
 The first SIGTERM or SIGINT drains: nothing more is accepted, what is buffered is dispatched, ranks
 are told that the stream has ended, and the service stops when the last step is committed and the
 ranks have left, or after `drain_timeout`. The second signal quits at once. With a journal the first
-signal stops at once too, since the next process goes on with what is here.
+signal stops at once too, since the next process goes on with what is here. Invariant: whatever was
+accepted and is given up by that is named in the log, and the exit code is not 0.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.limits import BufferLimits
+from dispatcher.core.losses import name_undone
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
@@ -119,8 +121,8 @@ async def _serve(config: ServeConfig) -> int:
 
 async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[signal.Signals]) -> int:
     finished = asyncio.ensure_future(hub.finished())
+    asked = asyncio.ensure_future(signals.get())
     try:
-        asked = asyncio.ensure_future(signals.get())
         await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not finished.done() and config.journal_dir is not None:
             return await _pause(config, hub, asked.result())
@@ -133,17 +135,32 @@ async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[sign
                 timeout=config.drain_timeout,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        asked.cancel()
+        nothing_lost = _tell_losses(hub.core)
         if not finished.done():
-            at = hub.core.statistics()
-            log.error(
-                "stopped with %d samples buffered and %d in open steps", at.buffered, at.in_flight
-            )
+            _tell_undone(hub.core)
             return 1
         finished.result()
-        return 0
+        return 0 if nothing_lost else 1
     finally:
+        asked.cancel()
         finished.cancel()
+
+
+def _tell_losses(core: Dispatch) -> bool:
+    """Name what the drain has dropped; returns whether there is nothing."""
+    if core.losses.samples:
+        log.error("%s; with --journal-dir they would wait for the next start", core.losses)
+    return not core.losses.samples
+
+
+def _tell_undone(core: Dispatch) -> None:
+    """Name what a drain that was cut short gives up."""
+    at = core.statistics()
+    named = name_undone(core.ledger.steps, core.buffer)
+    log.error(
+        "stopped with %d samples buffered and %d in open steps%s",
+        at.buffered, at.in_flight, f", which are given up: {named}" if named else "",
+    )  # fmt: skip
 
 
 async def _pause(config: ServeConfig, hub: Hub, number: signal.Signals) -> int:

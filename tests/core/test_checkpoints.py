@@ -15,13 +15,14 @@ from tests.support.memory import Memory
 class Run(Bench):
     """A bench whose generations load checkpoints, with a journal of its own."""
 
-    def __init__(self, *, retain: bool = True, steps: int = 6) -> None:
+    def __init__(self, *, retain: bool = True, steps: int = 6, begin: bool = True) -> None:
         super().__init__(batch=4, window=4, capacity=100, durable=True, retain=retain)
         self.memory = Memory()
         self.core.restore(Remembered())
         self.births = 0
         self.push_plain(4 * steps)
-        self.begin()
+        if begin:
+            self.begin()
 
     def perform(self, effects: list[Effect]) -> None:  # type: ignore[override]
         if hasattr(self, "memory"):

@@ -359,6 +359,17 @@ def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
     bench.perform(bench.core.drain(bench.now))
     assert bench.dropped(DropReason.SHUTDOWN) == 3
     assert bench.log[-1] == Drained("drained")
+    assert (bench.core.losses.samples, bench.core.losses.reasons) == (3, {DropReason.SHUTDOWN: 3})
+    assert str(bench.core.losses).endswith("(shutdown 3): p/0, p/1, p/2")
+
+
+def test_the_end_of_the_stream_loses_nothing_that_the_settings_do_not_ask_for() -> None:
+    bench = Bench()
+    bench.push(make_sample("half", group_id="g", group_size=2))
+    bench.perform(bench.core.end_stream(bench.now))
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
+    bench.perform(bench.core.drain(bench.now))
+    assert bench.core.losses.samples == 0
 
 
 def test_ranks_that_join_after_the_end_are_told_so() -> None:

@@ -227,7 +227,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.load(0, position)
         if die:
             self.crash(0, unheard=False)
-        for rank in range(1, size):
+        for rank in range(1, self.size):
             self.load(rank, position)
         if self.core.config.retain:
             assert self.core.ledger.steps.committed == position.step
@@ -330,6 +330,10 @@ class DispatchMachine(RuleBasedStateMachine):
             self.crash(dice=0, unheard=False)
 
     def begin_generation(self, size: int) -> None:
+        if not self.births and size != DP_SIZE:
+            with pytest.raises(RankRefused, match="which the first process group of a run must"):
+                self.core.join(RankHello("first", 0, size, None), self.now)
+            size = DP_SIZE
         self.births += 1
         self.holds, self.released, self.clients = {}, {}, {}
         self.resume = None

@@ -58,25 +58,14 @@ class Producer:
 class Progress(RuleBasedStateMachine):
     """Three producers, two ranks, a planner, and a journal that syncs when it likes."""
 
-    @initialize(
-        samples=st.sampled_from([4, 6]),
-        tokens=st.sampled_from([None, TOKENS, 5 * TOKENS]),
-        room=st.sampled_from([1, 2, 5, 100]),
-        held=st.sampled_from([1, 3, 100]),
-        durable=st.booleans(),
-        keep=st.booleans(),
-        by_groups=st.booleans(),
-    )
-    def start(
-        self,
-        samples: int,
-        tokens: int | None,
-        room: int,
-        held: int,
-        durable: bool,
-        keep: bool,
-        by_groups: bool,
-    ) -> None:
+    @initialize(drawn=st.data())
+    def start(self, drawn: st.DataObject) -> None:
+        """Buffers of every tightness: soft caps, memory, memory of held pushes."""
+        samples = drawn.draw(st.sampled_from([4, 6]), "ready samples or groups")
+        tokens = drawn.draw(st.sampled_from([None, TOKENS, 5 * TOKENS]), "ready tokens")
+        room = drawn.draw(st.sampled_from([1, 2, 5, 100]), "samples in memory")
+        held = drawn.draw(st.sampled_from([1, 3, 100]), "samples of held pushes in memory")
+        durable, keep, by_groups = (drawn.draw(st.booleans()) for _ in range(3))
         self.now = 0.0
         group = None if by_groups else BATCH
         limits = BufferLimits(
