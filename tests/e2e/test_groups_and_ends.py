@@ -181,3 +181,31 @@ def test_what_is_held_when_a_worker_ends_its_stream_is_trained_on(tmp_path: Path
         run.produce(push())
         found = run.finish()
     found.assert_all_committed(run.books, [prompts("a", 8), prompts("b", 8)])
+
+
+@pytest.mark.parametrize("fate", ["drop", "keep"])
+def test_a_group_that_is_open_when_all_have_ended_has_its_configured_fate(
+    tmp_path: Path, fate: str
+) -> None:
+    live = Prompt("live")
+
+    async def push() -> None:
+        async with joined(run.endpoint) as producer, joined(run.endpoint) as other:
+            await push_all(run, producer, "whole", 3, None)
+            await run.books.push_some(other, live, range(3))
+            await producer.end_stream()
+            await other.end_stream()
+
+    keeping: dict[str, Any] = {"incomplete_groups": "keep"} if fate == "keep" else {}
+    with in_use(tmp_path, **keeping) as run:
+        run.produce(push())
+        found = run.finish()
+    begun = set(live.samples[:3])
+    if fate == "keep":
+        assert found.dropped == {}
+        assert found.committed == run.books.accepted
+    else:
+        assert found.dropped == {"incomplete-group": 3}
+        assert found.committed == run.books.accepted - begun
+    assert begun <= run.books.accepted
+    found.assert_accounted(run.books)
