@@ -166,7 +166,7 @@ def test_a_push_that_timed_out_is_safe_to_push_again(tmp_path: Path) -> None:
 def test_groups_whose_pushes_timed_out_for_good_leave_nothing_behind(tmp_path: Path) -> None:
     """The first members of each are held when time is up, the others withdrawn."""
     mine, given_up = shares(2, 8), prompts("late", 4)
-    outcomes = list[object]()
+    outcomes, over = list[object](), asyncio.Event()
 
     async def late() -> None:
         async with joined(run.endpoint) as producer:
@@ -182,12 +182,13 @@ def test_groups_whose_pushes_timed_out_for_good_leave_nothing_behind(tmp_path: P
             wanted = {name for share in mine for prompt in share for name in prompt.samples}
             await run.until(lambda _: wanted <= run.books.accepted, "the others have pushed all")
             await run.until(settled, "nothing waits for room or for members")
+            over.set()
 
     def settled(now: dict[str, float]) -> bool:
         return now["pushes_held"] == now["open_groups"] == 0
 
     with in_use(tmp_path, ranks=False) as run:
-        run.produce(late(), together(run.books, run.endpoint, mine))
+        run.produce(late(), together(run.books, run.endpoint, mine, stay=over))
         found = run.finish()
     assert len(outcomes) == 4 * GROUP
     assert all(isinstance(one, BufferFull | TimeoutError) for one in outcomes), outcomes
