@@ -57,13 +57,13 @@ class Trained:
 class Ranks:
     """A process group as threads, each with a `MicroBatchStream`; checks each sample's tokens.
 
-    step_s: what a step takes at least. version: policy version that a step trains with, if any.
+    pace: waits as long as a step takes. version: policy version that a step trains with, if any.
     """
 
     def __init__(
-        self, endpoint: str, step_s: float = 0.0, version: Callable[[int], int] | None = None
+        self, endpoint: str, pace: Callable[[], object], version: Callable[[int], int] | None = None
     ) -> None:
-        self._step_s, self._version = step_s, version
+        self._pace, self._version = pace, version
         first = MicroBatchStream(endpoint, dp_rank=0, dp_size=DP_SIZE)
         second = MicroBatchStream(endpoint, dp_rank=1, dp_size=DP_SIZE, generation=first.generation)
         self._streams = [first, second]
@@ -100,7 +100,7 @@ class Ranks:
             self._errors.append(error)
 
     def _train(self, rank: int) -> None:
-        stream, pause = self._streams[rank], threading.Event()
+        stream = self._streams[rank]
         self._report(stream, 0)
         for step in stream:
             samples: list[str] = []
@@ -108,7 +108,7 @@ class Ranks:
                 if not micro_batch.is_filler:
                     _check_tokens(micro_batch)
                     samples += micro_batch.sample_ids
-            pause.wait(self._step_s)
+            self._pace()
             step.commit()
             self.diaries[rank].append(Trained(step.number, step.digest, samples))
             self._report(stream, step.number + 1)
@@ -207,6 +207,8 @@ class Run:
     books: Books = field(default_factory=Books)
     #: /metrics, four times a second while producers work.
     looks: list[dict[str, float]] = field(default_factory=list, repr=False)
+    #: Set when producers have done their work.
+    produced: threading.Event = field(default_factory=threading.Event)
     _ranks: list[Ranks] = field(default_factory=list)
 
     @property
@@ -215,13 +217,30 @@ class Run:
         return self.server.endpoint
 
     def join(self, step_s: float = 0.0, version: Callable[[int], int] | None = None) -> None:
-        """The ranks begin to train."""
-        self._ranks.append(Ranks(self.endpoint, step_s, version))
+        """The ranks begin to train; step_s: what a step takes at least."""
+        pause = threading.Event()
+        self._join(lambda: pause.wait(step_s), version)
+
+    def join_slower_than_producers(self) -> None:
+        """The ranks begin to train, and are with each step until the window is full again."""
+        self._join(self._until_full, None)
+
+    def _join(self, pace: Callable[[], object], version: Callable[[int], int] | None) -> None:
+        self._ranks.append(Ranks(self.endpoint, pace, version))
         self._stack.callback(self._ranks[-1].close)
+
+    def _until_full(self) -> None:
+        while not self.produced.wait(0.02):
+            now = self.server.scrape()
+            if now["ready_samples"] >= now["window_samples"]:
+                return
 
     def produce(self, *work: Coroutine[Any, Any, object]) -> None:
         """Run producers to their ends; fails when nothing moves any more."""
-        asyncio.run(self._produce(work))
+        try:
+            asyncio.run(self._produce(work))
+        finally:
+            self.produced.set()
 
     async def _produce(self, work: Iterable[Coroutine[Any, Any, object]]) -> None:
         try:
@@ -257,12 +276,14 @@ class Run:
             }
         )
 
-    async def until(self, true: Callable[[dict[str, float]], object], what: str) -> None:
+    async def until(
+        self, true: Callable[[dict[str, float]], object], what: str, within: float = STALL_S
+    ) -> None:
         """Wait, bounded, until /metrics satisfies a condition while others work."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + STALL_S
+        deadline = clock() + within
         while not true(await asyncio.to_thread(self.server.scrape)):
-            assert clock() < deadline, f"{what}: not within {STALL_S:g} s: {self.standing()}"
+            assert clock() < deadline, f"{what}: not within {within:g} s: {self.standing()}"
             await asyncio.sleep(0.05)
 
     @property
@@ -292,14 +313,16 @@ def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @contextmanager
 def in_use(
-    folder: Path, *, step_s: float = 0.0, ranks: bool = True, ballast: int = 0, **options: Any
+    folder: Path, *, ranks: bool = True, step_s: float = 0.0, ballast: int = 0, **options: Any
 ) -> Iterator[Run]:
     """A dispatcher at defaults but for `options` (None takes one away), and ranks that train.
 
-    step_s: what a step takes at least. ballast: bytes that each sample is larger by.
+    ranks: whether they are there from the beginning; step_s: what a step takes at least.
+    ballast: bytes that each sample is larger by.
     """
     chosen = {name: value for name, value in (DEFAULTS | options).items() if value is not None}
-    with ServeProcess(folder, checked=False, **chosen) as server, ExitStack() as stack:
+    chosen = {"checked": False, "warm": "module" not in chosen} | chosen
+    with ServeProcess(folder, **chosen) as server, ExitStack() as stack:
         run = Run(server, stack, Books(ballast))
         if ranks:
             run.join(step_s)

@@ -184,9 +184,17 @@ async def work(
 
 
 async def together(
-    books: Books, endpoint: str, all_shares: Sequence[Iterable[Prompt]], **how: Any
+    books: Books,
+    endpoint: str,
+    all_shares: Sequence[Iterable[Prompt]],
+    *,
+    stay: asyncio.Event | None = None,
+    **how: Any,
 ) -> None:
-    """A producer for each share; each says that it has ended once all are done."""
+    """A producer for each share; each says that it has ended once all are done.
+
+    stay: what they wait for before that.
+    """
     async with AsyncExitStack() as stack:
         producers = [await stack.enter_async_context(joined(endpoint)) for _ in all_shares]
         await asyncio.gather(
@@ -195,5 +203,7 @@ async def together(
                 for producer, share in zip(producers, all_shares, strict=True)
             )
         )
+        if stay is not None:
+            await stay.wait()
         for producer in producers:
             await producer.end_stream()

@@ -67,6 +67,8 @@ def test_room_for_one_batch_and_no_journal_gives_up_whole_groups_and_goes_on(
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     assert_accounted_in_whole_groups(found, run, mine)
+    assert found.dropped["no-room"] > 0, "beginnings alone were more than there is room for"
+    assert run.books.refused, "whose group was given up is told so when it goes on"
     assert len(found.committed) >= 2 * BATCH
     assert max(look["buffer_bytes"] for look in run.looks) <= ONE_BATCH
 
@@ -164,7 +166,7 @@ def test_a_push_that_timed_out_is_safe_to_push_again(tmp_path: Path) -> None:
 def test_groups_whose_pushes_timed_out_for_good_leave_nothing_behind(tmp_path: Path) -> None:
     """The first members of each are held when time is up, the others withdrawn."""
     mine, given_up = shares(2, 8), prompts("late", 4)
-    outcomes = list[object]()
+    outcomes, over = list[object](), asyncio.Event()
 
     async def late() -> None:
         async with joined(run.endpoint) as producer:
@@ -178,17 +180,19 @@ def test_groups_whose_pushes_timed_out_for_good_leave_nothing_behind(tmp_path: P
             )
             await asyncio.to_thread(run.join)
             wanted = {name for share in mine for prompt in share for name in prompt.samples}
-            await run.until(lambda _: wanted <= run.trained, "the others' samples are trained on")
-            await run.until(lambda now: now["open_groups"] == 0, "nothing waits for members")
+            await run.until(lambda _: wanted <= run.books.accepted, "the others have pushed all")
+            await run.until(settled, "nothing waits for room or for members")
+            over.set()
 
-    async def push() -> None:
-        await together(run.books, run.endpoint, mine)
+    def settled(now: dict[str, float]) -> bool:
+        return now["pushes_held"] == now["open_groups"] == 0
 
     with in_use(tmp_path, ranks=False) as run:
-        run.produce(late(), push())
+        run.produce(late(), together(run.books, run.endpoint, mine, stay=over))
         found = run.finish()
     assert len(outcomes) == 4 * GROUP
-    assert all(isinstance(one, BufferFull) for one in outcomes), outcomes
+    assert all(isinstance(one, BufferFull | TimeoutError) for one in outcomes), outcomes
+    assert any(isinstance(one, BufferFull) for one in outcomes), "held, with a cap that is named"
     doubtful = {name for prompt in given_up for name in prompt.samples}
     found.assert_accounted(run.books, unheard=doubtful)
     assert found.dropped.keys() <= {"incomplete-group"}

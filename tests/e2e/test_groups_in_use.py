@@ -27,7 +27,7 @@ def assert_more_begun_than_the_window(books: Books, window: int = WINDOW) -> Non
 
 def test_four_workers_with_four_prompts_of_eight_each(tmp_path: Path) -> None:
     mine = shares(4, 32)
-    with in_use(tmp_path) as run:
+    with in_use(tmp_path, warm=False) as run:
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -37,7 +37,7 @@ def test_four_workers_with_four_prompts_of_eight_each(tmp_path: Path) -> None:
 
 def test_sixty_four_workers_with_one_prompt_of_eight_each(tmp_path: Path) -> None:
     mine = shares(64, 2)
-    with in_use(tmp_path) as run:
+    with in_use(tmp_path, warm=False) as run:
         run.produce(together(run.books, run.endpoint, mine, at_a_time=1, slowest_s=0.2))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -54,7 +54,7 @@ def test_one_blocking_worker_that_interleaves_sixteen_prompts(tmp_path: Path) ->
                     run.books.push_blocking(producer, prompt, member)
         producer.end_stream()
 
-    with in_use(tmp_path) as run:
+    with in_use(tmp_path, warm=False) as run:
         run.produce(blocking(run.endpoint, push))
         found = run.finish()
     found.assert_all_committed(run.books, rounds)
@@ -63,7 +63,7 @@ def test_one_blocking_worker_that_interleaves_sixteen_prompts(tmp_path: Path) ->
 
 def test_groups_as_large_as_the_batch(tmp_path: Path) -> None:
     mine = shares(4, 4, lambda _: BATCH)
-    with in_use(tmp_path) as run:
+    with in_use(tmp_path, warm=False) as run:
         run.produce(together(run.books, run.endpoint, mine, at_a_time=2))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -76,7 +76,7 @@ def test_groups_of_five_to_eleven_in_steps_of_four_groups(tmp_path: Path) -> Non
     mine = shares(4, 32, lambda _: sizes.randint(5, 11))
     found_sizes = {prompt.size for share in mine for prompt in share}
     assert found_sizes == set(range(5, 12))
-    with in_use(tmp_path, dispatch_batch_size=None, dispatch_batch_groups=4) as run:
+    with in_use(tmp_path, warm=False, dispatch_batch_size=None, dispatch_batch_groups=4) as run:
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -87,7 +87,7 @@ def test_groups_of_five_to_eleven_in_steps_of_four_groups(tmp_path: Path) -> Non
 
 def test_a_buffer_of_one_batch_and_no_window(tmp_path: Path) -> None:
     mine = shares(4, 16)
-    with in_use(tmp_path, window_multiple=1, buffer_capacity=BATCH) as run:
+    with in_use(tmp_path, warm=False, window_multiple=1, buffer_capacity=BATCH) as run:
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -131,7 +131,7 @@ def test_workers_that_push_over_http_and_come_again_when_told_to(tmp_path: Path)
             async with session.post("/v1/stream/end") as answer:
                 assert answer.status == 200
 
-    with in_use(tmp_path, ranks=False) as run:
+    with in_use(tmp_path, warm=False, ranks=False) as run:
         run.produce(push())
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -141,13 +141,12 @@ def test_workers_that_push_over_http_and_come_again_when_told_to(tmp_path: Path)
 
 def test_ranks_slower_than_workers_get_every_step_from_a_full_window(tmp_path: Path) -> None:
     mine = shares(4, 32)
-    with in_use(tmp_path, step_s=0.1) as run:
+    with in_use(tmp_path, warm=False, ranks=False) as run:
+        run.join_slower_than_producers()
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
     assert_more_begun_than_the_window(run.books)
-    held = [look["pushes_held"] for look in run.looks]
-    assert sum(map(bool, held)) > len(held) // 2, "workers are the faster ones"
     # The first steps find ranks that wait, the last ones nothing more to come.
     assert found.planned("window-full") >= len(found.steps) - 5
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dispatcher.errors import SampleRefused
-from tests.e2e.groups import Found, Run, dropped, in_use
+from tests.e2e.groups import Run, dropped, in_use
 from tests.e2e.rollouts import Prompt, joined, named, prompts, shares, together, until, work
 from tests.e2e.unfinished import unfinished
 from workers import RolloutSample
@@ -33,6 +33,7 @@ def test_the_open_groups_of_a_worker_that_is_gone_are_dropped(tmp_path: Path, ki
 
     async def trouble() -> None:
         gone.update(await asyncio.to_thread(worker.begun, BEGUN * MEMBERS))
+        assert run.server.scrape()["open_groups"] >= BEGUN
         await asyncio.to_thread(worker.kill if killed else worker.leave)
         steps.append(run.server.scrape()["steps_committed_total"])
         lost = {"incomplete-group": BEGUN * MEMBERS}
@@ -60,6 +61,7 @@ def test_the_open_groups_of_a_killed_worker_are_trained_on_where_that_is_asked_f
 
     async def trouble() -> None:
         gone.update(await asyncio.to_thread(worker.begun, BEGUN * MEMBERS))
+        assert run.server.scrape()["open_groups"] >= BEGUN
         await asyncio.to_thread(worker.kill)
         await run.until(lambda _: gone <= run.trained, "what it began is trained on")
         over.set()
@@ -175,11 +177,7 @@ def test_agents_say_how_many_samples_a_group_has_when_it_is_done(tmp_path: Path)
     with in_use(tmp_path) as run:
         run.produce(push())
         found = run.finish()
-    assert_all_of(found, run, mine)
-
-
-def assert_all_of(found: Found, run: Run, mine: list[Prompt]) -> None:
-    """Every sample is committed, each group in one step."""
+    assert run.books.most_begun > 48
     assert found.dropped == {}
     assert found.committed == {name for prompt in mine for name in prompt.samples}
     found.assert_accounted(run.books)
