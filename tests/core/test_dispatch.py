@@ -366,7 +366,7 @@ def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
 def test_the_end_of_the_stream_loses_nothing_that_the_settings_do_not_ask_for() -> None:
     bench = Bench()
     bench.push(make_sample("half", group_id="g", group_size=2))
-    bench.perform(bench.core.end_stream(bench.now))
+    bench.perform(bench.core.end_stream(bench.now, "p"))
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
     bench.perform(bench.core.drain(bench.now))
     assert bench.core.losses.samples == 0
