@@ -421,6 +421,11 @@ class Dispatch:
             return []
         return self._ending.finish(flushing=self.freshness.flushing)
 
+    @property
+    def hungry_since(self) -> float | None:
+        """Since when a DP rank waits for a step that is not planned; None if none does."""
+        return self._planning.hungry_since
+
     def stream_waits(self) -> list[str]:
         """Producers whose word the end of the stream still waits for."""
         return self._agreement.waits_for(None) if None in self._agreement.pending else []

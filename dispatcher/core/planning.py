@@ -49,7 +49,8 @@ class Planning:
         self._dropping, self._ending = dropping, ending
         self._totals, self._note = totals, note
         self._asked: PlanWanted | ReplanWanted | None = None
-        self._hungry_since: float | None = None
+        #: Since when a rank waits for the next step.
+        self.hungry_since: float | None = None
         self._tried: int | None = None
         #: Since when payloads are on their way from memory to the journal; None if none is.
         self.helped_since: float | None = None
@@ -79,9 +80,9 @@ class Planning:
 
     def _note_hunger(self, now: float) -> None:
         if not self._ledger.hungry:
-            self._hungry_since = None
-        elif self._hungry_since is None:
-            self._hungry_since = now
+            self.hungry_since = None
+        elif self.hungry_since is None:
+            self.hungry_since = now
 
     def _ask(self, now: float) -> list[Effect]:
         """A step is wanted: ask the trigger, with nothing in the window that it may not have."""
@@ -141,7 +142,7 @@ class Planning:
         return [GroupGivenUp(youngest.group_id, given_up, cap), *effects]
 
     def _standing(self, ready: int, now: float) -> Standing:
-        admission, hungry_since = self._admission, self._hungry_since
+        admission, hungry_since = self._admission, self.hungry_since
         return Standing(
             ready=ready,
             full=admission.pressed is not None,
@@ -192,7 +193,7 @@ class Planning:
         self._buffer.take(chosen)
         for entry in wanted.entries:
             entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
-        self._tried = self._hungry_since = None
+        self._tried = self.hungry_since = None
         self._totals.planned[wanted.trigger] += 1
         self._totals.small_steps += units < self._config.trigger.batch
 

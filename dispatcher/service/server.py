@@ -29,6 +29,7 @@ from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.option_types import IncompleteGroups, LastBatch, Retain
 from dispatcher.service.planes import http_plane, sample_plane
+from dispatcher.service.stall_log import StallLog
 from dispatcher.service.turns import new_event_loop
 from dispatcher.wire.endpoint import Endpoint
 
@@ -181,8 +182,11 @@ async def _pause(config: ServeConfig, hub: Hub, number: signal.Signals) -> int:
 
 
 async def _watch(hub: Hub) -> None:
-    """Measure the event loop's lateness; end what is silent, or in others' way, for too long."""
-    loop = asyncio.get_running_loop()
+    """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
+
+    And say whom the next step waits for.
+    """
+    loop, stalls = asyncio.get_running_loop(), StallLog(hub.core)
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, hub.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
@@ -190,6 +194,7 @@ async def _watch(hub: Hub) -> None:
         away = max(0.0, hub.clock() - due_by_clock)
         hub.close_silent(away)
         hub.keep_pace(away)
+        stalls.check(hub.clock())
 
 
 def _announce(config: ServeConfig, listening: list[Endpoint], http: Endpoint) -> None:
