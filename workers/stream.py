@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from dispatcher.errors import CheckpointRefused, ConfigError
 from dispatcher.net.memory import Memory
@@ -28,6 +29,7 @@ from workers.collate import (
 )
 from workers.credentials import Credentials
 from workers.memory_pool import MemoryPool
+from workers.own_process import REMEDY, refuse_to_travel
 from workers.process_group import (
     Place,
     check_group,
@@ -125,6 +127,9 @@ class MicroBatchStream:
     device: where tensors go, through pinned memory if that is a GPU; default: host memory.
     weights_dtype: of `loss_weights`.
 
+    It belongs to the process that makes it: a forked child, and a DataLoader with workers, get
+    ConfigError (with `num_workers=0` a dataset may iterate it).
+
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
     GenerationFenced; iterating raises them too.
     """
@@ -146,6 +151,7 @@ class MicroBatchStream:
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
+        _refuse_loader_workers()
         place = find_place(dp_rank, dp_size, process_group)
         normalisation = _choice(LossNormalisation, "loss_normalisation", loss_normalisation)
         reduction = _choice(GradReduction, "grad_reduction", grad_reduction)
@@ -183,6 +189,9 @@ class MicroBatchStream:
             device=target,
             memory=pool,
         )
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("stream")
 
     def __enter__(self) -> Self:
         return self
@@ -286,6 +295,15 @@ class MicroBatchStream:
     def close(self) -> None:
         """Deliver what was committed and disconnect. Idempotent, bounded in time."""
         self._close()
+
+
+def _refuse_loader_workers() -> None:
+    """Raise ConfigError in a worker of a DataLoader: each would be a DP rank of its own."""
+    if (worker := get_worker_info()) is not None:
+        raise ConfigError(
+            f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
+            f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
+        )
 
 
 def _memory_for(device: torch.device | None) -> Memory | None:

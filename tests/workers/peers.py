@@ -54,13 +54,13 @@ class Peer:
         assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r}"
         return message
 
-    def wait_for(self, kind: type[M]) -> M:
+    def wait_for(self, kind: type[M], within: float = PATIENCE_S) -> M:
         """The next message that is no Demand, which must be of this kind.
 
         Whether a loop that asks for a step was hungry in between depends on who was faster.
         """
         while True:
-            message, _ = self._next(monotonic() + PATIENCE_S)
+            message, _ = self._next(monotonic() + within)
             if isinstance(message, kind):
                 return message
             assert isinstance(message, m.Demand), f"expected {kind.__name__}, got {message!r}"
@@ -149,9 +149,9 @@ class ScriptedDispatcher:
         self._listener.listen()
         self._peers: list[Peer] = []
 
-    def accept(self) -> Peer:
+    def accept(self, within: float = PATIENCE_S) -> Peer:
         """The next connection."""
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(within)
         self._peers.append(Peer(self._listener.accept()[0]))
         return self._peers[-1]
 
