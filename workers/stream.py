@@ -24,8 +24,6 @@ from workers.collate import (
     Collation,
     GradReduction,
     LossNormalisation,
-    MicroBatch,
-    collate,
 )
 from workers.credentials import Credentials
 from workers.memory_pool import MemoryPool
@@ -39,70 +37,12 @@ from workers.process_group import (
     share_failure,
     share_generation,
 )
-from workers.rank_client import RankClient, RankStatistics, RankStep
+from workers.rank_client import RankClient, RankStatistics
+from workers.step import Step
 
 log = logging.getLogger(__name__)
 
 Choice = TypeVar("Choice", bound=StrEnum)
-
-
-class Step:
-    """One optimizer step: iterate its micro-batches, once or several times, then `commit()`.
-
-    Every iteration yields the same micro-batches in the same packing, in memory of their own: what
-    was written into those of an earlier iteration is not in them.
-    """
-
-    def __init__(self, step: RankStep, config: CollateConfig) -> None:
-        self._step, self._config = step, config
-
-    def __len__(self) -> int:
-        """Micro-batches of this rank, and of every other; known before the first arrives."""
-        return len(self._step)
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield micro-batches as they arrive.
-
-        Raises StepContractError once the step is committed, or what ended the stream for good.
-        """
-        return (collate(item, self._step.header, self._config) for item in self._step)
-
-    def commit(self) -> None:
-        """Say that this step's optimizer step is done; queues the message and returns.
-
-        Raises StepContractError, which names the step that is due, out of order.
-        """
-        self._step.commit()
-
-    @property
-    def number(self) -> int:
-        """The step's number: the same on every rank, ascending."""
-        return self._step.header.step
-
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the whole step's plan: the same on every rank."""
-        return self._step.header.digest
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of the whole step over all DP ranks."""
-        return self._step.header.num_samples
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole step over all DP ranks."""
-        return self._step.header.tokens
-
-    @property
-    def loss_tokens(self) -> int:
-        """Tokens that the loss counts, of the whole step over all DP ranks."""
-        return self._step.header.loss_tokens
-
-    @property
-    def loss_samples(self) -> int:
-        """Samples with at least one loss token, of the whole step over all DP ranks."""
-        return self._step.header.loss_samples
 
 
 class MicroBatchStream:

@@ -65,6 +65,21 @@ class Peer:
                 return message
             assert isinstance(message, m.Demand), f"expected {kind.__name__}, got {message!r}"
 
+    def wait_for_commit(self) -> int:
+        """The step of the next Commit, whatever the rank has to say before it."""
+        return self._skip_to(m.Commit).step
+
+    def first_step_of_version(self) -> int:
+        """The first step of the next policy version that is reported."""
+        return self._skip_to(m.PolicyVersion).first_step
+
+    def _skip_to(self, kind: type[M]) -> M:
+        while True:
+            message, _ = self._next(monotonic() + PATIENCE_S)
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, (m.Demand, m.Prepared)), f"unexpected {message!r}"
+
     def hears_nothing(self, for_s: float = 0.15) -> bool:
         """Whether no message but pings comes for a while."""
         try:
