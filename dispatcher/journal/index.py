@@ -19,8 +19,8 @@ from zlib import crc32
 import lmdb
 
 from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
+from dispatcher.journal.disk import disk_errors
 from dispatcher.journal.records import Kept, schema_of, schema_row
-from dispatcher.journal.segments import disk_errors
 from dispatcher.journal.state import Ledger, Producer, State, Step
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from dispatcher.journal.blocks import draft, places
 from dispatcher.journal.directory import Directory
 from dispatcher.journal.index import Index, Position
+from dispatcher.journal.newest import NewestSegment
 from dispatcher.journal.records import MOVED, Row
 from dispatcher.journal.replay import has_blocks, read_payload, remembered, replay
 from dispatcher.journal.segments import Segment, SegmentFiles
@@ -59,12 +60,13 @@ class Store:
             lock = undo.enter_context(closing(Directory(directory)))
             self._index = undo.enter_context(closing(Index(lock.path / "index", map_bytes)))
             self._files = SegmentFiles(directory, segment_bytes)
+            self._newest = self._find_newest(directory)
             end = self._recover(directory)
             self._taken: Remembered | None = self._remembered(from_wall)
             self._active = self._activate_after(end)
             undo.callback(self._close_active)
             self.tend()
-            if self._fresh and self._index_trouble is not None:
+            if self._begun_at is None and self._index_trouble is not None:
                 raise self._index_trouble
             self._release = undo.pop_all()
 
@@ -79,18 +81,31 @@ class Store:
 
     # -- opening ----------------------------------------------------------------------------
 
-    def _recover(self, directory: Path) -> Position:
+    def _find_newest(self, directory: Path) -> NewestSegment:
         position = self._index.load(self.state)
+        self._begun_at = position
+        path = directory / "newest"
+        if not path.exists():
+            if position is not None or self._files.sizes:
+                raise JournalCorrupt(path, 0, "the file is missing")
+            NewestSegment.create(directory)
+        return NewestSegment(directory)
+
+    def _recover(self, directory: Path) -> Position:
+        position, newest = self._begun_at, self._newest.number
         self.torn_tail = False
-        self._fresh = position is None
         if position is None:
-            if any(has_blocks(self._files, number) for number in self._files.sizes):
+            numbers = {*self._files.sizes, newest} - {0}
+            if any(has_blocks(self._files, number) for number in sorted(numbers)):
                 raise JournalCorrupt(
                     directory / "index", 0, "it has no checkpoint, but the segments have blocks"
                 )
             return Position(0, 0, 0, 0)
-        replayed = replay(self.state, self._files, position)
+        replayed = replay(self.state, self._files, position, newest)
         self.torn_tail = replayed.torn
+        # A killed process may have left to the system what the next checkpoint says is durable.
+        self._files.sync(range(position.segment, replayed.end.segment + 1))
+        self._files.check(self.state.live)
         return replayed.end
 
     def _remembered(self, from_wall: Callable[[float], float]) -> Remembered:
@@ -101,10 +116,20 @@ class Store:
 
     def _activate_after(self, end: Position) -> Segment:
         """Always a new segment, so that nothing torn can ever be taken for its successor."""
-        self.sequence = self.synced = end.sequence
-        self.lsn = end.lsn
-        newest = max([*self._files.sizes, end.segment])
-        return self._files.activate(newest + 1, 0)
+        self.sequence, self.lsn = end.sequence, end.lsn
+        newest = max([*self._files.sizes, end.segment, self._newest.number])
+        return self._begin(newest + 1, 0)
+
+    def _begin(self, number: int, room: int) -> Segment:
+        """A new segment for what comes after what is synced; named before it is written to."""
+        segment = self._files.activate(number, room, self.sequence)
+        try:
+            self._newest.name(number)
+        except JournalError:
+            segment.close()
+            self._files.free(number)
+            raise
+        return segment
 
     def fetch(self, ticket: int) -> bytes:
         """The payload of a kept sample; from any thread. Raises JournalError."""
@@ -170,7 +195,7 @@ class Store:
         except (ValueError, TypeError, KeyError) as error:
             raise JournalError(f"facts contradict the journal: {error}; this is a bug") from error
         self.state.ledger.totals = totals
-        head = block.head(active.number, sequence, self.synced, lsn)
+        head = block.head(active.front, active.end, sequence, lsn)
         self._unwritten = _Unwritten(head, size, sequence, lsn, len(rows))
 
     def flush(self) -> None:
@@ -186,8 +211,7 @@ class Store:
     def sync(self) -> None:
         """Make what was written durable."""
         begun = perf_counter()
-        self._active.sync()
-        self.synced = self.sequence
+        self._active.sync(self.sequence)
         self.num_syncs += 1
         self.on_sync(perf_counter() - begun)
 
@@ -224,7 +248,7 @@ class Store:
     def _roll(self, room: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""
         self._checkpoint()
-        following = self._files.activate(self._active.number + 1, room)
+        following = self._begin(self._active.number + 1, room)
         self._active.close()
         self._active = following
         self._ensure_spare()
