@@ -6,14 +6,14 @@
     1024   another mark; they are written in turn, so that a torn one leaves the other
     1536   the first block
 
-The header is written once, when the file becomes this segment, and is on the disk before anything
-else is written. Its salt is random and new each time, and keys the digests of marks and blocks:
-what the file held before, and whatever bytes its payloads have, can pass for neither. Each part has
-a sector of its own, since a disk writes a sector whole or not at all.
+The header is written when the file becomes this segment, and is on the disk before anything else is
+written. Its salt is random and new each time, and keys the digests of blocks: what the file held
+before, and whatever bytes its payloads have, cannot pass for one. Each part has a sector of its
+own, since a disk writes a sector whole or not at all.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from struct import Struct
 from typing import Self
@@ -38,6 +38,10 @@ class Front:
     after: int
     salt: bytes
 
+    def salted(self) -> Self:
+        """The same with another salt, under which none of its blocks is one any more."""
+        return replace(self, salt=os.urandom(16))
+
     @classmethod
     def new(cls, number: int, nbytes: int, after: int) -> Self:
         """Of a file that becomes this segment now."""
@@ -45,7 +49,7 @@ class Front:
 
     def pack(self) -> bytes:
         """Everything before the first block."""
-        header = self._header()
+        header = self.header()
         parts = [header.ljust(_SECTOR, b"\0")]
         parts += [self.mark(self.after).ljust(_SECTOR, b"\0")] * len(MARKS)
         return b"".join(parts)
@@ -53,7 +57,8 @@ class Front:
     def mark(self, sequence: int) -> bytes:
         """What says that everything up to this sequence is on the disk."""
         text = sequence.to_bytes(8, "little")
-        return text + self.digest(text, b"mark")
+        digest = blake2b(text, salt=self.number.to_bytes(8, "little"), digest_size=16).digest()
+        return text + digest
 
     def marked(self, data: bytes) -> int | None:
         """The last sequence that a mark in the front says is on the disk; None if none is whole."""
@@ -65,10 +70,11 @@ class Front:
         return max(found, default=None)
 
     def digest(self, data: bytes | bytearray, place: bytes) -> bytes:
-        """16 bytes that nobody can make without the salt. place: what it may not be moved from."""
+        """16 bytes that nobody can make without the salt, of what must stay in its place."""
         return blake2b(data, key=self.salt, person=place, digest_size=16).digest()
 
-    def _header(self) -> bytes:
+    def header(self) -> bytes:
+        """The first 64 bytes."""
         fields = (_MAGIC, _FORMAT, 0, self.number, self.nbytes, self.after, self.salt)
         text = _HEADER.pack(*fields, b"")
         return text[:-8] + blake2b(text[:-8], digest_size=8).digest()
@@ -80,4 +86,4 @@ class Front:
             return None
         _, _, _, number, nbytes, after, salt, _ = _HEADER.unpack_from(data)
         found = cls(number, nbytes, after, salt)
-        return found if data[: _HEADER.size] == found._header() else None
+        return found if data[: _HEADER.size] == found.header() else None

@@ -21,8 +21,10 @@ from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from dispatcher.journal.disk import disk_errors, sync_directory
 from dispatcher.journal.front import FIRST_BLOCK, MARKS, Front
 
-#: Spares kept of what was freed; two would do, more save allocations when load comes in bursts.
-_MAX_SPARES = 3
+#: Spares that there have to be: one for new samples, and one that these never get.
+SPARES = 2
+#: Spares kept of what was freed; more than have to be save allocations when load comes in bursts.
+_MAX_SPARES = SPARES + 1
 #: Buffers that one system call takes (IOV_MAX of Linux).
 _MAX_BUFFERS = 1024
 _SEGMENT_NAME = re.compile(r"(\d{12})\.segment")
@@ -190,13 +192,13 @@ class SegmentFiles:
         return Reader(self.path(number), number)
 
     def activate(self, number: int, room: int, after: int) -> Segment:
-        """Make a spare the next segment, with at least `room` bytes for blocks.
+        """Make the largest spare the next segment, with at least `room` bytes for blocks.
 
         after: the last sequence before it, which is on the disk.
         """
         need = room + FIRST_BLOCK
-        spare = next((path for path, size in self._spares.items() if size >= need), None)
-        if spare is None:
+        spare = max(self._spares, key=self._spares.__getitem__, default=None)
+        if spare is None or self._spares[spare] < need:
             spare = self._allocate(max(need, self.segment_bytes))
         path, size = self.path(number), self._spares[spare]
         front = Front.new(number, size, after)
@@ -225,10 +227,41 @@ class SegmentFiles:
         for number in numbers:
             self.reader(number).close()
 
-    def ensure_spare(self) -> None:
-        """Have room for one more segment. Raises JournalFull."""
-        if not any(size >= self.segment_bytes for size in self._spares.values()):
+    @property
+    def room(self) -> int:
+        """Bytes of blocks that the next segment has, if one more is left then; else 0."""
+        return max(self._spares.values()) - FIRST_BLOCK if len(self._spares) >= SPARES else 0
+
+    def has_for_another(self) -> bool:
+        """Whether the disk has a segment besides the spares that there have to be."""
+        with suppress(JournalFull):
+            while len(self._spares) <= SPARES:
+                self._allocate(self.segment_bytes)
+        return len(self._spares) > SPARES
+
+    def ensure_spares(self, room: int = 0) -> None:
+        """Have `SPARES`, the largest with so many bytes for blocks. Raises JournalFull."""
+        while len(self._spares) < SPARES:
             self._allocate(self.segment_bytes)
+        if self.room < room:
+            self._allocate(room + FIRST_BLOCK)
+
+    def resume(self, number: int, offset: int) -> Segment:
+        """Go on with a segment at this offset; what is in it counts as a block no more."""
+        with self.reader(number) as reader:
+            front = reader.front.salted()
+        path = self.path(number)
+        with disk_errors("go on with", path):
+            handle = os.open(path, os.O_RDWR)
+            try:
+                os.pwrite(handle, front.header(), 0)
+                os.fsync(handle)
+            except OSError:
+                os.close(handle)
+                raise
+        segment = Segment(path, handle, front)
+        segment.end = offset
+        return segment
 
     def free(self, number: int) -> None:
         """Nothing in this segment is needed any more: make it a spare, or delete it."""

@@ -12,7 +12,7 @@ end of the log. The disk used is therefore bounded by what is live, not by how l
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -115,8 +115,15 @@ class Store:
         return remembered(state, self._files, given_ids, totals, from_wall)
 
     def _activate_after(self, end: Position) -> Segment:
-        """Always a new segment, so that nothing torn can ever be taken for its successor."""
+        """A new segment, so that nothing torn can ever be taken for its successor.
+
+        On a full disk the last one, with another salt: a restart must not use the spares up.
+        """
         self.sequence, self.lsn = end.sequence, end.lsn
+        if end.segment and not self._files.has_for_another():
+            with suppress(JournalFull):
+                self._index.checkpoint(self.state, end)
+                return self._files.resume(end.segment, end.offset)
         newest = max([*self._files.sizes, end.segment, self._newest.number])
         return self._begin(newest + 1, 0)
 
@@ -173,6 +180,29 @@ class Store:
         """Segments, the active one included."""
         return len(self._files.sizes)
 
+    @property
+    def room(self) -> int:
+        """Bytes of new samples that the log takes and still has a spare for what is no sample.
+
+        However they are cut into blocks: they go into what is left of this segment, or those that
+        do not into the next one.
+        """
+        return 0 if self.trouble else max(self.left, self._files.room)
+
+    @property
+    def left(self) -> int:
+        """Bytes of blocks that this segment still takes."""
+        return self._active.size - self._active.end
+
+    def has_for_another(self) -> bool:
+        """Whether a block may begin another segment and `room` stays what it is."""
+        usual = self.left <= self._files.room <= self._files.segment_bytes
+        return usual and not self.trouble and self._files.has_for_another()
+
+    def widen(self, room: int) -> None:
+        """Make room for a sample that is larger than a segment. Raises JournalFull."""
+        self._files.ensure_spares(room)
+
     def place(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> None:
         """Give a block its place in the log and apply it; `flush` must follow.
 
@@ -228,9 +258,9 @@ class Store:
     # -- space ------------------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Checkpoint, free what nobody needs, have a spare; what cannot be done is `trouble`."""
+        """Checkpoint, free what nobody needs, have spares; what cannot be done is `trouble`."""
         self._checkpoint()
-        self._ensure_spare()
+        self._ensure_spares()
 
     def moves(self) -> tuple[list[Row], list[memoryview]] | None:
         """The samples of the emptiest segment, to be placed again, if space is wasted on them."""
@@ -251,7 +281,7 @@ class Store:
         following = self._begin(self._active.number + 1, room)
         self._active.close()
         self._active = following
-        self._ensure_spare()
+        self._ensure_spares()
 
     def _checkpoint(self) -> None:
         if self._active.dirty:
@@ -268,9 +298,9 @@ class Store:
             if number not in self.state.live:
                 self._files.free(number)
 
-    def _ensure_spare(self) -> None:
+    def _ensure_spares(self) -> None:
         try:
-            self._files.ensure_spare()
+            self._files.ensure_spares()
         except JournalFull as error:
             self._spare_trouble = error
         else:
