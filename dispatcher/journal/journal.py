@@ -110,11 +110,14 @@ class Journal:
         segment_bytes: int = 64 << 20,
         id_horizon: int = 1_000_000,
         max_producers: int = 65_536,
+        payload_bytes: int | None = None,
     ) -> tuple[Self, Remembered]:
         """Open or create a journal; returns it and what it remembers.
 
         to_wall, from_wall: between the core's clock and wall time. map_bytes: the index's limit,
         taken from the disk at once. id_horizon: ids given by users that are remembered.
+        payload_bytes: of the buffered samples, oldest first; what exceeds it comes without payload,
+        which `fetch` has.
         Raises JournalError; nothing in the directory was changed then, but for its creation.
         """
         state = State(id_horizon, max_producers)
@@ -125,6 +128,7 @@ class Journal:
             segment_bytes=segment_bytes,
             hurry=sync.mode is SyncMode.BATCH,
             from_wall=from_wall,
+            payload_bytes=payload_bytes,
         )
         remembered = store.take_remembered()
         return cls(store, sync, Encoder(state.schemas, to_wall), segment_bytes // 4), remembered

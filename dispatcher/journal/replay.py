@@ -88,12 +88,15 @@ def remembered(
     given_ids: tuple[str, ...],
     totals: dict[str, object],
     from_wall: Callable[[float], float],
+    *,
+    payload_bytes: int | None,
 ) -> Remembered:
-    """The state as the core wants it, with every payload read and verified.
+    """The state as the core wants it, with payloads read and verified.
 
-    But for steps that were ever committed: those may be many, and are read when they are wanted.
+    But for those of steps that were ever committed, and of the youngest buffered samples that
+    exceed `payload_bytes`: those may be many, and are read when they are wanted.
     """
-    entries = _entries(state, files, from_wall)
+    entries = _entries(state, files, from_wall, _first(state, payload_bytes))
     ledger = state.ledger
 
     def steps(*stages: Stage) -> tuple[RememberedStep, ...]:
@@ -156,13 +159,29 @@ def read_payload(reader: Reader, kept: Kept) -> bytes:
     return payload
 
 
+def _first(state: State, payload_bytes: int | None) -> set[int]:
+    """Tickets of the oldest buffered samples whose payloads have so many bytes together."""
+    buffered = (kept for _, kept in sorted(state.kept.items()) if kept.step < 0)
+    if payload_bytes is None:
+        return {kept.ticket for kept in buffered}
+    found = set()
+    for kept in buffered:
+        payload_bytes -= kept.nbytes
+        if payload_bytes < 0:
+            break
+        found.add(kept.ticket)
+    return found
+
+
 def _entries(
-    state: State, files: SegmentFiles, from_wall: Callable[[float], float]
+    state: State, files: SegmentFiles, from_wall: Callable[[float], float], first: set[int]
 ) -> dict[int, Entry]:
+    """Every entry by ticket, with its payload if it is of the `first` or of an open step."""
     members: dict[int, list[Kept]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
-        if kept.step >= 0 and state.steps[kept.step].stage != Stage.OPEN:
+        is_open = kept.step >= 0 and state.steps[kept.step].stage == Stage.OPEN
+        if not is_open and kept.ticket not in first:
             schema = state.schemas[kept.schema]
             entries[kept.ticket] = kept.entry(schema, memoryview(b""), from_wall(kept.arrived))
         else:

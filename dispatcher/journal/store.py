@@ -48,6 +48,7 @@ class Store:
         segment_bytes: int,
         hurry: bool,
         from_wall: Callable[[float], float],
+        payload_bytes: int | None,
     ) -> None:
         self.on_sync: Callable[[float], None] = _ignore
         self.state = state
@@ -62,7 +63,7 @@ class Store:
             self._files = SegmentFiles(directory, segment_bytes)
             self._newest = self._find_newest(directory)
             end = self._recover(directory)
-            self._taken: Remembered | None = self._remembered(from_wall)
+            self._taken: Remembered | None = self._remembered(from_wall, payload_bytes)
             self._active = self._activate_after(end)
             undo.callback(self._close_active)
             self.tend()
@@ -108,11 +109,15 @@ class Store:
         self._files.check(self.state.live)
         return replayed.end
 
-    def _remembered(self, from_wall: Callable[[float], float]) -> Remembered:
+    def _remembered(
+        self, from_wall: Callable[[float], float], payload_bytes: int | None
+    ) -> Remembered:
         state = self.state
         given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
         totals: dict[str, object] = json.loads(state.ledger.totals)
-        return remembered(state, self._files, given_ids, totals, from_wall)
+        return remembered(
+            state, self._files, given_ids, totals, from_wall, payload_bytes=payload_bytes
+        )
 
     def _activate_after(self, end: Position) -> Segment:
         """A new segment, so that nothing torn can ever be taken for its successor.
