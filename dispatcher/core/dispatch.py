@@ -140,6 +140,7 @@ class Dispatch:
 
     def take_facts(self) -> list[Fact]:
         """What has to be durable before the effects that came with it are performed."""
+        self.admission.noted()
         facts, self._facts = self._facts, []
         return facts
 
@@ -367,9 +368,9 @@ class Dispatch:
         self.buffer.let_go(entries)
         return self._after_room(now)
 
-    def heed_journal(self, room: Callable[[], int]) -> None:
-        """From now on let in only what the journal has room for; `room` gives payload bytes."""
-        self.admission.journal_room = room
+    def heed_journal(self, has_room: Callable[[int, int], bool]) -> None:
+        """Let in only what the journal has room for: so many samples, of so many payload bytes."""
+        self.admission.journal_has_room = has_room
 
     def journal_has_room(self, now: float) -> list[Effect]:
         """The journal takes samples again: let in who was held back for it."""

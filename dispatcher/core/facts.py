@@ -167,13 +167,14 @@ class RememberedStep:
 class Remembered:
     """What facts add up to.
 
-    entries: what is buffered, by ticket. steps: what is open, by number; retained: what is
-    committed and retained. resumed: the step after which the current generation goes on, if it
-    loaded a checkpoint; saved: the last step that a saved checkpoint covers. producers: floor and
-    accepted numbers at or above it. words: of the producers that have ended a phase or their
-    stream, the newest such phase (0: none) and whether the stream. given_ids: oldest first.
-    totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there was none.
-    policy_step: the first step that trains with `policy_version`, None if that is.
+    entries: what is buffered, by ticket; the youngest may come without payload. steps: what is
+    open, by number; retained: what is committed and retained. resumed: the step after which the
+    current generation goes on, if it loaded a checkpoint; saved: the last step that a saved
+    checkpoint covers. producers: floor and accepted numbers at or above it. words: of the producers
+    that have ended a phase or their stream, the newest such phase (0: none) and whether the stream.
+    given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last generation,
+    None if there was none. policy_step: the first step that trains with `policy_version`, None if
+    that is.
     """
 
     entries: tuple[Entry, ...] = ()

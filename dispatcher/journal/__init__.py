@@ -10,7 +10,10 @@ always with a full sync of its own. So:
   unreadable database after a power cut), it is only committed seldom; and a log whose last blocks
   are missing or torn is still a readable, shorter log;
 - recovery reads the index, then replays the blocks after its checkpoint, as a rule less than one
-  segment of them;
+  segment of them; it looks for a block in one place only, and what payloads look like is nothing
+  to it;
+- what was synced and is gone is said: each segment knows its own size, what of it is on the disk,
+  and that all before it is; `newest` names the last one before anything is written to it;
 - payloads never pass through LMDB. They stay where the log has them until their samples are
   committed or dropped; a segment without such samples, and before the checkpoint, is used again.
 

@@ -1,7 +1,7 @@
 """The block: a group of batches as one piece of the log, that is whole or does not exist.
 
-    header     64 bytes: magic, crc32 of the rest of the head, segment, sequence, synced, last LSN,
-               bytes of rows, bytes and number of payloads
+    header     64 bytes: magic, number of payloads, digest of the rest of the head, segment,
+               sequence, last LSN, bytes of rows and of payloads
     checksums  a crc32 of 4 bytes for each payload
     rows       JSON: [rows, totals], padded to 8 bytes; so far it is the *head*
     payloads   one after the other, each padded to 8 bytes
@@ -9,25 +9,26 @@
 The head is written last. Checksums lie apart from the rows so that its size is known before they
 are: the disk can work on the payloads while they are summed.
 
-Blocks are numbered without gaps by `sequence`. `synced` is the last sequence that was known to be
-on the disk when this block was written: it is how a reader tells a torn tail (nothing behind it
-relies on what is missing) from damage (something does). A block names its segment, so that what a
-file held before it was used again is never taken for news.
+Blocks are numbered without gaps by `sequence`. One is read only where the one before it ends, and
+its digest is keyed by its segment's salt and bound to its place: neither what the file held before
+it was used again nor what a payload holds is ever taken for a block.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from zlib import crc32
 
+from dispatcher.journal.front import Front
 from dispatcher.journal.records import ACCEPTED, CHECKSUM, MOVED, NBYTES, Row
+from dispatcher.journal.segments import Reader
 from dispatcher.sample import ALIGNMENT, aligned
 
-MAGIC = b"rdB1"
-#: Magic, checksum, segment, sequence, synced, LSN, bytes of rows, of payloads, their number.
-_HEADER = Struct("<4sIQQQQQQQ")
-_SKIPS_CHECKSUM = 8
+MAGIC = b"rdB2"
+#: Magic, number of payloads, digest, segment, sequence, LSN, bytes of rows and of payloads.
+_HEADER = Struct("<4sI16sQQQQQ")
+_DIGEST = slice(8, 24)
 HEADER_SIZE = _HEADER.size
 _CHECKSUM = Struct("<I")
 _PADDING = [b"\0" * size for size in range(ALIGNMENT)]
@@ -35,16 +36,15 @@ _PADDING = [b"\0" * size for size in range(ALIGNMENT)]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A block's header, as far as it makes sense by itself."""
+    """A block's header, as it is there: only its digest says whether it is one."""
 
-    checksum: int
+    num_payloads: int
+    digest: bytes
     segment: int
     sequence: int
-    synced: int
     lsn: int
     rows_bytes: int
     payload_bytes: int
-    num_payloads: int
 
     @property
     def head_bytes(self) -> int:
@@ -119,16 +119,17 @@ class Draft:
             if has_payload(row):
                 row[CHECKSUM] = checksum(next(pending), row[1])
 
-    def head(self, segment: int, sequence: int, synced: int, lsn: int) -> memoryview:
-        """The head, once the checksums are there."""
-        tail = _HEADER.pack(
-            MAGIC, 0, segment, sequence, synced, lsn, len(self.text), self.payload_bytes,
-            len(self.payloads),
-        )[_SKIPS_CHECKSUM:]  # fmt: skip
+    def head(self, front: Front, offset: int, sequence: int, lsn: int) -> memoryview:
+        """The head of the block at `offset`, once the checksums are there."""
+        header = _HEADER.pack(
+            MAGIC, len(self.payloads), b"", front.number, sequence, lsn, len(self.text),
+            self.payload_bytes,
+        )  # fmt: skip
         sums = b"".join(_CHECKSUM.pack(row[CHECKSUM]) for row in self.rows if has_payload(row))
-        rest = tail + sums + self.text
-        head = MAGIC + _CHECKSUM.pack(crc32(rest)) + rest
-        return memoryview(head + _PADDING[-len(head) % ALIGNMENT])
+        head = bytearray().join((header, sums, self.text))
+        head[_DIGEST] = _digest(front, head, offset)
+        head += _PADDING[-len(head) % ALIGNMENT]
+        return memoryview(head)
 
 
 def draft(rows: list[Row], payloads: list[memoryview], totals: str) -> Draft:
@@ -136,48 +137,51 @@ def draft(rows: list[Row], payloads: list[memoryview], totals: str) -> Draft:
     return Draft(rows, payloads, json.dumps([rows, totals], separators=(",", ":")).encode())
 
 
-def read_header(view: memoryview, offset: int, segment: int) -> Header | None:
-    """The header at `offset` if there is one, of this segment, whose block ends within `view`."""
-    if offset + HEADER_SIZE > len(view):
-        return None
-    magic, *values = _HEADER.unpack_from(view, offset)
-    header = Header(*values)
-    if magic != MAGIC or header.segment != segment or offset + header.size > len(view):
-        return None
-    sum_ = crc32(view[offset + _SKIPS_CHECKSUM : offset + header.head_bytes])
-    return header if sum_ == header.checksum else None
-
-
-def read_block(view: memoryview, offset: int, segment: int) -> Block | None:
-    """The block at `offset` if it is there as a whole.
+def read_block(reader: Reader, offset: int, sequence: int) -> Block | None:
+    """The block of this sequence at `offset`, if it is there as a whole.
 
     Raises ValueError, TypeError, KeyError or IndexError for a block that we cannot have written.
     """
-    header = read_header(view, offset, segment)
-    if header is None:
+    header = _read_header(reader, offset)
+    if header is None or header.sequence != sequence:
         return None
-    end = offset + header.head_bytes
-    rows, totals = json.loads(bytes(view[end - header.rows_bytes : end]))
-    found = list(places(rows, offset + aligned(header.head_bytes)))
-    sums = _CHECKSUM.iter_unpack(view[offset + HEADER_SIZE : end - header.rows_bytes])
-    for row, place, (sum_,) in zip(filter(has_payload, rows), found, sums, strict=True):
+    if offset + header.size > reader.front.nbytes:
+        return None
+    head = bytearray(reader.read(offset, header.head_bytes))
+    if _digest(reader.front, head, offset) != header.digest:
+        return None
+    text = len(head) - header.rows_bytes
+    rows, totals = json.loads(head[text:])
+    found = list(places(rows, offset + aligned(len(head))))
+    sums = (sum_ for (sum_,) in _CHECKSUM.iter_unpack(head[HEADER_SIZE:text]))
+    return Block(header, rows, totals, found) if _fill_in(reader, rows, found, sums) else None
+
+
+def _fill_in(reader: Reader, rows: list[Row], found: list[int], sums: Iterable[int]) -> bool:
+    """Put the payloads' checksums into their rows; whether they are those of what is there."""
+    for row, place, sum_ in zip(filter(has_payload, rows), found, sums, strict=True):
         row[CHECKSUM] = sum_
-        if checksum(view[place : place + row[NBYTES]], row[1]) != sum_:
-            return None
-    return Block(header, rows, totals, found)
+        if checksum(reader.read(place, row[NBYTES]), row[1]) != sum_:
+            return False
+    return True
 
 
-def begins_block(data: bytes, offset: int, segment: int) -> bool:
-    """Whether something at `offset` begins as a block of this segment would."""
-    head = data[offset : offset + HEADER_SIZE].ljust(HEADER_SIZE, b"\0")
-    magic, _, written_for, *_ = _HEADER.unpack(head)
-    return bool(magic == MAGIC and written_for == segment)
+def begins_block(reader: Reader, offset: int, sequence: int) -> bool:
+    """Whether something at `offset` begins as the block of this sequence would."""
+    header = _read_header(reader, offset)
+    return header is not None and header.sequence == sequence
 
 
-def later_headers(data: bytes, start: int, segment: int) -> Iterator[Header]:
-    """Headers of whole-looking blocks of this segment from `start` on, wherever they are."""
-    view = memoryview(data)
-    while (start := data.find(MAGIC, start)) >= 0:
-        if header := read_header(view, start, segment):
-            yield header
-        start += 1
+def _read_header(reader: Reader, offset: int) -> Header | None:
+    data = reader.read(offset, HEADER_SIZE)
+    if len(data) < HEADER_SIZE:
+        return None
+    magic, *values = _HEADER.unpack(data)
+    header = Header(*values)
+    return header if magic == MAGIC and header.segment == reader.front.number else None
+
+
+def _digest(front: Front, head: bytearray, offset: int) -> bytes:
+    """Of a whole head without padding, wherever it has its digest."""
+    bare = head[: _DIGEST.start] + bytes(16) + head[_DIGEST.stop :]
+    return front.digest(bare, offset.to_bytes(8, "little"))

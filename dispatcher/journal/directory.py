@@ -2,6 +2,7 @@
 
     lock    held by flock while a dispatcher runs; its pid is in it, for the message
     format  the format's number; a journal of another one is left alone
+    newest  the newest segment's number
     index   LMDB; the segments lie beside it
 
 Invariant: nothing else in the directory is read or written before the lock is held and the format
@@ -13,7 +14,7 @@ import os
 from pathlib import Path
 
 from dispatcher.errors import JournalError
-from dispatcher.journal.segments import disk_errors, sync_directory
+from dispatcher.journal.disk import disk_errors, sync_directory
 
 FORMAT = 2
 _PREFIX = "rollout-dispatcher journal, format "

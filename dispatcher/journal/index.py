@@ -1,14 +1,16 @@
 """The index: the state as of the last checkpoint, in LMDB.
 
-Invariants: one write transaction is one checkpoint, committed with all of LMDB's syncs; the map
-has its full size, and its file that much disk, from opening on, so it is never grown under a view
-and never lacks disk; values are copied out (`buffers=False`), so no view outlives its transaction.
-Only the journal's one thread uses it, under the journal's own lock.
+Invariants: LMDB opens the file only once `lmdb_check` has found its pages sound, and each value has
+a checksum that covers its key and tree, so damage is an error and never the end of the process; one
+write transaction is one checkpoint, committed with all of LMDB's syncs; the map has its full size,
+and its file that much disk, from opening on, so it is never grown under a view and never lacks
+disk; values are copied out (`buffers=False`), so no view outlives its transaction. Only the
+journal's one thread uses it, under the journal's own lock.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -19,8 +21,9 @@ from zlib import crc32
 import lmdb
 
 from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
+from dispatcher.journal.disk import disk_errors
+from dispatcher.journal.lmdb_check import check_index
 from dispatcher.journal.records import Kept, schema_of, schema_row
-from dispatcher.journal.segments import disk_errors
 from dispatcher.journal.state import Ledger, Producer, State, Step
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 #: `json.dumps` would make an encoder for each of the many small values.
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_TREES = (b"values", b"schemas", b"kept", b"steps", b"producers", b"ids")
 _POSITION, _LEDGER, _COUNTS = b"position", b"ledger", b"counts"
 
 
@@ -48,16 +52,16 @@ class Index:
     def __init__(self, path: Path, map_bytes: int) -> None:
         self._path = path
         self._map_bytes = map_bytes
+        if path.exists():
+            check_index(path, _TREES)
         with self._errors():
             self._env = lmdb.open(
                 str(path), map_size=map_bytes, subdir=False, max_dbs=8, lock=False, mode=0o600
             )
         try:
-            self._check_size()
             with self._errors():
                 self._values, self._schemas, self._kept, self._steps, self._producers, self._ids = (
-                    self._env.open_db(name)
-                    for name in (b"values", b"schemas", b"kept", b"steps", b"producers", b"ids")
+                    _Tree(name, self._env.open_db(name)) for name in _TREES
                 )
             self._reserve()
         except JournalError:
@@ -72,12 +76,6 @@ class Index:
     def close(self) -> None:
         """Let go of the file."""
         self._env.close()
-
-    def _check_size(self) -> None:
-        """Touching a page that the file does not have would kill the process."""
-        needed = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
-        if (size := self._path.stat().st_size) < needed:
-            raise JournalCorrupt(self._path, size, f"it ends there and should have {needed} bytes")
 
     def _reserve(self) -> None:
         with disk_errors(f"reserve {self._map_bytes} bytes for", self._path):
@@ -113,9 +111,9 @@ class Index:
         """Make the state durable as that of `position`. After a failure nothing has changed."""
         ledger = asdict(state.ledger) | {"phases": state.phases()}
         with self._errors(), self._env.begin(write=True) as write:
-            write.put(_POSITION, _sealed(asdict(position)), db=self._values)
-            write.put(_LEDGER, _sealed(ledger), db=self._values)
-            write.put(_COUNTS, _sealed(_counts(state)), db=self._values)
+            self._values.put(write, _POSITION, asdict(position))
+            self._values.put(write, _LEDGER, ledger)
+            self._values.put(write, _COUNTS, _counts(state))
             self._put_schemas(write, state)
             self._put_kept(write, state)
             self._put_steps(write, state)
@@ -127,24 +125,24 @@ class Index:
     def _put_schemas(self, write: "_Transaction", state: State) -> None:
         for number in state.changed.schemas:
             row = schema_row(state.schemas[number])
-            write.put(_key(number), _sealed(row), db=self._schemas)
+            self._schemas.put(write, _key(number), row)
 
     def _put_kept(self, write: "_Transaction", state: State) -> None:
         for number in sorted(state.changed.shelves):
             rows = [kept.row() for kept in state.shelf(number)]
             if rows:
-                write.put(_key(number), _sealed(rows), db=self._kept)
+                self._kept.put(write, _key(number), rows)
             else:
-                write.delete(_key(number), db=self._kept)
+                self._kept.delete(write, _key(number))
 
     def _put_steps(self, write: "_Transaction", state: State) -> None:
         for number in state.changed.steps:
             step = state.steps.get(number)
             if step is None:
-                write.delete(_key(number), db=self._steps)
+                self._steps.delete(write, _key(number))
             else:
                 row = [step.digest, step.planned_at, step.micro_batches, step.stage]
-                write.put(_key(number), _sealed(row), db=self._steps)
+                self._steps.put(write, _key(number), row)
 
     def _put_producers(self, write: "_Transaction", state: State) -> None:
         # Names may be longer than LMDB's keys.
@@ -152,21 +150,22 @@ class Index:
             key = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             producer = state.producers.get(name)
             if producer is None:
-                write.delete(key, db=self._producers)
+                self._producers.delete(write, key)
             else:
                 row = [
                     name, producer.floor, sorted(producer.accepted), producer.phase,
                     producer.ended,
                 ]  # fmt: skip
-                write.put(key, _sealed(row), db=self._producers)
+                self._producers.put(write, key, row)
 
     def _put_ids(self, write: "_Transaction", state: State) -> None:
-        with write.cursor(self._ids) as cursor:
+        with write.cursor(self._ids.db) as cursor:
             found = cursor.first()
             while found and cursor.key() < _key(state.first_id):
                 found = cursor.delete()
             new = (
-                (_key(at), _sealed(id_)) for at, id_ in enumerate(state.given_ids, state.stored_ids)
+                (key := _key(at), self._ids.sealed(key, id_))
+                for at, id_ in enumerate(state.given_ids, state.stored_ids)
             )
             cursor.putmulti(new, append=True)
 
@@ -174,51 +173,88 @@ class Index:
 
     def load(self, state: State) -> Position | None:
         """Fill an empty state; None if there was no checkpoint yet."""
-        with self._errors(), self._env.begin() as read:
-            found = read.get(_POSITION, db=self._values)
-            if found is None:
+        with self._errors(), self._makes_sense(), self._env.begin() as read:
+            if read.get(_POSITION, db=self._values.db) is None:
                 return None
-            try:
-                self._load_values(read, state)
-                self._load_ids(read, state)
-                if _opened(read.get(_COUNTS, db=self._values)) != _counts(state):
-                    raise ValueError("entries are missing")
-                return Position(**_opened(found))
-            except (ValueError, TypeError, KeyError) as error:
-                raise JournalCorrupt(
-                    self._path, 0, f"its content makes no sense: {error}"
-                ) from error
+            self._load_values(read, state)
+            self._load_ids(read, state)
+            if self._values.get(read, _COUNTS) != _counts(state):
+                raise ValueError("entries are missing")
+            return Position(**self._values.get(read, _POSITION))
 
     def given_ids(self, first: int) -> list[str]:
         """The remembered ids from that number on, oldest first."""
-        with self._errors(), self._env.begin() as read:
-            return [_opened(value) for key, value in read.cursor(self._ids) if key >= _key(first)]
+        with self._errors(), self._makes_sense(), self._env.begin() as read:
+            return [value for key, value in self._ids.items(read) if key >= _key(first)]
+
+    @contextmanager
+    def _makes_sense(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, TypeError, KeyError) as error:
+            raise JournalCorrupt(self._path, 0, f"its content makes no sense: {error}") from error
 
     def _load_values(self, read: "_Transaction", state: State) -> None:
-        state.ledger = Ledger(**_opened(read.get(_LEDGER, db=self._values)))
-        for key, value in read.cursor(self._schemas):
-            state.schemas[int.from_bytes(key)] = schema_of(_opened(value))
-        for value in _values(read, self._kept):
-            for row in _opened(value):
+        state.ledger = Ledger(**self._values.get(read, _LEDGER))
+        for key, value in self._schemas.items(read):
+            state.schemas[int.from_bytes(key)] = schema_of(value)
+        for _, rows in self._kept.items(read):
+            for row in rows:
                 state.keep(Kept(*row))
-        for key, value in read.cursor(self._steps):
-            step = state.steps[int.from_bytes(key)] = Step(*_opened(value))
+        for key, value in self._steps.items(read):
+            step = state.steps[int.from_bytes(key)] = Step(*value)
             for ticket in step.tickets():
                 state.kept[ticket].step = int.from_bytes(key)
-        for value in _values(read, self._producers):
-            name, floor, accepted, phase, ended = _opened(value)
+        for _, (name, floor, accepted, phase, ended) in self._producers.items(read):
             state.producers[name] = Producer(floor, set(accepted), phase, ended)
 
     def _load_ids(self, read: "_Transaction", state: State) -> None:
-        with read.cursor(self._ids) as cursor:
+        with read.cursor(self._ids.db) as cursor:
             if cursor.first():
                 state.first_id = int.from_bytes(cursor.key())
             if cursor.last():
                 state.stored_ids = int.from_bytes(cursor.key()) + 1
 
 
-def _values(read: "_Transaction", db: "_Database") -> Iterable[bytes]:
-    return (value for _, value in read.cursor(db))
+class _Tree:
+    """One of LMDB's trees; each value is JSON behind a checksum of its own, its key's and its
+    tree's, since LMDB has none.
+    """
+
+    def __init__(self, name: bytes, db: "_Database") -> None:
+        self._name, self.db = name, db
+
+    def put(self, write: "_Transaction", key: bytes, value: object) -> None:
+        """Write or overwrite."""
+        write.put(key, self.sealed(key, value), db=self.db)
+
+    def delete(self, write: "_Transaction", key: bytes) -> None:
+        """Remove if it is there."""
+        write.delete(key, db=self.db)
+
+    def get(self, read: "_Transaction", key: bytes) -> Any:
+        """Raises ValueError if it is missing or damaged."""
+        value = read.get(key, db=self.db)
+        if value is None:
+            raise ValueError(f"{key.decode()} is missing")
+        return self._opened(key, value)
+
+    def items(self, read: "_Transaction") -> Iterator[tuple[bytes, Any]]:
+        """Everything, by key. Raises ValueError for what is damaged."""
+        return ((key, self._opened(key, value)) for key, value in read.cursor(self.db))
+
+    def sealed(self, key: bytes, value: object) -> bytes:
+        """As it is stored."""
+        text = _ENCODE(value).encode()
+        return self._checksum(key, text) + text
+
+    def _opened(self, key: bytes, value: bytes) -> Any:
+        if self._checksum(key, value[4:]) != value[:4]:
+            raise ValueError("a value does not match its checksum")
+        return json.loads(value[4:])
+
+    def _checksum(self, key: bytes, text: bytes) -> bytes:
+        return crc32(text, crc32(key, crc32(self._name))).to_bytes(4)
 
 
 def _counts(state: State) -> dict[str, int]:
@@ -227,20 +263,9 @@ def _counts(state: State) -> dict[str, int]:
         "steps": len(state.steps),
         "producers": len(state.producers),
         "schemas": len(state.schemas),
+        "ids": state.stored_ids + len(state.given_ids) - state.first_id,
     }
 
 
 def _key(number: int) -> bytes:
     return number.to_bytes(8)
-
-
-def _sealed(value: object) -> bytes:
-    """JSON behind its checksum: LMDB has none."""
-    text = _ENCODE(value).encode()
-    return crc32(text).to_bytes(4) + text
-
-
-def _opened(value: bytes | None) -> Any:
-    if value is None or crc32(value[4:]) != int.from_bytes(value[:4]):
-        raise ValueError("a value is missing or does not match its checksum")
-    return json.loads(value[4:])

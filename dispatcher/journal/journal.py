@@ -10,12 +10,15 @@ Everything that is queued when the writer comes by becomes one block, up to a qu
 
 Invariants: `on_durable` is told ascending numbers, each after all batches up to it are durable
 under the policy; a batch is never dropped while the journal is failing, it waits and is tried
-every second; a broken journal writes nothing more, so nothing later can look durable.
+every second; a broken journal writes nothing more, so nothing later can look durable; as long as
+new samples keep to `room`, they never touch the last spare, so that what frees room again (plans,
+commits, drops) finds some on a full disk.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +29,7 @@ from dispatcher.core.facts import Fact, Remembered
 from dispatcher.errors import JournalError, JournalFull
 from dispatcher.journal.policy import SyncMode, SyncPolicy
 from dispatcher.journal.records import Batch, Encoder, Row
+from dispatcher.journal.room import Room
 from dispatcher.journal.state import State
 from dispatcher.journal.store import Store
 
@@ -67,13 +71,15 @@ class JournalStatistics:
 class Journal:
     """One journal directory, and the thread that writes to it. Made by `Journal.open`.
 
-    on_durable, on_broken and on_sync are called from the writer thread: hand over and return.
+    on_durable, on_broken, on_sync and on_room are called from the writer thread: hand over and
+    return. on_room: there may be as much room now as `room` was asked for and lacked.
     """
 
     def __init__(self, store: Store, policy: SyncPolicy, encoder: Encoder, max_block: int) -> None:
         self.on_durable: Callable[[int], None] = _ignore
         self.on_broken: Callable[[JournalError], None] = _ignore
         self.on_sync: Callable[[float], None] = _ignore
+        self.on_room: Callable[[], None] = _do_nothing
         #: Why new samples are to be refused: no room for now, or broken for good.
         self.failure: JournalError | None = None
         self._store, self._policy, self._encoder = store, policy, encoder
@@ -84,6 +90,8 @@ class Journal:
         self._closing = self._broken = False
         self._appended = self._durable = store.lsn
         self._batches = 0
+        self._room = Room(store.room)
+        self._tend_due: float | None = None
         self._sync_due: float | None = None
         self._snapshot = self._observe()
         store.on_sync = self._synced
@@ -102,11 +110,14 @@ class Journal:
         segment_bytes: int = 64 << 20,
         id_horizon: int = 1_000_000,
         max_producers: int = 65_536,
+        payload_bytes: int | None = None,
     ) -> tuple[Self, Remembered]:
         """Open or create a journal; returns it and what it remembers.
 
         to_wall, from_wall: between the core's clock and wall time. map_bytes: the index's limit,
         taken from the disk at once. id_horizon: ids given by users that are remembered.
+        payload_bytes: of the buffered samples, oldest first; what exceeds it comes without payload,
+        which `fetch` has.
         Raises JournalError; nothing in the directory was changed then, but for its creation.
         """
         state = State(id_horizon, max_producers)
@@ -117,6 +128,7 @@ class Journal:
             segment_bytes=segment_bytes,
             hurry=sync.mode is SyncMode.BATCH,
             from_wall=from_wall,
+            payload_bytes=payload_bytes,
         )
         remembered = store.take_remembered()
         return cls(store, sync, Encoder(state.schemas, to_wall), segment_bytes // 4), remembered
@@ -125,6 +137,19 @@ class Journal:
     def broken(self) -> bool:
         """Whether it failed for good."""
         return self._broken
+
+    def room(self, wanted: int = 1) -> int:
+        """Bytes that new samples may take now; 0 while the journal is failing. From any thread.
+
+        A sample takes its payload and some hundred bytes besides; what is appended counts at once,
+        durable or not. If this is less than `wanted`, `on_room` follows when it may be there; room
+        for more than a segment is made then.
+        """
+        found = self._room.ask(wanted)
+        if found < wanted:
+            with self._wake:
+                self._wake.notify()
+        return found
 
     def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
         """Queue facts, and the totals after them, as one batch that is whole or not there at all.
@@ -136,7 +161,9 @@ class Journal:
         with self._wake:
             if self._broken or self._closing:
                 raise self.failure or JournalError("the journal is closed")
-            self._queue.append(self._encoder.batch(self._appended + 1, facts, totals))
+            batch = self._encoder.batch(self._appended + 1, facts, totals)
+            self._queue.append(batch)
+            self._room.queue(batch.most)
             self._appended += 1
             self._wake.notify()
             return self._appended
@@ -187,10 +214,26 @@ class Journal:
             self._sync_due = None
             if self._store.dirty:
                 self._store.sync()
-        if self._store.trouble is not None and not batches:
-            self._store.tend()
+        if not self._tend():
+            return False
         self._publish()
         return not self._closing or bool(self._queue)
+
+    def _tend(self) -> bool:
+        """While something is in the way, see every second whether it still is."""
+        in_trouble = self._store.trouble is not None
+        if not in_trouble and not self._room.wide:
+            self._tend_due = None
+            return True
+        if self._tend_due is not None and monotonic() < self._tend_due:
+            return True
+        self._tend_due = monotonic() + RETRY_SECONDS
+        if in_trouble:
+            self._store.tend()
+            return self._reclaim()
+        with suppress(JournalFull):  # the others go on, and it is tried again
+            self._store.widen(self._room.wide)
+        return True
 
     def _take(self) -> list[Batch]:
         """Wait for batches, or until a sync or a retry is due."""
@@ -205,9 +248,10 @@ class Journal:
             return batches
 
     def _patience(self) -> float | None:
-        if self._sync_due is not None:
-            return max(0.0, self._sync_due - monotonic())
-        return RETRY_SECONDS if self._store.trouble is not None else None
+        """Seconds until something is due; None if nothing is."""
+        tend_due = (self._tend_due or 0.0) if self._room.wide else self._tend_due
+        due = [at for at in (self._sync_due, tend_due) if at is not None]
+        return max(0.0, min(due) - monotonic()) if due else None
 
     def _persist(self, batches: list[Batch]) -> bool:
         rows = [row for batch in batches for row in batch.rows]
@@ -221,18 +265,27 @@ class Journal:
             self._sync_due = monotonic() + self._policy.interval
         self._batches += len(batches)
         self._durable = last.lsn
-        self._publish()
+        self._publish(sum(batch.most for batch in batches))
         self.on_durable(last.lsn)
         return self._store.active == active or self._reclaim()
 
     def _reclaim(self) -> bool:
-        """Once a segment: write again what keeps nearly empty segments from being free."""
+        """Once a segment: write again what keeps nearly empty segments from being free.
+
+        As far as there is room for it, since it must no more than new samples use what plans may
+        need; or in a segment besides, since samples that come fast leave no room.
+        """
         for _ in range(MOVES):
             moves = self._store.moves()
             if moves is None:
                 break
-            if not self._write(*moves, self._store.state.ledger.totals, self._store.lsn):
+            batch = Batch(self._store.lsn, *moves, self._store.state.ledger.totals)
+            counted = self._room.reserve(batch.most, self._store.left)
+            if not counted and not self._store.has_for_another():
+                break
+            if not self._write(batch.rows, batch.payloads, batch.totals, batch.lsn):
                 return False
+            self._publish(batch.most if counted else 0)
         return True
 
     def _write(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> bool:
@@ -247,6 +300,7 @@ class Journal:
                 action()
             except JournalFull as error:
                 self._set_failure(error)
+                self._room.written(0, 0)
             else:
                 return True
             with self._wake:
@@ -262,9 +316,13 @@ class Journal:
             self._errors[Trouble.FULL if isinstance(failure, JournalFull) else Trouble.BROKEN] += 1
         self.failure = failure
 
-    def _publish(self) -> None:
+    def _publish(self, written: int = 0) -> None:
+        """Tell what is so now; written: bytes that were queued and are no more."""
         self._set_failure(self._store.trouble)
+        grown = self._room.written(written, self._store.room)
         self._snapshot = self._observe()
+        if grown:
+            self.on_room()
 
     def _observe(self) -> JournalStatistics:
         store, live = self._store, self._store.state.live.values()
@@ -290,10 +348,15 @@ class Journal:
             failure = JournalError(f"the journal failed: {type(error).__name__}: {error}")
         with self._wake:
             self._set_failure(failure)
+            self._room.written(0, 0)
             self._broken = True
             self._queue.clear()
         self._store.abandon()
         self.on_broken(failure)
+
+
+def _do_nothing() -> None:
+    """What `on_room` is until somebody wants to know."""
 
 
 def _ignore(told: object) -> None:

@@ -43,6 +43,11 @@ SIZED, SAID = "sized", "said"
 NBYTES, CHECKSUM = 2, 3
 #: Where an accepted row has its producer, and what follows is of that and not of the sample.
 PRODUCER = 14
+#: Where an accepted row has what users name: ids of the sample and its group, producer, given id.
+_NAMES = (6, 7, PRODUCER, PRODUCER + 2)
+#: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
+#: row without names; and what a block takes besides rows, totals and payloads.
+_CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
 
 
 @dataclass(slots=True)
@@ -91,7 +96,8 @@ class Kept:
 class Batch:
     """What one `append` brought, ready to be written.
 
-    payloads: of the accepted rows, in their order. nbytes: of the payloads, each aligned.
+    payloads: of the accepted rows, in their order. nbytes: of the payloads, each aligned. most:
+    the log takes no more bytes for it.
     """
 
     lsn: int
@@ -99,9 +105,33 @@ class Batch:
     payloads: list[memoryview]
     totals: str
     nbytes: int = field(init=False)
+    most: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.nbytes = sum(aligned(payload.nbytes) for payload in self.payloads)
+        self.most = self.nbytes + most_bytes(self.rows, self.totals)
+
+
+def most_bytes(rows: Sequence[Row], totals: str) -> int:
+    """The log takes no more than this for a block of these, without its payloads."""
+    return _BLOCK_BYTES + 2 * len(totals) + sum(map(_most_bytes, rows))
+
+
+def _most_bytes(row: Row) -> int:
+    """JSON of a row has no more bytes than this, its comma and its payload's checksum included."""
+    if row[0] == ACCEPTED:
+        return _ACCEPTED_BYTES + _CHARACTER_BYTES * sum(len(row[at] or "") for at in _NAMES)
+    return _most_bytes_of(row)
+
+
+def _most_bytes_of(value: object) -> int:
+    if isinstance(value, str):
+        return _CHARACTER_BYTES * len(value) + 4
+    if not isinstance(value, (list, tuple)) or not value:
+        return _NUMBER_BYTES
+    if isinstance(value[0], int):  # of tickets there may be thousands
+        return _NUMBER_BYTES * (len(value) + 1)
+    return _NUMBER_BYTES + sum(map(_most_bytes_of, value))
 
 
 class Encoder:

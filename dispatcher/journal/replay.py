@@ -1,23 +1,28 @@
 """Recovery: from a checkpoint forward through the log, and then the payloads.
 
 The log ends at the first block that is not whole. Whether that is a *torn tail* (a crash cut off
-what nobody was told of) or *damage* is decided by what lies behind: a later block that was written
-when the broken one was already synced, or a later segment, proves that it was whole once. A torn
-tail is ignored; damage raises JournalCorrupt, and nothing on the disk has been changed then.
-Damage to the very last block before a crash cannot be told from a torn write, as in any log.
+what was not synced) or *damage* is decided by what is known to have been on the disk: a segment's
+marks say up to where it was, the front of the next one that all of it was, and `newest` that there
+was a next one. A torn tail is ignored; damage raises JournalCorrupt, and nothing on the disk has
+been changed then. A block is looked for in one place only, behind the one before it: it costs one
+read of what was written since the checkpoint, whatever payloads look like.
+
+A power cut may also take the last mark. So damage to the last blocks that were synced before one
+cannot be told from a torn write, as in any log; after a kill it can.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dispatcher.core.entry import Entry
 from dispatcher.core.facts import Remembered, RememberedStep
 from dispatcher.errors import JournalCorrupt
-from dispatcher.journal.blocks import Header, begins_block, checksum, later_headers, read_block
+from dispatcher.journal.blocks import begins_block, checksum, read_block
+from dispatcher.journal.front import FIRST_BLOCK
 from dispatcher.journal.index import Position
 from dispatcher.journal.records import Kept
-from dispatcher.journal.segments import FIRST_BLOCK, Reader, SegmentFiles
+from dispatcher.journal.segments import Reader, SegmentFiles
 from dispatcher.journal.state import Stage, State, Step
 
 
@@ -29,72 +34,52 @@ class Replayed:
     torn: bool
 
 
-def replay(state: State, files: SegmentFiles, position: Position) -> Replayed:
-    """Apply every whole block after `position`."""
-    broken_at = position
+def replay(state: State, files: SegmentFiles, position: Position, newest: int) -> Replayed:
+    """Apply every whole block after `position`; newest: the last segment that there has to be."""
+    last = max([newest, *files.sizes])
     while True:
-        data = _content(files, position.segment)
-        end = _replay_segment(state, data, files, position)
-        if end.sequence > position.sequence or position == broken_at:
-            broken_at = end
-        if any(header.synced > end.sequence for header in _later(data, end)):
-            raise _damage(files, broken_at)
-        following = end.segment + 1
-        if following not in files.sizes:
-            break
-        position = Position(following, FIRST_BLOCK, end.sequence, end.lsn)
-    _check_nothing_later(files, end)
-    return Replayed(end, begins_block(data, end.offset, end.segment))
+        with files.reader(position.segment) as reader:
+            synced, until = reader.synced, None
+            if position.segment < last:
+                with files.reader(position.segment + 1) as following:
+                    synced = until = following.front.after
+            end = _replay_segment(state, reader, position, until)
+            if end.sequence < synced:
+                raise JournalCorrupt(
+                    reader.path,
+                    end.offset,
+                    f"block {end.sequence + 1} was synced and cannot be read",
+                )
+            if until is None:
+                return Replayed(end, begins_block(reader, end.offset, end.sequence + 1))
+        position = Position(end.segment + 1, FIRST_BLOCK, end.sequence, end.lsn)
 
 
 def has_blocks(files: SegmentFiles, segment: int) -> bool:
-    """Whether anything was ever written to this segment."""
-    return next(later_headers(_content(files, segment), FIRST_BLOCK, segment), None) is not None
-
-
-def _content(files: SegmentFiles, segment: int) -> bytes:
+    """Whether anything was ever written to this segment, or to one before it."""
     with files.reader(segment) as reader:
-        return reader.read(0, reader.size)
+        return reader.synced > 0 or read_block(reader, FIRST_BLOCK, 1) is not None
 
 
-def _later(data: bytes, end: Position) -> Iterator[Header]:
-    return later_headers(data, end.offset, end.segment)
-
-
-def _replay_segment(state: State, data: bytes, files: SegmentFiles, position: Position) -> Position:
-    view = memoryview(data)
-    while True:
-        segment, offset = position.segment, position.offset
+def _replay_segment(
+    state: State, reader: Reader, position: Position, until: int | None
+) -> Position:
+    """Apply the whole blocks of a segment, at most up to the sequence `until`."""
+    while until is None or position.sequence < until:
         try:
-            block = read_block(view, offset, segment)
-            if block is None or block.header.sequence != position.sequence + 1:
+            block = read_block(reader, position.offset, position.sequence + 1)
+            if block is None:
                 return position
-            state.apply(block.rows, segment, iter(block.places))
+            state.apply(block.rows, position.segment, iter(block.places))
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise JournalCorrupt(
-                files.path(segment), offset, f"a block that makes no sense ({error})"
+                reader.path, position.offset, f"a block that makes no sense ({error})"
             ) from error
         state.ledger.totals = block.totals
         header = block.header
-        position = Position(segment, offset + header.size, header.sequence, header.lsn)
-
-
-def _check_nothing_later(files: SegmentFiles, end: Position) -> None:
-    """A block in a later segment proves that the log once went on to there."""
-    for segment in sorted(number for number in files.sizes if number > end.segment):
-        if any(
-            header.synced > end.sequence
-            for header in later_headers(_content(files, segment), 0, segment)
-        ):
-            raise JournalCorrupt(files.path(end.segment + 1), 0, "the file is missing")
-
-
-def _damage(files: SegmentFiles, at: Position) -> JournalCorrupt:
-    return JournalCorrupt(
-        files.path(at.segment),
-        at.offset,
-        f"block {at.sequence + 1} was synced and cannot be read",
-    )
+        offset = position.offset + header.size
+        position = Position(position.segment, offset, header.sequence, header.lsn)
+    return position
 
 
 def remembered(
@@ -103,12 +88,15 @@ def remembered(
     given_ids: tuple[str, ...],
     totals: dict[str, object],
     from_wall: Callable[[float], float],
+    *,
+    payload_bytes: int | None,
 ) -> Remembered:
-    """The state as the core wants it, with every payload read and verified.
+    """The state as the core wants it, with payloads read and verified.
 
-    But for steps that were ever committed: those may be many, and are read when they are wanted.
+    But for those of steps that were ever committed, and of the youngest buffered samples that
+    exceed `payload_bytes`: those may be many, and are read when they are wanted.
     """
-    entries = _entries(state, files, from_wall)
+    entries = _entries(state, files, from_wall, _first(state, payload_bytes))
     ledger = state.ledger
 
     def steps(*stages: Stage) -> tuple[RememberedStep, ...]:
@@ -171,13 +159,29 @@ def read_payload(reader: Reader, kept: Kept) -> bytes:
     return payload
 
 
+def _first(state: State, payload_bytes: int | None) -> set[int]:
+    """Tickets of the oldest buffered samples whose payloads have so many bytes together."""
+    buffered = (kept for _, kept in sorted(state.kept.items()) if kept.step < 0)
+    if payload_bytes is None:
+        return {kept.ticket for kept in buffered}
+    found = set()
+    for kept in buffered:
+        payload_bytes -= kept.nbytes
+        if payload_bytes < 0:
+            break
+        found.add(kept.ticket)
+    return found
+
+
 def _entries(
-    state: State, files: SegmentFiles, from_wall: Callable[[float], float]
+    state: State, files: SegmentFiles, from_wall: Callable[[float], float], first: set[int]
 ) -> dict[int, Entry]:
+    """Every entry by ticket, with its payload if it is of the `first` or of an open step."""
     members: dict[int, list[Kept]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
-        if kept.step >= 0 and state.steps[kept.step].stage != Stage.OPEN:
+        is_open = kept.step >= 0 and state.steps[kept.step].stage == Stage.OPEN
+        if not is_open and kept.ticket not in first:
             schema = state.schemas[kept.schema]
             entries[kept.ticket] = kept.entry(schema, memoryview(b""), from_wall(kept.arrived))
         else:

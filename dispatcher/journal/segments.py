@@ -1,64 +1,34 @@
 """Segment files: preallocated, written in order, used again.
 
-    000000000007.segment   header of 64 bytes (magic, format, number), then blocks
+    000000000007.segment   its front (`front`), then blocks
     3.spare                preallocated and without content, will be the next segment
 
 Invariants: a segment's number is used once and grows with time; a file is renamed into a segment
-only after its header is on the disk, and the directory is synced before anything in it counts;
-there is always one spare, so that a full disk is known of while there is still room to write, and
-what frees room again (commits) can still be written.
+only after its front is on the disk, and the directory is synced before anything in it counts; a
+segment has the size that its front says, or it is damaged.
 """
 
-import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from struct import Struct
 from types import TracebackType
 from typing import Self
 
 from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
+from dispatcher.journal.disk import disk_errors, sync_directory
+from dispatcher.journal.front import FIRST_BLOCK, MARKS, Front
 
-_HEADER = Struct("<8sIIQ40x")
-_MAGIC = b"rdsegmnt"
-_FORMAT = 1
-#: Where a segment's first block begins.
-FIRST_BLOCK = _HEADER.size
-#: Spares kept of what was freed; one would do, more save allocations when load comes in bursts.
-_MAX_SPARES = 2
+#: Spares that there have to be: one for new samples, and one that these never get.
+SPARES = 2
+#: Spares kept of what was freed; more than have to be save allocations when load comes in bursts.
+_MAX_SPARES = SPARES + 1
 #: Buffers that one system call takes (IOV_MAX of Linux).
 _MAX_BUFFERS = 1024
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _SEGMENT_NAME = re.compile(r"(\d{12})\.segment")
 _SPARE_NAME = re.compile(r"(\d+)\.spare")
-
-
-@contextmanager
-def disk_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn what the system says into what it means for the journal."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise JournalFull(
-                f"no room to {doing} {path} ({error.strerror}); new samples are refused until "
-                "there is: free space on its file system"
-            ) from error
-        raise JournalError(
-            f"cannot {doing} {path}: {error.strerror}; check the disk, then restart"
-        ) from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Segment:
@@ -67,11 +37,13 @@ class Segment:
     After a failure to write the same bytes may be tried again: nothing counts before its head.
     """
 
-    def __init__(self, path: Path, number: int, handle: int, size: int) -> None:
-        self.path, self.number, self.size = path, number, size
+    def __init__(self, path: Path, handle: int, front: Front) -> None:
+        self.path, self.front = path, front
+        self.number, self.size = front.number, front.nbytes
         self.handle = handle
         self.end = FIRST_BLOCK
         self.dirty = False
+        self._marks = 0
 
     def write_ahead(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write what belongs behind something that `append` is still to bring."""
@@ -103,11 +75,12 @@ class Segment:
                 buffers[0] = buffers[0].cast("B")[written:]
         return offset
 
-    def sync(self) -> None:
-        """Make everything written durable.
+    def sync(self, sequence: int) -> None:
+        """Make everything written durable, and mark that it is, up to this sequence.
 
-        A failure is final: the system may have thrown away what it could not write, and a second
-        attempt would succeed without it.
+        The mark itself is on the disk with the next sync, or when the system likes. A failure is
+        final: the system may have thrown away what it could not write, and a second attempt would
+        succeed without it.
         """
         try:
             os.fdatasync(self.handle)
@@ -117,6 +90,9 @@ class Segment:
                 "may be lost: check the disk, then restart"
             ) from error
         self.dirty = False
+        self._marks += 1
+        with suppress(JournalFull), disk_errors("write to", self.path):  # what it says holds anyway
+            os.pwrite(self.handle, self.front.mark(sequence), MARKS[self._marks % len(MARKS)])
 
     def close(self) -> None:
         """Let go of the file; a second time does nothing."""
@@ -126,16 +102,34 @@ class Segment:
 
 
 class Reader:
-    """A segment to read from: verified header, then any bytes of it."""
+    """A segment to read from: verified front, then any bytes of it.
+
+    synced: the last sequence that it says is on the disk.
+    """
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
         with disk_errors("open", path):
             self._handle = os.open(path, os.O_RDONLY)
-        head = os.pread(self._handle, FIRST_BLOCK, 0)
-        if head != _header(number):
+        try:
+            self.front, self.synced = self._open(number)
+        except BaseException:
             os.close(self._handle)
-            raise JournalCorrupt(path, 0, "this is not the header of that segment")
+            raise
+
+    def _open(self, number: int) -> tuple[Front, int]:
+        data = self.read(0, FIRST_BLOCK)
+        front = Front.read(data)
+        if front is None or front.number != number:
+            raise JournalCorrupt(self.path, 0, "this is not the header of that segment")
+        if (size := os.fstat(self._handle).st_size) != front.nbytes:
+            raise JournalCorrupt(
+                self.path, size, f"it ends there and should have {front.nbytes} bytes"
+            )
+        synced = front.marked(data)
+        if synced is None:
+            raise JournalCorrupt(self.path, MARKS[0], "it does not say what of it is on the disk")
+        return front, synced
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Up to `nbytes` from `offset`, fewer only at the end of the file."""
@@ -146,10 +140,14 @@ class Reader:
                 offset, nbytes = offset + len(part), nbytes - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return os.fstat(self._handle).st_size
+    def sync(self) -> None:
+        """Make what is read here durable."""
+        with disk_errors("sync", self.path):
+            os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._handle)
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +158,7 @@ class Reader:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        os.close(self._handle)
+        self.close()
 
 
 class SegmentFiles:
@@ -193,17 +191,21 @@ class SegmentFiles:
             raise JournalCorrupt(self.path(number), 0, "the file is missing")
         return Reader(self.path(number), number)
 
-    def activate(self, number: int, room: int) -> Segment:
-        """Make a spare the next segment, with at least `room` bytes for blocks."""
+    def activate(self, number: int, room: int, after: int) -> Segment:
+        """Make the largest spare the next segment, with at least `room` bytes for blocks.
+
+        after: the last sequence before it, which is on the disk.
+        """
         need = room + FIRST_BLOCK
-        spare = next((path for path, size in self._spares.items() if size >= need), None)
-        if spare is None:
+        spare = max(self._spares, key=self._spares.__getitem__, default=None)
+        if spare is None or self._spares[spare] < need:
             spare = self._allocate(max(need, self.segment_bytes))
         path, size = self.path(number), self._spares[spare]
+        front = Front.new(number, size, after)
         with disk_errors("begin", path):
             handle = os.open(spare, os.O_RDWR)
             try:
-                os.pwrite(handle, _header(number), 0)
+                os.pwrite(handle, front.pack(), 0)
                 os.fsync(handle)
                 spare.rename(path)
                 sync_directory(self.directory)
@@ -212,12 +214,54 @@ class SegmentFiles:
                 raise
         del self._spares[spare]
         self.sizes[number] = size
-        return Segment(path, number, handle, size)
+        return Segment(path, handle, front)
 
-    def ensure_spare(self) -> None:
-        """Have room for one more segment. Raises JournalFull."""
-        if not any(size >= self.segment_bytes for size in self._spares.values()):
+    def sync(self, numbers: Iterable[int]) -> None:
+        """Make these segments durable, as far as they are written."""
+        for number in numbers:
+            with self.reader(number) as reader:
+                reader.sync()
+
+    def check(self, numbers: Iterable[int]) -> None:
+        """Raise JournalCorrupt if one of these segments is missing or was cut."""
+        for number in numbers:
+            self.reader(number).close()
+
+    @property
+    def room(self) -> int:
+        """Bytes of blocks that the next segment has, if one more is left then; else 0."""
+        return max(self._spares.values()) - FIRST_BLOCK if len(self._spares) >= SPARES else 0
+
+    def has_for_another(self) -> bool:
+        """Whether the disk has a segment besides the spares that there have to be."""
+        with suppress(JournalFull):
+            while len(self._spares) <= SPARES:
+                self._allocate(self.segment_bytes)
+        return len(self._spares) > SPARES
+
+    def ensure_spares(self, room: int = 0) -> None:
+        """Have `SPARES`, the largest with so many bytes for blocks. Raises JournalFull."""
+        while len(self._spares) < SPARES:
             self._allocate(self.segment_bytes)
+        if self.room < room:
+            self._allocate(room + FIRST_BLOCK)
+
+    def resume(self, number: int, offset: int) -> Segment:
+        """Go on with a segment at this offset; what is in it counts as a block no more."""
+        with self.reader(number) as reader:
+            front = reader.front.salted()
+        path = self.path(number)
+        with disk_errors("go on with", path):
+            handle = os.open(path, os.O_RDWR)
+            try:
+                os.pwrite(handle, front.header(), 0)
+                os.fsync(handle)
+            except OSError:
+                os.close(handle)
+                raise
+        segment = Segment(path, handle, front)
+        segment.end = offset
+        return segment
 
     def free(self, number: int) -> None:
         """Nothing in this segment is needed any more: make it a spare, or delete it."""
@@ -257,7 +301,3 @@ class SegmentFiles:
     def _unused_name(self) -> Path:
         names = (self.directory / f"{number}.spare" for number in count())
         return next(path for path in names if path not in self._spares)
-
-
-def _header(number: int) -> bytes:
-    return _HEADER.pack(_MAGIC, _FORMAT, 0, number)

@@ -12,7 +12,7 @@ end of the log. The disk used is therefore bounded by what is live, not by how l
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +22,7 @@ from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from dispatcher.journal.blocks import draft, places
 from dispatcher.journal.directory import Directory
 from dispatcher.journal.index import Index, Position
+from dispatcher.journal.newest import NewestSegment
 from dispatcher.journal.records import MOVED, Row
 from dispatcher.journal.replay import has_blocks, read_payload, remembered, replay
 from dispatcher.journal.segments import Segment, SegmentFiles
@@ -47,6 +48,7 @@ class Store:
         segment_bytes: int,
         hurry: bool,
         from_wall: Callable[[float], float],
+        payload_bytes: int | None,
     ) -> None:
         self.on_sync: Callable[[float], None] = _ignore
         self.state = state
@@ -59,12 +61,13 @@ class Store:
             lock = undo.enter_context(closing(Directory(directory)))
             self._index = undo.enter_context(closing(Index(lock.path / "index", map_bytes)))
             self._files = SegmentFiles(directory, segment_bytes)
+            self._newest = self._find_newest(directory)
             end = self._recover(directory)
-            self._taken: Remembered | None = self._remembered(from_wall)
+            self._taken: Remembered | None = self._remembered(from_wall, payload_bytes)
             self._active = self._activate_after(end)
             undo.callback(self._close_active)
             self.tend()
-            if self._fresh and self._index_trouble is not None:
+            if self._begun_at is None and self._index_trouble is not None:
                 raise self._index_trouble
             self._release = undo.pop_all()
 
@@ -79,32 +82,66 @@ class Store:
 
     # -- opening ----------------------------------------------------------------------------
 
-    def _recover(self, directory: Path) -> Position:
+    def _find_newest(self, directory: Path) -> NewestSegment:
         position = self._index.load(self.state)
+        self._begun_at = position
+        path = directory / "newest"
+        if not path.exists():
+            if position is not None or self._files.sizes:
+                raise JournalCorrupt(path, 0, "the file is missing")
+            NewestSegment.create(directory)
+        return NewestSegment(directory)
+
+    def _recover(self, directory: Path) -> Position:
+        position, newest = self._begun_at, self._newest.number
         self.torn_tail = False
-        self._fresh = position is None
         if position is None:
-            if any(has_blocks(self._files, number) for number in self._files.sizes):
+            numbers = {*self._files.sizes, newest} - {0}
+            if any(has_blocks(self._files, number) for number in sorted(numbers)):
                 raise JournalCorrupt(
                     directory / "index", 0, "it has no checkpoint, but the segments have blocks"
                 )
             return Position(0, 0, 0, 0)
-        replayed = replay(self.state, self._files, position)
+        replayed = replay(self.state, self._files, position, newest)
         self.torn_tail = replayed.torn
+        # A killed process may have left to the system what the next checkpoint says is durable.
+        self._files.sync(range(position.segment, replayed.end.segment + 1))
+        self._files.check(self.state.live)
         return replayed.end
 
-    def _remembered(self, from_wall: Callable[[float], float]) -> Remembered:
+    def _remembered(
+        self, from_wall: Callable[[float], float], payload_bytes: int | None
+    ) -> Remembered:
         state = self.state
         given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
         totals: dict[str, object] = json.loads(state.ledger.totals)
-        return remembered(state, self._files, given_ids, totals, from_wall)
+        return remembered(
+            state, self._files, given_ids, totals, from_wall, payload_bytes=payload_bytes
+        )
 
     def _activate_after(self, end: Position) -> Segment:
-        """Always a new segment, so that nothing torn can ever be taken for its successor."""
-        self.sequence = self.synced = end.sequence
-        self.lsn = end.lsn
-        newest = max([*self._files.sizes, end.segment])
-        return self._files.activate(newest + 1, 0)
+        """A new segment, so that nothing torn can ever be taken for its successor.
+
+        On a full disk the last one, with another salt: a restart must not use the spares up.
+        """
+        self.sequence, self.lsn = end.sequence, end.lsn
+        if end.segment and not self._files.has_for_another():
+            with suppress(JournalFull):
+                self._index.checkpoint(self.state, end)
+                return self._files.resume(end.segment, end.offset)
+        newest = max([*self._files.sizes, end.segment, self._newest.number])
+        return self._begin(newest + 1, 0)
+
+    def _begin(self, number: int, room: int) -> Segment:
+        """A new segment for what comes after what is synced; named before it is written to."""
+        segment = self._files.activate(number, room, self.sequence)
+        try:
+            self._newest.name(number)
+        except JournalError:
+            segment.close()
+            self._files.free(number)
+            raise
+        return segment
 
     def fetch(self, ticket: int) -> bytes:
         """The payload of a kept sample; from any thread. Raises JournalError."""
@@ -148,6 +185,29 @@ class Store:
         """Segments, the active one included."""
         return len(self._files.sizes)
 
+    @property
+    def room(self) -> int:
+        """Bytes of new samples that the log takes and still has a spare for what is no sample.
+
+        However they are cut into blocks: they go into what is left of this segment, or those that
+        do not into the next one.
+        """
+        return 0 if self.trouble else max(self.left, self._files.room)
+
+    @property
+    def left(self) -> int:
+        """Bytes of blocks that this segment still takes."""
+        return self._active.size - self._active.end
+
+    def has_for_another(self) -> bool:
+        """Whether a block may begin another segment and `room` stays what it is."""
+        usual = self.left <= self._files.room <= self._files.segment_bytes
+        return usual and not self.trouble and self._files.has_for_another()
+
+    def widen(self, room: int) -> None:
+        """Make room for a sample that is larger than a segment. Raises JournalFull."""
+        self._files.ensure_spares(room)
+
     def place(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> None:
         """Give a block its place in the log and apply it; `flush` must follow.
 
@@ -170,7 +230,7 @@ class Store:
         except (ValueError, TypeError, KeyError) as error:
             raise JournalError(f"facts contradict the journal: {error}; this is a bug") from error
         self.state.ledger.totals = totals
-        head = block.head(active.number, sequence, self.synced, lsn)
+        head = block.head(active.front, active.end, sequence, lsn)
         self._unwritten = _Unwritten(head, size, sequence, lsn, len(rows))
 
     def flush(self) -> None:
@@ -186,8 +246,7 @@ class Store:
     def sync(self) -> None:
         """Make what was written durable."""
         begun = perf_counter()
-        self._active.sync()
-        self.synced = self.sequence
+        self._active.sync(self.sequence)
         self.num_syncs += 1
         self.on_sync(perf_counter() - begun)
 
@@ -204,9 +263,9 @@ class Store:
     # -- space ------------------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Checkpoint, free what nobody needs, have a spare; what cannot be done is `trouble`."""
+        """Checkpoint, free what nobody needs, have spares; what cannot be done is `trouble`."""
         self._checkpoint()
-        self._ensure_spare()
+        self._ensure_spares()
 
     def moves(self) -> tuple[list[Row], list[memoryview]] | None:
         """The samples of the emptiest segment, to be placed again, if space is wasted on them."""
@@ -224,10 +283,10 @@ class Store:
     def _roll(self, room: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""
         self._checkpoint()
-        following = self._files.activate(self._active.number + 1, room)
+        following = self._begin(self._active.number + 1, room)
         self._active.close()
         self._active = following
-        self._ensure_spare()
+        self._ensure_spares()
 
     def _checkpoint(self) -> None:
         if self._active.dirty:
@@ -244,9 +303,9 @@ class Store:
             if number not in self.state.live:
                 self._files.free(number)
 
-    def _ensure_spare(self) -> None:
+    def _ensure_spares(self) -> None:
         try:
-            self._files.ensure_spare()
+            self._files.ensure_spares()
         except JournalFull as error:
             self._spare_trouble = error
         else:

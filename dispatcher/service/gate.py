@@ -9,16 +9,20 @@ messages wait is not listened to until half of them are through.
 """
 
 import asyncio
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVarTuple
 
 from dispatcher.core.facts import Fact
 from dispatcher.errors import DispatcherError, JournalError
 
-_T = TypeVar("_T")
+_T = TypeVarTuple("_T")
 
+#: What a sample takes of the journal's log besides its payload. Names of more than some forty
+#: characters may take more, which the journal's spare makes up for.
+BYTES_BESIDES_PAYLOAD = 2048
 #: Messages of one speaker that may wait here. Some hundred bytes each; a producer that respects its
 #: credits says a few dozen things at most before it is answered.
 MAX_UNANSWERED = 256
@@ -39,7 +43,11 @@ class Log(Protocol):
 
     on_durable: Callable[[int], None]
     on_broken: Callable[[JournalError], None]
+    on_room: Callable[[], None]
     failure: JournalError | None
+
+    def room(self, wanted: int = 1) -> int:
+        """Bytes that new samples may take now; `on_room` follows if that is less than `wanted`."""
 
     def fetch(self, ticket: int) -> bytes:
         """The payload of a sample that is neither dropped nor done with. Raises JournalError."""
@@ -48,10 +56,22 @@ class Log(Protocol):
         """Queue facts; `on_durable` follows with this number or a later one."""
 
 
-class Gate:
-    """Runs thunks in order, each when all facts noted before it are durable."""
+def _nobody_waits() -> None:
+    """What `on_room` is for those who never ask."""
 
-    def __init__(self, journal: Log | None, on_broken: Callable[[JournalError], None]) -> None:
+
+class Gate:
+    """Runs thunks in order, each when all facts noted before it are durable.
+
+    on_room: called when there may be room in the journal that `room` was asked for and lacked.
+    """
+
+    def __init__(
+        self,
+        journal: Log | None,
+        on_broken: Callable[[JournalError], None],
+        on_room: Callable[[], None] = _nobody_waits,
+    ) -> None:
         self._journal = journal
         self._noted = self._durable = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
@@ -60,11 +80,24 @@ class Gate:
             loop = asyncio.get_running_loop()
             journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
             journal.on_broken = lambda error: _tell(loop, on_broken, error)
+            journal.on_room = lambda: _tell(loop, on_room)
 
     @property
     def failure(self) -> DispatcherError | None:
         """Why nothing becomes durable at present, if so."""
         return None if self._journal is None else self._journal.failure
+
+    def has_room(self, samples: int, nbytes: int) -> bool:
+        """Whether the journal takes so many new samples, of so many bytes of payload together.
+
+        What was decided and not noted yet is not counted; whoever decides more has to ask for both.
+        """
+        wanted = nbytes + samples * BYTES_BESIDES_PAYLOAD
+        return self.room(wanted) >= wanted
+
+    def room(self, wanted: int = 1) -> int:
+        """Bytes that new samples may take of the log; if less than `wanted`, `on_room` follows."""
+        return sys.maxsize if self._journal is None else self._journal.room(wanted)
 
     def fetch(self, ticket: int) -> bytes:
         """The payload of a sample that only the journal has. Raises JournalError."""
@@ -116,7 +149,7 @@ class Gate:
             self._waiting.popleft()[1]()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[_T], None], value: _T) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[*_T], None], *values: *_T) -> None:
     """Call from the journal's thread; a loop that is closed has nobody left to tell."""
     if not loop.is_closed():
-        loop.call_soon_threadsafe(what, value)
+        loop.call_soon_threadsafe(what, *values)

@@ -12,6 +12,7 @@ from dispatcher.core.dispatch import Dispatch
 from dispatcher.errors import ConfigError
 from dispatcher.journal.policy import parse_sync
 from dispatcher.service.config import ServeConfig
+from dispatcher.service.fits import fit
 from dispatcher.service.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def open_journal(
 ) -> "Journal | None":
     """The journal of `--journal-dir`, if there is one, with the core restored from it.
 
-    Raises ConfigError when LMDB is missing, JournalError when the directory cannot be used.
+    Raises ConfigError when LMDB is missing or the settings do not fit what is in the journal,
+    JournalError when the directory cannot be used.
     """
     if config.journal_dir is None:
         return None
@@ -43,7 +45,13 @@ def open_journal(
         # The time of day may have been set back since: nothing has happened in the future.
         from_wall=lambda at: min(at - offset, clock()),
         id_horizon=config.sample_id_horizon,
+        payload_bytes=config.buffer_memory,
     )
+    try:
+        fit(config, memory)
+    except ConfigError:
+        journal.close()
+        raise
     core.restore(memory, clock())
     metrics.watch_journal(journal)
     log.info(

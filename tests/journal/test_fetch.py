@@ -1,13 +1,14 @@
 """Payloads of retained steps are read back from the log, wherever it has put them meanwhile."""
 
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from dispatcher.core.facts import CheckpointSaved, Committed, Fact, Planned, Resumed
 from dispatcher.errors import JournalCorrupt, JournalError
-from tests.journal.support import BATCH, SCHEMAS, accepted, opened, payload_of, recovered
+from tests.journal.support import BATCH, OFF, SCHEMAS, accepted, opened, payload_of, recovered
 
 NBYTES = SCHEMAS[0].nbytes(100)
 
@@ -31,6 +32,38 @@ def test_retained_steps_come_back_without_their_payloads_which_can_be_fetched(
             (entry,) = one.micro_batches[0][0]
             assert not entry.sample.is_here
             assert journal.fetch(entry.ticket) == payload_of(entry.ticket, NBYTES)
+
+
+def test_payloads_of_buffered_samples_come_up_to_a_budget_oldest_first(tmp_path: Path) -> None:
+    facts: list[Fact] = [accepted(ticket, tokens=100) for ticket in range(6)]
+    plan = Planned(0, "d", 0.0, (((1, 4),),), ())
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        listener.wait(journal.append([*facts, plan], {}))
+    for budget, held in [(None, 4), (0, 0), (NBYTES - 1, 0), (3 * NBYTES, 3), (10**9, 4)]:
+        with opened(tmp_path / "j", BATCH, payload_bytes=budget) as (journal, _, found):
+            assert [e.ticket for e in found.entries] == [0, 2, 3, 5]
+            assert [e.sample.is_here for e in found.entries] == [True] * held + [False] * (4 - held)
+            for entry in found.entries:
+                assert journal.fetch(entry.ticket) == payload_of(entry.ticket, NBYTES)
+                assert entry.sample.payload in {b"", payload_of(entry.ticket, NBYTES)}
+            (step,) = found.steps
+            assert all(entry.sample.is_here for entry in step.micro_batches[0][0])
+
+
+def test_a_budget_keeps_payloads_out_of_memory(tmp_path: Path) -> None:
+    """32 MB of them, of which 1 MB is read."""
+    with opened(tmp_path / "j", segment_bytes=4 << 20) as (journal, listener, _):
+        for ticket in range(32):
+            lsn = journal.append([accepted(ticket, tokens=125_000)], {})
+        listener.wait(lsn)
+    tracemalloc.start()
+    try:
+        options = {"segment_bytes": 4 << 20, "payload_bytes": 1_000_000}
+        with opened(tmp_path / "j", OFF, **options) as (_, _, found):
+            assert sum(entry.sample.nbytes for entry in found.entries) == 1_000_000
+            assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_a_saved_checkpoint_covers_is_not_kept(tmp_path: Path) -> None:

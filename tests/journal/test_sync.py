@@ -94,7 +94,7 @@ def test_statistics_are_a_snapshot_of_what_was_done(tmp_path: Path) -> None:
         assert (found.batches, found.blocks, found.records) == (1, 1, 3)  # with the schema
         assert (found.live_samples, found.live_bytes, found.segments) == (2, 64, 1)
         assert found.syncs == listener.syncs
-        assert found.nbytes == (1 << 20) + 2 * (16 << 10)
+        assert found.nbytes == (1 << 20) + 3 * (16 << 10)
 
 
 def test_closing_writes_what_is_queued(tmp_path: Path) -> None:

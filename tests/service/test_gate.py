@@ -1,13 +1,14 @@
 """The gate: nothing leaves before what it rests on is durable, and order is kept."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from dispatcher.core.facts import Accepted, Fact, StreamEnded
 from dispatcher.errors import JournalError
-from dispatcher.service.gate import MAX_UNANSWERED, Gate
+from dispatcher.service.gate import BYTES_BESIDES_PAYLOAD, MAX_UNANSWERED, Gate
 
 
 class SlowLog:
@@ -16,12 +17,19 @@ class SlowLog:
     def __init__(self) -> None:
         self.on_durable: Callable[[int], None] = lambda _: None
         self.on_broken: Callable[[JournalError], None] = lambda _: None
+        self.on_room: Callable[[], None] = lambda: None
+        self.free, self.asked = sys.maxsize, 0
         self.failure: JournalError | None = None
         self.batches: list[tuple[Sequence[Fact], Mapping[str, object]]] = []
 
     def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
         self.batches.append((facts, totals))
         return len(self.batches)
+
+    def room(self, wanted: int = 1) -> int:
+        """What the test says, to whatever was asked."""
+        self.asked = wanted
+        return self.free
 
     def fetch(self, ticket: int) -> bytes:
         """The payload as it was appended."""
@@ -110,6 +118,29 @@ async def test_settled_returns_when_everything_noted_is_durable() -> None:
     assert not waiting.done()
     await log.durable(1)
     await waiting
+
+
+async def test_room_is_the_journals_and_without_one_there_is_always_some() -> None:
+    log = SlowLog()
+    gate = Gate(log, ignore)
+    log.free = 3 * BYTES_BESIDES_PAYLOAD + 100
+    assert gate.has_room(3, 100)
+    assert log.asked == log.free == gate.room()
+    assert not gate.has_room(3, 101)
+    assert not gate.has_room(4, 0)
+    assert Gate(None, ignore).has_room(10**6, 10**12)
+    assert Gate(None, ignore).room() == sys.maxsize
+
+
+async def test_the_loop_is_told_when_there_may_be_room_again() -> None:
+    log, said = SlowLog(), list[str]()
+    Gate(log, ignore, partial(said.append, "room"))
+    thread = threading.Thread(target=log.on_room)
+    thread.start()
+    thread.join()
+    assert said == []
+    await asyncio.sleep(0)
+    assert said == ["room"]
 
 
 async def test_a_broken_journal_is_reported_to_the_loop() -> None:

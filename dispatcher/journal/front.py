@@ -1,0 +1,89 @@
+"""The front of a segment: which file it is, and how far it is known to be on the disk.
+
+    0      header, 64 bytes: magic, format, number, bytes of the file, the last sequence before
+           it, salt, digest
+    512    mark, 24 bytes: a sequence up to which everything is on the disk, and its digest
+    1024   another mark; they are written in turn, so that a torn one leaves the other
+    1536   the first block
+
+The header is written when the file becomes this segment, and is on the disk before anything else is
+written. Its salt is random and new each time, and keys the digests of blocks: what the file held
+before, and whatever bytes its payloads have, cannot pass for one. Each part has a sector of its
+own, since a disk writes a sector whole or not at all.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from struct import Struct
+from typing import Self
+
+_SECTOR = 512
+_HEADER = Struct("<8sIIQQQ16s8s")
+_MAGIC = b"rdsegmnt"
+_FORMAT = 2
+_MARK = Struct("<Q16s")
+#: Where the marks are.
+MARKS = (_SECTOR, 2 * _SECTOR)
+#: Where a segment's first block begins.
+FIRST_BLOCK = 3 * _SECTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A segment's header. after: every block up to this sequence was on the disk before it."""
+
+    number: int
+    nbytes: int
+    after: int
+    salt: bytes
+
+    def salted(self) -> Self:
+        """The same with another salt, under which none of its blocks is one any more."""
+        return replace(self, salt=os.urandom(16))
+
+    @classmethod
+    def new(cls, number: int, nbytes: int, after: int) -> Self:
+        """Of a file that becomes this segment now."""
+        return cls(number, nbytes, after, os.urandom(16))
+
+    def pack(self) -> bytes:
+        """Everything before the first block."""
+        header = self.header()
+        parts = [header.ljust(_SECTOR, b"\0")]
+        parts += [self.mark(self.after).ljust(_SECTOR, b"\0")] * len(MARKS)
+        return b"".join(parts)
+
+    def mark(self, sequence: int) -> bytes:
+        """What says that everything up to this sequence is on the disk."""
+        text = sequence.to_bytes(8, "little")
+        digest = blake2b(text, salt=self.number.to_bytes(8, "little"), digest_size=16).digest()
+        return text + digest
+
+    def marked(self, data: bytes) -> int | None:
+        """The last sequence that a mark in the front says is on the disk; None if none is whole."""
+        found = []
+        for at in MARKS:
+            sequence, _ = _MARK.unpack_from(data, at)
+            if data[at : at + _MARK.size] == self.mark(sequence):
+                found.append(sequence)
+        return max(found, default=None)
+
+    def digest(self, data: bytes | bytearray, place: bytes) -> bytes:
+        """16 bytes that nobody can make without the salt, of what must stay in its place."""
+        return blake2b(data, key=self.salt, person=place, digest_size=16).digest()
+
+    def header(self) -> bytes:
+        """The first 64 bytes."""
+        fields = (_MAGIC, _FORMAT, 0, self.number, self.nbytes, self.after, self.salt)
+        text = _HEADER.pack(*fields, b"")
+        return text[:-8] + blake2b(text[:-8], digest_size=8).digest()
+
+    @classmethod
+    def read(cls, data: bytes) -> Self | None:
+        """The header that a file begins with, if it is whole."""
+        if len(data) < FIRST_BLOCK:
+            return None
+        _, _, _, number, nbytes, after, salt, _ = _HEADER.unpack_from(data)
+        found = cls(number, nbytes, after, salt)
+        return found if data[: _HEADER.size] == found.header() else None
