@@ -48,7 +48,7 @@ class Life:
         """A rank joins and gets a step, as nothing more comes."""
         hello = RankHello("r", 0, 1, None, prefetch_steps=1, hungry=True)
         self._perform(self.core.join(hello, 0.0), 0.0)
-        self._perform(self.core.end_stream(10.0), 10.0)
+        self._perform(self.core.end_stream(10.0, force=True), 10.0)
         await self._note()
 
     def _perform(self, effects: Iterable[Effect], now: float) -> None:
