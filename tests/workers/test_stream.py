@@ -58,12 +58,17 @@ def test_labels_that_are_written_over_are_whole_in_the_next_epoch(
     """`labels = input_ids; labels[...] = -100`, as trainers of Hugging Face models do."""
     stream, peer = pair
     give(peer, 0, list(range(tokens)))
-    taken = next(stream)
-    for _ in range(3):
+    taken, kept = next(stream), []
+    for epoch in range(3):
         (batch,) = taken
         assert torch.equal(batch.input_ids, torch.arange(tokens))
         labels = batch.input_ids
-        labels[: tokens // 2] = -100
+        labels[: tokens // 2] = -epoch
+        kept.append(labels)
+    taken.commit()
+    for epoch, labels in enumerate(kept):
+        assert torch.all(labels[: tokens // 2] == -epoch)
+        assert torch.equal(labels[tokens // 2 :], torch.arange(tokens // 2, tokens))
 
 
 def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, Peer]) -> None:
