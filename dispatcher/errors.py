@@ -6,9 +6,11 @@
     |   +-- SampleTooLong    a sample exceeds the micro-batch token budget
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
+    |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
     |   +-- VersionMismatch  the peer speaks another protocol version
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     +-- BufferFull           a cap is reached; retry after the next step
+    +-- ReceivingFull        too much is being received; retry later
     +-- ConnectionLimit      too many connections; retry later
     +-- Unauthorized         the token or certificate is missing or wrong
     +-- TlsFailed            no TLS session with the other side, and trying again will not help
@@ -80,6 +82,20 @@ class FrameTooLarge(ProtocolError):
         self.size, self.limit = size, limit
 
 
+class FrameTooSlow(ProtocolError):
+    """A frame held memory that others waited for, and did not come."""
+
+    code = "too-slow"
+    retriable = True
+
+    def __init__(self, filled: int, seconds: float) -> None:
+        super().__init__(
+            f"{filled} bytes of a frame have come, the last of them too slowly over {seconds:g} s "
+            "in which others waited for its memory; connect again and send it again (raise "
+            "--receive-bytes or --request-timeout where the network is as slow as that)"
+        )
+
+
 class VersionMismatch(ProtocolError):
     """The peer speaks another version of the protocol."""
 
@@ -108,12 +124,26 @@ class BufferFull(DispatcherError):
     code = "full"
     retriable = True
 
-    def __init__(self, cap: str, held: int, capacity: int) -> None:
+    def __init__(self, cap: str, held: int, capacity: int, waits_for: str = "") -> None:
         super().__init__(
             f"the sample buffer is at its {cap} cap ({held} of {capacity}); "
             "retry after the next step is dispatched"
+            + (f"; it waits for: {waits_for}" if waits_for else "")
         )
         self.cap, self.held, self.capacity = cap, held, capacity
+
+
+class ReceivingFull(DispatcherError):
+    """Frames and request bodies that are being received use up the memory there is for them."""
+
+    code = "receiving"
+    retriable = True
+
+    def __init__(self, nbytes: int, limit: int) -> None:
+        super().__init__(
+            f"{nbytes} bytes are being received already, of {limit} at a time over all "
+            "connections; push again in a moment, or raise --receive-bytes"
+        )
 
 
 class ConnectionLimit(DispatcherError):

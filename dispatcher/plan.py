@@ -62,6 +62,8 @@ class Oversize(StrEnum):
 class PlanConfig:
     """What every plan of a run has in common.
 
+    by_groups: a step takes a number of groups, whatever their sizes (a sample without a group is
+    one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set;
     `PADDED` needs the former. `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the
     heaviest samples of a window wait for each other and leave together.
@@ -70,6 +72,7 @@ class PlanConfig:
     dp_size: int
     dispatch_batch_size: int
     cost: CostModel
+    by_groups: bool = False
     micro_batch_size: int | None = None
     micro_batch_tokens: int | None = None
     layout: Layout = Layout.PACKED

@@ -13,9 +13,16 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple, Self
 
+#: Group sizes that are no number of members: nobody has said; said when the group is closed.
+SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
 #: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
 #: A power of two.
 ALIGNMENT = 8
+
+#: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
+RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
+#: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.
+METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version"})
 
 
 class DType(StrEnum):
@@ -124,6 +131,8 @@ class Schema:
         Padding and fields a sample, that is; how much a field is padded hangs on that alone.
         """
         per_token = sum(unit for unit, _ in self.units)
+        if not self.fields:  # lengths alone, as a simulation has them
+            return 0, [0] * ALIGNMENT
         ends = [self.slices(rest)[-1].stop for rest in range(ALIGNMENT)]
         return per_token, [aligned(end) - per_token * rest for rest, end in enumerate(ends)]
 
@@ -157,7 +166,8 @@ class Sample(NamedTuple):
     payload: the span described by `schema`, `schema.nbytes(tokens)` bytes; empty where only the
         journal has it.
     loss_tokens: tokens that the loss counts, 0 to `tokens`.
-    group_size: members that `group_id` will have in the end; 1 without a group.
+    group_size: members that `group_id` will have in the end, or a word of its own, see
+        `SIZE_AT_CLOSE`; 1 without a group.
     policy_version: version of the weights that wrote its oldest token; None if not tracked.
     """
 

@@ -55,7 +55,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
                 for number, sample in enumerate(samples, first_seq)
             ],
             group_ids=group_ids,
-            group_sizes=[sample.group_size or 1 for sample in samples] if sized else None,
+            group_sizes=[_size(sample) for sample in samples] if sized else None,
             policy_versions=_unless_empty([sample.policy_version for sample in samples]),
             first_seq=first_seq,
             floor=first_seq,
@@ -95,6 +95,10 @@ def _alike(one: EncodedSample, other: EncodedSample) -> bool:
         and (one.sample_id is None) == (other.sample_id is None)
         and _is_sized(one) == _is_sized(other)
     )
+
+
+def _size(sample: EncodedSample) -> int:
+    return 1 if sample.group_size is None else sample.group_size
 
 
 def _is_sized(sample: EncodedSample) -> bool:

@@ -4,8 +4,10 @@ Invariant: over all micro-batches of a step and all DP ranks, `(token_losses * l
 * loss_scale` adds up (after the ranks' gradients are averaged, or summed if so configured) to the
 mean over the step's loss tokens, or over its samples with loss tokens. A filler adds zero.
 
-Packed tensors are views of the received bytes. Do not modify them in place: the next iteration
-over the step would see it; clone first.
+No tensor looks at the received bytes: a micro-batch belongs to whom it is handed to, who may write
+into it, by whatever view or array (`labels = input_ids; labels[...] = -100`), and finds what was
+received in the next iteration over the step. Where the layout or the device does not ask for a copy
+anyway, the payload is copied whole, which costs less than to tell whether it was changed.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispatcher.errors import ProtocolError
+from dispatcher.net.memory import Memory, uninitialised
 from dispatcher.sample import DType
 from dispatcher.wire import messages as m
 from workers.held_steps import Received
@@ -52,7 +55,10 @@ class GradReduction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollateConfig:
-    """What all micro-batches of a stream have in common."""
+    """What all micro-batches of a stream have in common.
+
+    memory: where copies of payloads go.
+    """
 
     dp_size: int
     collation: Collation = Collation.PACKED
@@ -60,6 +66,13 @@ class CollateConfig:
     grad_reduction: GradReduction = GradReduction.MEAN
     weights_dtype: torch.dtype = torch.float32
     device: torch.device | None = None
+    memory: Memory = uninitialised
+
+    @property
+    def copies(self) -> bool:
+        """Whether the tensors that a trainer gets are copies by their layout or device."""
+        elsewhere = self.device is not None and self.device.type != "cpu"
+        return elsewhere or self.collation is Collation.PADDED
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,9 @@ class MicroBatch:
     [n, longest, ...] padded with zeros, or nested [n, jagged, ...]; per-sample ones [n, ...].
 
         input_ids, position_ids  int64, per token; positions restart at 0 with every sample
-        loss_weights             `weights_dtype`, per token
+        loss_weights             `weights_dtype`, per token: weight of the loss of predicting this
+                                 token from those before it in its sample. By the `loss_mask`;
+                                 without one the first token of each sample has weight 0
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
 
@@ -115,7 +130,7 @@ class MicroBatch:
 def collate(received: Received, step: m.Step, config: CollateConfig) -> MicroBatch:
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`."""
     header = received.header
-    per_token, per_sample = _fields(received)
+    per_token, per_sample = _fields(received if config.copies else received.copied(config.memory))
     weights = _loss_weights(header, per_token.get("loss_mask"), config)
     if header.is_filler and "loss_mask" in per_token:
         per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])
@@ -123,8 +138,7 @@ def collate(received: Received, step: m.Step, config: CollateConfig) -> MicroBat
     if "position_ids" not in per_token:
         per_token["position_ids"] = _positions(header.tokens)
     per_token["loss_weights"] = weights
-    tensors = _LAYOUTS[config.collation](per_token, header.tokens)
-    tensors |= per_sample
+    tensors = _LAYOUTS[config.collation](per_token, per_sample, header.tokens)
     if config.device is not None:
         tensors = {name: item.to(config.device) for name, item in tensors.items()}
     absent = [None] * len(header.tokens)
@@ -178,11 +192,22 @@ def _loss_weights(header: m.MicroBatch, mask: Tensor | None, config: CollateConf
     total = sum(header.tokens)
     if header.is_filler:
         return torch.zeros(total, dtype=config.weights_dtype)
-    weights = (torch.ones(total) if mask is None else _as_floats(mask)).to(config.weights_dtype)
+    counted = _all_but_first(header.tokens) if mask is None else _as_floats(mask)
+    weights = counted.to(config.weights_dtype, copy=counted is mask)
     if config.loss_normalisation is LossNormalisation.TOKEN_MEAN:
         return weights
-    counted = np.maximum(header.loss_tokens, 1)
-    return weights / torch.from_numpy(np.repeat(counted, header.tokens))
+    share = np.maximum(header.loss_tokens, 1)
+    return weights / torch.from_numpy(np.repeat(share, header.tokens))
+
+
+def _all_but_first(tokens: list[int]) -> Tensor:
+    """1 for every token that others of its sample come before, else 0; [total].
+
+    End to end with others, the first would be scored by the last logits of the sample before.
+    """
+    ones = np.ones(sum(tokens), np.float32)
+    ones[_bounds(tokens)[:-1]] = 0.0
+    return torch.from_numpy(ones)
 
 
 def _as_floats(mask: Tensor) -> Tensor:
@@ -208,21 +233,29 @@ def _bounds(tokens: list[int]) -> list[int]:
     return [0, *accumulate(tokens)]
 
 
-def _packed(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:
-    return {**per_token, "cu_seqlens": torch.from_numpy(np.array(_bounds(tokens), np.int32))}
+Tensors = dict[str, Tensor]
 
 
-def _padded(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:
+def _packed(per_token: Tensors, per_sample: Tensors, tokens: list[int]) -> Tensors:
+    bounds = torch.from_numpy(np.array(_bounds(tokens), np.int32))
+    return {**per_token, "cu_seqlens": bounds, **per_sample}
+
+
+def _padded(per_token: Tensors, per_sample: Tensors, tokens: list[int]) -> Tensors:
     lengths, longest = torch.tensor(tokens), max(tokens)
     mask = torch.arange(longest) < lengths[:, None]
     found = {}
     for name, values in per_token.items():
         found[name] = values.new_zeros((len(tokens), longest, *values.shape[1:]))
         found[name][mask] = values
-    return {"attention_mask": mask, **found}
+    return {
+        "attention_mask": mask,
+        **found,
+        **{name: values.clone() for name, values in per_sample.items()},
+    }
 
 
-def _jagged(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor]:
+def _jagged(per_token: Tensors, per_sample: Tensors, tokens: list[int]) -> Tensors:
     offsets = torch.tensor(_bounds(tokens))
     found = {
         name: torch.nested.nested_tensor_from_jagged(
@@ -230,10 +263,10 @@ def _jagged(per_token: dict[str, Tensor], tokens: list[int]) -> dict[str, Tensor
         )
         for name, values in per_token.items()
     }
-    return {**found, "cu_seqlens": offsets.int()}
+    return {**found, "cu_seqlens": offsets.int(), **per_sample}
 
 
-_LAYOUTS: dict[Collation, Callable[[dict[str, Tensor], list[int]], dict[str, Tensor]]] = {
+_LAYOUTS: dict[Collation, Callable[[Tensors, Tensors, list[int]], Tensors]] = {
     Collation.PACKED: _packed,
     Collation.PADDED: _padded,
     Collation.JAGGED: _jagged,

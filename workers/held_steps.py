@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from dispatcher.errors import ProtocolError, StepContractError
+from dispatcher.net.memory import Memory
 from dispatcher.wire import messages as m
 from workers.payload import Block, cut
 
@@ -40,14 +43,25 @@ class Received:
     payload: memoryview = field(repr=False)
     blocks: Sequence[Block]
 
+    def copied(self, memory: Memory) -> "Received":
+        """The same in memory of its own."""
+        copy = memory(self.payload.nbytes)
+        # Unlike an assignment of memoryviews this lets other threads run meanwhile.
+        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.payload, np.uint8))
+        return Received(self.header, copy, self.blocks)
+
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step of which this rank holds the header and the first micro-batches."""
+    """A step of which this rank holds the header and the first micro-batches.
+
+    begun: the training loop has asked for one of its micro-batches.
+    """
 
     header: m.Step
     state: StepState = StepState.PREPARED
     micro_batches: list[Received] = field(default_factory=list)
+    begun: bool = False
 
 
 class HeldSteps:
@@ -122,6 +136,15 @@ class HeldSteps:
     def taken(self) -> list[int]:
         """The steps that the training loop has begun and not committed."""
         return [n for n, held in self._steps.items() if held.state is StepState.TAKEN]
+
+    def unbegun(self) -> int | None:
+        """The first of the taken steps of which, and after which, nothing was trained yet."""
+        found = None
+        for number in reversed(self.taken):
+            if self._steps[number].begun:
+                break
+            found = number
+        return found
 
     def following(self) -> HeldStep | None:
         """The first step that is not taken."""

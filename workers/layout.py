@@ -15,11 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dispatcher.errors import SampleRefused
-from dispatcher.sample import DType, Field, Schema
+from dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
 from workers.to_array import NUMPY_DTYPES, Array, ArrayLike, to_array
-
-#: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
-RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
 
 
 class Column(NamedTuple):
@@ -71,9 +68,12 @@ class Layout(NamedTuple):
         return arrays if rows[0] else None
 
     def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
-        """How many tokens the loss counts. Raises SampleRefused for a mask of other values."""
+        """How many tokens the loss counts. Raises SampleRefused for a mask of other values.
+
+        Without a mask: all but the first, which nothing in the sample predicts.
+        """
         if self.mask is None:
-            return tokens
+            return tokens - 1
         mask, dtype = arrays[self.mask], self.columns[self.mask].dtype
         if dtype is not DType.BOOL:
             one = 0x3F80 if dtype is DType.BFLOAT16 else 1
@@ -108,6 +108,12 @@ def _layout(traits: tuple[tuple[str, DType, bool, tuple[int, ...]], ...]) -> Lay
     for name, _, per_token, shape in traits:
         if name in RESERVED or not 1 <= len(name) <= 128:
             raise SampleRefused("bad-field", f"a field may not be called {name!r}")
+        if name in METADATA:
+            raise SampleRefused(
+                "bad-field",
+                f"{name} is no field of a sample but told beside them: push(..., {name}=) or "
+                f"RolloutSample(..., {name}=)",
+            )
         if len(shape) > 8 or 0 in shape:
             raise SampleRefused("bad-field", f"{name} has values of the shape {list(shape)}")
         if name == "loss_mask" and not (per_token and shape == ()):

@@ -62,11 +62,12 @@ def cut(schema: Schema, header: m.MicroBatch, payload: memoryview) -> list[Block
 def arrays(payload: memoryview, blocks: Sequence[Block]) -> dict[str, NDArray[np.generic]]:
     """Fields as numpy views of the payload: [total tokens, ...] or [samples, ...]; no copy.
 
-    bfloat16 values come as their bits, in uint16.
+    They are read-only: the next iteration over the step looks at the same memory. bfloat16 values
+    come as their bits, in uint16.
     """
     return {
         block.field.name: np.frombuffer(
-            payload, _NUMPY[block.field.dtype], block.values, block.offset
+            payload.toreadonly(), _NUMPY[block.field.dtype], block.values, block.offset
         ).reshape(block.shape)
         for block in blocks
     }

@@ -6,12 +6,14 @@ stands. It passes as text: nothing is unpickled.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from dispatcher.errors import ConfigError, RankRefused
+from workers.meshes import Mesh, ambiguous_mesh, stream_advice
 
 #: Room for what DP rank 0 says; a longer error message is cut.
 MESSAGE_BYTES = 512
@@ -25,17 +27,26 @@ class Place:
     dp_size: int
 
 
-def find_place(dp_rank: int | None, dp_size: int | None, group: dist.ProcessGroup | None) -> Place:
+def find_place(
+    dp_rank: int | None,
+    dp_size: int | None,
+    group: dist.ProcessGroup | None,
+    advice: Callable[[Mesh, int], str] = stream_advice,
+) -> Place:
     """Rank and size as given, else of `group` or the default group, else of the environment.
 
     A process that is neither in a process group nor started by a launcher is rank 0 of 1.
-    Raises ConfigError when only one of the two is given or they contradict each other.
+    Raises ConfigError when only one of the two is given or they contradict each other, or when
+    nothing is given and a device mesh says that not every rank is a DP rank; then `advice` says
+    what to give.
     """
     if (dp_rank is None) != (dp_size is None):
         raise ConfigError("give both dp_rank and dp_size, or neither")
     if dp_rank is not None and dp_size is not None:
         place = Place(dp_rank, dp_size)
     elif initialised():
+        if group is None:
+            _refuse_ambiguity(advice)
         place = Place(dist.get_rank(group), dist.get_world_size(group))
     else:
         place = Place(_integer("RANK", 0), _integer("WORLD_SIZE", 1))
@@ -45,6 +56,33 @@ def find_place(dp_rank: int | None, dp_size: int | None, group: dist.ProcessGrou
             + ("; is this process in the process group?" if place.dp_rank < 0 else "")
         )
     return place
+
+
+def check_group(place: Place, group: dist.ProcessGroup | None) -> None:
+    """Raise ConfigError where the group's ranks are not the DP ranks.
+
+    They share the generation by a collective, which would wait for ever for others than these.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if (rank, size) != (place.dp_rank, place.dp_size):
+        which = "the default process group" if group is None else "process_group"
+        raise ConfigError(
+            f"this is DP rank {place.dp_rank} of {place.dp_size}, but rank {rank} of {size} in "
+            f"{which}, through which DP ranks agree on a generation; pass process_group= with the "
+            "DP ranks in their order, or hand DP rank 0's stream.generation to the others as "
+            "generation="
+        )
+
+
+def _refuse_ambiguity(advice: Callable[[Mesh, int], str]) -> None:
+    world = dist.get_world_size()
+    mesh = ambiguous_mesh(world) if world > 1 else None
+    if mesh is not None:
+        raise ConfigError(
+            f"this process has a device mesh of several dimensions, {mesh}: if each of the {world} "
+            "ranks took samples of its own, ranks that share a model replica would train on "
+            f"different ones; {advice(mesh, world)}"
+        )
 
 
 def initialised() -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from dispatcher.errors import ClientClosed
 from workers.credentials import Credentials
-from workers.encode import RolloutSample
+from workers.encode import GroupSize, Pushable, RolloutSample
 from workers.liveness import CLOSE_TIMEOUT_S
 from workers.producer_async import AsyncRolloutProducer, members
 from workers.producer_core import Outcome
@@ -38,7 +38,7 @@ class RolloutProducer:
         endpoint: str,
         *,
         per_sample: Collection[str] = (),
-        group_size: int | None = None,
+        group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class RolloutProducer:
         *,
         sample_id: str | None = None,
         group_id: str | None = None,
-        group_size: int | None = None,
+        group_size: GroupSize | None = None,
         policy_version: int | None = None,
         timeout: float | None = None,
     ) -> Outcome:
@@ -87,7 +87,7 @@ class RolloutProducer:
         return self.push_many([sample], timeout=timeout)[0]
 
     def push_many(
-        self, samples: Iterable[RolloutSample], *, timeout: float | None = None
+        self, samples: Iterable[Pushable], *, timeout: float | None = None
     ) -> list[Outcome]:
         """Push samples; see `AsyncRolloutProducer.push_many`."""
         encoded = self._inner.encode(samples)
@@ -95,26 +95,28 @@ class RolloutProducer:
 
     def push_group(
         self,
-        samples: Iterable[RolloutSample],
+        samples: Iterable[Pushable],
         group_id: str,
         *,
-        group_size: int | None = None,
+        group_size: GroupSize | None = None,
         timeout: float | None = None,
     ) -> list[Outcome]:
         """Push members of one group; `group_size` is their number unless given."""
         return self.push_many(members(samples, group_id, group_size), timeout=timeout)
 
-    def close_group(self, group_id: str) -> None:
-        """Say that no further member of this group will come: if incomplete it is dropped."""
-        self._call(self._inner.close_group(group_id))
+    def close_group(
+        self, group_id: str, *, size: int | None = None, keep: bool | None = None
+    ) -> None:
+        """Say that a group gets no further member; see `AsyncRolloutProducer.close_group`."""
+        self._call(self._inner.close_group(group_id, size=size, keep=keep))
 
-    def end_phase(self, policy_version: int) -> None:
-        """Have all samples older than `policy_version` dispatched before anything newer."""
-        self._call(self._inner.end_phase(policy_version))
+    def end_phase(self, policy_version: int, *, force: bool = False) -> None:
+        """Say that nothing older follows from here; see `AsyncRolloutProducer.end_phase`."""
+        self._call(self._inner.end_phase(policy_version, force=force))
 
-    def end_stream(self) -> None:
-        """Say that no producer will push again: the rest is flushed, then the streams end."""
-        self._call(self._inner.end_stream())
+    def end_stream(self, *, force: bool = False) -> None:
+        """Say that nothing follows from here; see `AsyncRolloutProducer.end_stream`."""
+        self._call(self._inner.end_stream(force=force))
 
     def close(self) -> None:
         """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""

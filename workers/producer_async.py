@@ -14,7 +14,14 @@ from dispatcher.wire import messages as m
 from dispatcher.wire.endpoint import Endpoint
 from workers.checked import validated
 from workers.credentials import Credentials
-from workers.encode import EncodedSample, Encoder, RolloutSample
+from workers.encode import (
+    EncodedSample,
+    Encoder,
+    GroupSize,
+    Pushable,
+    RolloutSample,
+    rollout_samples,
+)
 from workers.producer_client import ProducerClient
 from workers.producer_core import Outcome
 from workers.to_array import ArrayLike
@@ -26,7 +33,8 @@ class AsyncRolloutProducer:
     endpoint: `host:port`, `tls://host:port` or `unix:/path`.
     per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
         without dimensions are per-sample anyway, every other field is per-token.
-    group_size: members of every group, for pushes that name a `group_id` but no size.
+    group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
+        nobody knows before `close_group`.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
         call raises DispatcherUnreachable.
     credentials: what to show and trust; default: what the environment says.
@@ -37,7 +45,7 @@ class AsyncRolloutProducer:
         endpoint: str,
         *,
         per_sample: Collection[str] = (),
-        group_size: int | None = None,
+        group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
     ) -> None:
@@ -71,7 +79,7 @@ class AsyncRolloutProducer:
         *,
         sample_id: str | None = None,
         group_id: str | None = None,
-        group_size: int | None = None,
+        group_size: GroupSize | None = None,
         policy_version: int | None = None,
         timeout: float | None = None,
     ) -> Outcome:
@@ -90,9 +98,11 @@ class AsyncRolloutProducer:
         return (await self.push_many([sample], timeout=timeout))[0]
 
     async def push_many(
-        self, samples: Iterable[RolloutSample], *, timeout: float | None = None
+        self, samples: Iterable[Pushable], *, timeout: float | None = None
     ) -> list[Outcome]:
         """Push samples in as few frames as they fit in; one outcome each, in order.
+
+        samples: mappings of fields, as for `push`, or `RolloutSample` where there is metadata.
 
         Raises as `push` does; when some are refused the others are accepted nevertheless.
         """
@@ -100,30 +110,45 @@ class AsyncRolloutProducer:
 
     async def push_group(
         self,
-        samples: Iterable[RolloutSample],
+        samples: Iterable[Pushable],
         group_id: str,
         *,
-        group_size: int | None = None,
+        group_size: GroupSize | None = None,
         timeout: float | None = None,
     ) -> list[Outcome]:
         """Push members of one group; `group_size` is their number unless given."""
         return await self.push_many(members(samples, group_id, group_size), timeout=timeout)
 
-    async def close_group(self, group_id: str) -> None:
-        """Say that no further member of this group will come: if incomplete it is dropped."""
-        await self._client.control(validated(lambda: m.CloseGroup(group_id=group_id)))
+    async def close_group(
+        self, group_id: str, *, size: int | None = None, keep: bool | None = None
+    ) -> None:
+        """Say that no further member of this group will come, or none beyond `size` in all.
 
-    async def end_phase(self, policy_version: int) -> None:
-        """Have all samples older than `policy_version` dispatched before anything newer.
-
-        Goes out when every push begun before it is answered.
+        A group that lacks members is then dropped whole, or with `keep` trained on as it is
+        (default: the dispatcher's --incomplete-groups). One whose size was to be told `at-close`
+        has the members that came, or `size`. Goes out when its pushes begun before are answered.
         """
-        message = validated(lambda: m.EndPhase(policy_version=policy_version))
+        await self._client.control(
+            validated(lambda: m.CloseGroup(group_id=group_id, size=size, keep=keep))
+        )
+
+    async def end_phase(self, policy_version: int, *, force: bool = False) -> None:
+        """Say that this producer will push nothing older than `policy_version` any more.
+
+        When every producer that has contributed to it has said so, or has left, all samples older
+        than `policy_version` are dispatched before anything newer. With `force` at once: a
+        controller speaks for all of them. Goes out when every push begun before it is answered.
+        """
+        message = validated(lambda: m.EndPhase(policy_version=policy_version, force=force))
         await self._client.control(message)
 
-    async def end_stream(self) -> None:
-        """Say that no producer will push again: the rest is flushed, then the streams end."""
-        await self._client.control(m.EndStream())
+    async def end_stream(self, *, force: bool = False) -> None:
+        """Say that this producer will push nothing any more.
+
+        When every producer that has contributed has said so, or has left, the rest is flushed and
+        the ranks' streams end. With `force` at once: a controller speaks for all of them.
+        """
+        await self._client.control(m.EndStream(force=force))
 
     async def close(self) -> None:
         """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
@@ -131,9 +156,9 @@ class AsyncRolloutProducer:
 
     # -- for the blocking shell, which encodes in its caller's thread
 
-    def encode(self, samples: Iterable[RolloutSample]) -> list[EncodedSample]:
+    def encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
         """Check samples and find their memory; raises SampleRefused. Any thread may."""
-        return [self._encoder.encode(self._sized(sample)) for sample in samples]
+        return [self._encoder.encode(self._sized(item)) for item in rollout_samples(samples)]
 
     async def push_encoded(
         self, samples: Sequence[EncodedSample], *, timeout: float | None
@@ -159,9 +184,15 @@ class AsyncRolloutProducer:
 
 
 def members(
-    samples: Iterable[RolloutSample], group_id: str, group_size: int | None
+    samples: Iterable[Pushable], group_id: str, group_size: GroupSize | None
 ) -> list[RolloutSample]:
-    """The samples as members of one group, of their own number unless `group_size` is given."""
-    found = list(samples)
+    """The samples as members of one group, of their own number unless `group_size` is given.
+
+    Raises SampleRefused for what is no sample, or a member of another group.
+    """
+    found = rollout_samples(samples)
+    other = next((item.group_id for item in found if item.group_id not in (None, group_id)), None)
+    if other is not None:
+        raise SampleRefused("bad-metadata", f"a sample of group {other} is pushed as of {group_id}")
     size = group_size or len(found)
     return [replace(sample, group_id=group_id, group_size=size) for sample in found]

@@ -129,7 +129,8 @@ class ProducerClient:
             )
         if not caps:
             return TimeoutError(f"the dispatcher did not answer within {timeout} s; {fate}")
-        error = BufferFull(caps[0].cap, caps[0].held, caps[0].capacity)
+        cap = caps[0]
+        error = BufferFull(cap.cap, cap.held, cap.capacity, cap.waits_for)
         error.add_note(fate)
         return error
 

@@ -92,6 +92,7 @@ class ProducerCore:
         self._later: list[tuple[float, int]] = []  # heap: not before this time
         self._controls: dict[int, _Control] = {}
         self._control_ids = count(-1, -1)
+        self._closing: dict[str | None, int] = {}  # controls of groups that lack a withdrawn push
         self._pings = self._pongs = 0
 
     # -- what the user wants
@@ -111,6 +112,7 @@ class ProducerCore:
             )
         self._pushes[first] = push = _Push(header(samples, self.client_id, first), payload(samples))
         self._next_seq += len(samples)
+        self._keep_open(push.message)
         self._enqueue(first, push)
         return first
 
@@ -135,11 +137,13 @@ class ProducerCore:
         the dispatcher named one.
         """
         push = self._pushes[ticket]
+        blocked = push.blocked or self._blocked()
         if push.sent or push.uncertain:
             push.payload = [b"".join(push.payload)]
-            return False, push.blocked
+            return False, blocked
         del self._pushes[ticket]
-        return not any(push.outcomes), push.blocked
+        self._close_groups_of(push)
+        return not any(push.outcomes), blocked
 
     def forget(self, ticket: int) -> None:
         """Nobody waits for this control any more; it is not sent unless it already was."""
@@ -201,8 +205,16 @@ class ProducerCore:
         match message:
             case m.Pushed():
                 return self._pushed(message, now)
-            case m.Blocked():
-                self._sent(message.first_seq).blocked = message
+            case m.Blocked(first_seq=None):
+                for push in self._pushes.values():
+                    if push.sent and push.blocked is None:
+                        push.blocked = message
+                return []
+            case m.Blocked(first_seq=int(first)):
+                self._sent(first).blocked = message
+                return []
+            case m.Resend():
+                self._resend(message.first_seq)
                 return []
             case m.Pong():
                 return self._pong()
@@ -240,6 +252,30 @@ class ProducerCore:
             return []
         del self._pushes[answer.first_seq]
         return [Settled(answer.first_seq, settled)]
+
+    def _blocked(self) -> m.Blocked | None:
+        """What holds others back that were pushed before: those behind them wait for the same."""
+        waiting = (push.blocked for push in self._pushes.values() if push.sent)
+        return next((blocked for blocked in waiting if blocked is not None), None)
+
+    def _resend(self, first: int) -> None:
+        """The dispatcher let go of a payload that it held, and wants it now."""
+        push = self._sent(first)
+        push.sent = False
+        self._in_flight -= 1
+        self._enqueue(first, push)
+
+    def _close_groups_of(self, push: _Push) -> None:
+        """A member is withdrawn: its group lacks it, unless the group is pushed to once more."""
+        for group_id in {*(push.message.group_ids or ())} - {None}:
+            assert group_id is not None
+            self.control(m.CloseGroup(group_id=group_id))
+            self._closing[group_id] = min(self._controls)  # ids of controls fall
+
+    def _keep_open(self, message: m.Push) -> None:
+        """What was withdrawn of these groups is tried again."""
+        for group_id in {*(message.group_ids or ())} & self._closing.keys():
+            self._controls.pop(self._closing.pop(group_id), None)
 
     def _outcomes(self, push: _Push, answer: m.Pushed) -> Sequence[Outcome | SampleRefused | None]:
         """What is known of each sample of a push now; None where it has to be sent again."""
@@ -282,4 +318,5 @@ class ProducerCore:
         done = [ticket for ticket, item in self._controls.items() if item.ping == number]
         for ticket in done:
             del self._controls[ticket]
+        self._closing = {key: at for key, at in self._closing.items() if at in self._controls}
         return [Settled(ticket) for ticket in done]

@@ -36,6 +36,7 @@ class ProducerLink(StreamProtocol):
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._heartbeat: Heartbeat | None = None
+        self._written = 0  # bytes
         self._retry: asyncio.TimerHandle | None = None
         self.welcomed: asyncio.Future[float] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -43,11 +44,15 @@ class ProducerLink(StreamProtocol):
     async def watch(self, interval_s: float) -> None:
         """Ping when due, until the connection ends; raises what ended it."""
         self._heartbeat = heartbeat = Heartbeat(interval_s, self._loop.time())
+        left = 0
         while not self.lost.done():
             now = self._loop.time()
             if heartbeat.ping_due(now):
                 self._write(self._core.ping())
             await asyncio.wait([self.lost], timeout=heartbeat.wait(now))
+            before, left = left, self._left()
+            if self._unsent and left > before:
+                heartbeat.heard()  # it reads, and answers what it has not come to when it has
             heartbeat.check(self._loop.time())
         await self.lost
 
@@ -63,6 +68,15 @@ class ProducerLink(StreamProtocol):
         wait = self._core.wait(now)
         if wait is not None and self._retry is None:
             self._retry = self._loop.call_later(wait, self._pump_again)
+
+    @property
+    def _unsent(self) -> int:
+        """Bytes that were written and that the kernel has no room for yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _left(self) -> int:
+        """Bytes that have left; while some are unsent, those that the dispatcher has read."""
+        return self._written - self._unsent
 
     def _writable(self) -> bool:
         return not self._paused and not self.lost.done()
@@ -88,6 +102,7 @@ class ProducerLink(StreamProtocol):
     def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
         assert self._transport is not None
         frame = [codec.encode(message, sum(map(len, payload))), *payload]
+        self._written += sum(map(len, frame))
         if isinstance(self._transport, StreamTransport):
             self._transport.writelines(frame)
         else:  # TLS makes a record, and keeps a reference, of whatever it is given

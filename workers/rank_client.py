@@ -176,7 +176,11 @@ class RankClient:
         self._thread.wake()
 
     def set_policy_version(self, version: int) -> None:
-        """Report the version of the weights that are trained now; raises ConfigError below 0."""
+        """Report the version of the weights that the next step to begin trains with.
+
+        Raises ConfigError below 0, StepContractError for one below the last; see
+        `MicroBatchStream.set_policy_version`.
+        """
         with self._changed:
             self._check()
             validated(lambda: self._core.set_policy_version(version))
@@ -251,7 +255,7 @@ class RankClient:
         return held
 
     def _received(self, step: int, index: int) -> Received | None:
-        held = self._core.find(step).micro_batches
+        held = self._core.begin(step).micro_batches
         return held[index] if index < len(held) else None
 
     def _check(self) -> None:

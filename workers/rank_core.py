@@ -28,7 +28,7 @@ class RankCore:
         self.taken = -1
         self.hungry = self._begun = False
         self.end_reason: str | None = None
-        self._policy_version: int | None = None
+        self._version: m.PolicyVersion | None = None
         self._resume: m.Position | None = None
         self._saved = -1
         self._begun_after = -1
@@ -40,6 +40,7 @@ class RankCore:
 
     def hello(self) -> m.HelloRank:
         """The first message of a connection: where this rank stands."""
+        version = self._version
         return m.HelloRank(
             client_id=self._client_id,
             token=self.token,
@@ -51,7 +52,8 @@ class RankCore:
             committed=self.committed,
             hungry=self.hungry,
             received=self._steps.received(),
-            policy_version=self._policy_version,
+            policy_version=version.policy_version if version else None,
+            policy_step=version.first_step if version else None,
             resume=self._resume,
             saved=self._saved,
         )
@@ -141,6 +143,9 @@ class RankCore:
                 "stream to load another one"
             )
         self._resume = position
+        if self._version is not None:
+            first_step = position.step + 1
+            self._version = self._version.model_copy(update={"first_step": first_step})
         self._steps.clear()
         self.end_reason = None
         self._resuming = True
@@ -202,14 +207,37 @@ class RankCore:
         self._say(m.Commit(step=step))
 
     def set_policy_version(self, version: int) -> None:
-        """The weights' version that this rank trains now."""
-        message = m.PolicyVersion(policy_version=version)
-        self._policy_version = version
+        """The weights' version that this rank trains from now on.
+
+        Raises StepContractError for one below the last, once a step was taken.
+        """
+        message = m.PolicyVersion(policy_version=version, first_step=self._next_to_train)
+        last = self._version
+        if last is not None and last.policy_version == version:
+            return
+        if last is not None and version < last.policy_version and self.taken >= 0:
+            raise StepContractError(
+                f"policy version {version} comes after {last.policy_version}: samples would be "
+                "taken for fresher or staler than they are; versions can only rise. To go back to "
+                "older weights make a new stream"
+            )
+        self._version = message
         self._say(message)
 
-    def find(self, step: int) -> HeldStep:
-        """A taken step; raises StepContractError when it was committed."""
-        return self._steps.find(step)
+    @property
+    def _next_to_train(self) -> int:
+        """The first step of which nothing was trained yet."""
+        unbegun = self._steps.unbegun()
+        return max(self.taken, self.position) + 1 if unbegun is None else unbegun
+
+    def begin(self, step: int) -> HeldStep:
+        """The training loop asks for micro-batches of a step.
+
+        Raises StepContractError when it was committed.
+        """
+        held = self._steps.find(step)
+        held.begun = True
+        return held
 
     # -- mechanism
 
@@ -217,8 +245,7 @@ class RankCore:
         """Queue a message in the order in which things happened; the newest of a kind suffices."""
         if not self._connected:
             return
-        repeats = self._outbox and type(self._outbox[-1]) is type(message)
-        if repeats and not isinstance(message, m.Prepared):
+        if self._outbox and _replaces(message, self._outbox[-1]):
             self._outbox.pop()
         self._outbox.append(message)
 
@@ -234,3 +261,10 @@ class RankCore:
             self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
         self._connected, self._resuming = True, False
+
+
+def _replaces(message: m.Message, before: m.Message) -> bool:
+    """Whether a message says all that the one before it said."""
+    if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
+        return message.first_step == before.first_step
+    return type(message) is type(before) and not isinstance(message, m.Prepared)

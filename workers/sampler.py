@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from dispatcher.errors import ConfigError
+from workers.meshes import sampler_advice
 from workers.process_group import find_place
 
 
@@ -46,7 +47,7 @@ class LengthBucketSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        place = find_place(dp_rank, dp_size, None)
+        place = find_place(dp_rank, dp_size, None, sampler_advice)
         self._lengths = np.asarray(lengths, np.int64)
         if batch_size < 1 or bucket_batches < 1:
             raise ConfigError(

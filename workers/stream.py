@@ -27,8 +27,10 @@ from workers.collate import (
     collate,
 )
 from workers.credentials import Credentials
+from workers.memory_pool import MemoryPool
 from workers.process_group import (
     Place,
+    check_group,
     find_place,
     hear_generation,
     initialised,
@@ -45,7 +47,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 class Step:
     """One optimizer step: iterate its micro-batches, once or several times, then `commit()`.
 
-    Every iteration yields the same micro-batches in the same packing.
+    Every iteration yields the same micro-batches in the same packing, in memory of their own: what
+    was written into those of an earlier iteration is not in them.
     """
 
     def __init__(self, step: RankStep, config: CollateConfig) -> None:
@@ -105,7 +108,11 @@ class MicroBatchStream:
 
     endpoint: `host:port`, `tls://host:port` or `unix:/path`.
     dp_rank, dp_size: this process's data-parallel position; default: of `process_group` or the
-        default process group, else RANK and WORLD_SIZE, else a single process.
+        default process group, else RANK and WORLD_SIZE, else a single process. A process with a
+        device mesh of several dimensions has to say it, here or by `process_group`.
+    process_group: of the DP ranks, in their order. With tensor or pipeline parallelism pass
+        `mesh["dp"].get_group()` in the DP leader of each model replica (rank 0 in all other
+        dimensions) and make no stream in its peers: they get the micro-batches from the leader.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -146,6 +153,7 @@ class MicroBatchStream:
         self._is_leader = place.dp_rank == 0
 
         target = None if device is None else torch.device(device)
+        pool = MemoryPool()
 
         def join(agreed: int | None) -> RankClient:
             return RankClient(
@@ -155,7 +163,7 @@ class MicroBatchStream:
                 generation=agreed,
                 prefetch_steps=prefetch_steps,
                 reconnect_timeout=reconnect_timeout,
-                memory=_memory_for(target),
+                memory=_memory_for(target) or pool,
                 credentials=credentials,
             )
 
@@ -173,6 +181,7 @@ class MicroBatchStream:
             grad_reduction=reduction,
             weights_dtype=weights_dtype,
             device=target,
+            memory=pool,
         )
 
     def __enter__(self) -> Self:
@@ -211,9 +220,16 @@ class MicroBatchStream:
         return self._client.end_reason
 
     def set_policy_version(self, version: int) -> None:
-        """Report the version of the weights that are trained now.
+        """Report the version of the weights that training goes on with.
+
+        It counts for the step at hand if that step is taken, not committed, and none of its
+        micro-batches was asked for yet; otherwise from the step after the last one taken. So call
+        it when the weights of a new version are in place: after `commit()`, or first thing in the
+        loop's body; not before `load_state_dict`. Staleness is judged by it.
 
         DP rank 0's report counts; on other ranks this does nothing, so every rank may call it.
+        Raises ConfigError below 0, and StepContractError for a version below the last one once a
+        step was taken: versions only rise.
         """
         if self._is_leader:
             self._client.set_policy_version(version)
@@ -273,9 +289,9 @@ class MicroBatchStream:
 
 
 def _memory_for(device: torch.device | None) -> Memory | None:
-    """Where payloads are received: for a GPU, memory that it copies from by itself.
+    """Where payloads are received for a GPU: memory that it copies from by itself; else None.
 
-    None: where a `RankClient` receives by default. Pinned memory has a pool already: torch's.
+    Pinned memory has a pool already: torch's.
     """
     if device is None or device.type != "cuda":
         return None
@@ -295,6 +311,7 @@ def _join_together(
             "DP ranks must agree on a generation: call torch.distributed.init_process_group() "
             "first, or pass DP rank 0's stream.generation as generation="
         )
+    check_group(place, group)
     if place.dp_rank != 0:
         return join(hear_generation(group))
     try:

@@ -36,7 +36,7 @@ def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> I
     """Ascending positions of the samples that this step takes."""
     if take >= len(window):
         return np.arange(len(window))
-    left = _skips_left(window, cost, config)
+    left = _skips_left(window, cost, config, take)
     if config.grouping is not Grouping.IGNORE and (window.group >= 0).any():
         return np.flatnonzero(_choose_groups(window, cost, left, config, take))
     forced = due(left, window.must_go, take)
@@ -61,9 +61,16 @@ def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> I
 def _choose_groups(
     window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int
 ) -> BoolArray:
-    """Whole groups; selection sees a group as one item that costs what its dearest sample does."""
+    """Whole groups; selection sees a group as one item that costs what its dearest sample does.
+
+    Where a step takes a number of groups, each is of size one, whatever its members.
+    """
     index = group_index(window.group)
     size = np.bincount(index)
+    members, samples = int(np.median(size)), float(take)
+    if config.by_groups:
+        samples = take * len(window) / len(size)
+        size = np.ones_like(size)
     if size.min() > take:
         raise PlanError(
             f"the smallest group has {size.min()} samples and the step takes {take}; "
@@ -89,10 +96,10 @@ def _choose_groups(
         order=np.argsort(-dearest, kind="stable"),
         age=_age(group_max(window.skips, index), group_left),
         forced=forced,
-        neighbours=max(_neighbours(config) // int(np.median(size)), 1),
+        neighbours=max(_neighbours(config) // members, 1),
         columns=_waits_in_columns(config),
         band=_band(config),
-        share=float(cost.mean()) * take / config.dp_size,
+        share=float(cost.mean()) * samples / config.dp_size,
         per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )
@@ -146,11 +153,14 @@ def _neighbours(config: PlanConfig) -> int:
     return config.dp_size * (m if config.layout is Layout.PADDED else 1)
 
 
-def _skips_left(window: Window, cost: FloatArray, config: PlanConfig) -> IntArray:
+def _skips_left(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> IntArray:
     """Dispatches that may still pass each sample over; outliers may have a bound of their own."""
     bound = np.full(len(window), config.max_skips, dtype=np.int64)
     if config.outlier_max_skips is not None:
-        rank_share = cost.mean() * config.dispatch_batch_size / config.dp_size
+        batch: float = config.dispatch_batch_size
+        if config.by_groups:
+            batch = take * len(window) / len(np.unique(group_index(window.group)))
+        rank_share = cost.mean() * batch / config.dp_size
         bound[cost > rank_share] = config.outlier_max_skips
     return bound - window.skips
 

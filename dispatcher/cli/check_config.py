@@ -23,6 +23,8 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
     """Lines of TOML."""
     derived = {
         "buffer_capacity": loaded.config.buffer_samples,
+        "buffer_bytes": loaded.config.buffer_memory,
+        "held_bytes": loaded.config.held_memory,
         "max_skips": loaded.config.skips_bound,
         "outlier_max_skips": loaded.config.skips_bound,
     }

@@ -25,7 +25,8 @@ examples:
   what would that use?
     dispatcher check-config --config serve.toml
 
-exit codes: 0 drained or the stream ended, 1 failure, 2 usage or config
+exit codes: 0 the stream ended or everything was drained, 1 failure or a shutdown that gave up
+accepted samples (the log names them), 2 usage or config
 """
 
 

@@ -1,22 +1,32 @@
-"""Admission: decide every pushed sample, hold back what finds no room, forget nothing.
+"""Admission: decide every pushed sample, hold back as little as can be, forget nothing.
 
-A push is answered once, when all of its samples are decided. While a cap is reached, a producer's
-pushes wait here in order of arrival, at most `credits` of them a producer; what exceeds that is
-answered `full`. A member of an open group never waits: its room is reserved.
+A sample is held back only
+
+    at the hard cap     if its bytes would exceed what may be in memory, or the journal has no room
+    at a soft cap       if it is reached by ready samples, a step could be planned of what is
+                        ready, and the sample belongs to no open group
+
+so while ranks cannot be given a step, whatever may make one comes in: nobody waits for a producer
+that waits for us. A push is answered once, when all of its samples are decided. Pushes that are
+held wait here in order of arrival, at most `credits` of them a producer; what exceeds that is
+answered `full`. When something leaves they are tried again: in order until one is held back, and
+all of them while no step can be planned.
 
 Most pushes are of new and valid samples without a group that all find room, or none does: these are
 decided as a whole. Others are decided sample by sample, which comes to the same and takes longer.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
-from dispatcher.core.buffer import Entry, SampleBuffer
+from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.closed_groups import ClosedGroups
 from dispatcher.core.duplicates import DuplicateMemory
-from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
+from dispatcher.core.entry import Amount, Entry
+from dispatcher.core.events import Effect, Outcome, PushHeld, PushRecalled
 from dispatcher.core.facts import Accepted, FloorRaised, Note
-from dispatcher.core.room import Amount
+from dispatcher.core.held_pushes import HeldPushes
+from dispatcher.core.producers import Producers
+from dispatcher.core.push import Push
 from dispatcher.core.totals import Totals
 from dispatcher.errors import BufferFull, ProtocolError, SampleRefused
 from dispatcher.sample import Columns, Sample
@@ -24,71 +34,54 @@ from dispatcher.sample import Columns, Sample
 #: Sample numbers that a producer may have above its floor, each of which is remembered; far above
 #: what its credits allow, and a bound on what a producer can cost that never raises its floor.
 MAX_UNANSWERED = 1 << 20
+#: Caps that nothing but leaving samples can lift.
+HARD_CAPS = ("bytes", "journal")
 
+#: A producer that cannot be held, as over HTTP, and has not asked again for so long has gone.
+ASKS_AGAIN_S = 5.0
+#: Why a sample is refused that its group will lack from now on. Not: what claims to be of a group
+#: that is another, or comes when everything is over.
+MEMBER_LOST = frozenset(
+    ("empty", "too-long", "loss-tokens", "schema", "larger-than-buffer", "phase-ended")
+)
 
-@dataclass(slots=True, eq=False)
-class Push:
-    """Samples `first_seq`, `first_seq + 1`, ... of one producer, as far as they are decided.
-
-    producer: its client id; empty for a push that is never sent again under the same numbers.
-    floor: this producer never again sends a number below it.
-    named: sample ids were given by the user, so a repeat from any producer is a duplicate.
-    """
-
-    producer: str
-    first_seq: int
-    samples: tuple[Sample, ...]
-    floor: int = 0
-    named: bool = False
-    outcomes: list[Outcome | None] = field(init=False)
-    errors: dict[int, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.outcomes = [None] * len(self.samples)
-
-    @property
-    def numbers(self) -> range:
-        """The samples' sequence numbers."""
-        return range(self.first_seq, self.first_seq + len(self.samples))
-
-    @property
-    def undecided(self) -> list[int]:
-        """Indices of the samples that wait for room."""
-        return [index for index, outcome in enumerate(self.outcomes) if outcome is None]
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether no sample waits."""
-        return all(self.outcomes)
-
-    @property
-    def given_ids(self) -> tuple[str, ...]:
-        """The samples' ids, if the user gave them."""
-        return tuple(sample.sample_id for sample in self.samples) if self.named else ()
-
-    def answer(self) -> PushAnswered:
-        """The outcomes, in the order of the samples."""
-        outcomes = tuple(filter(None, self.outcomes))
-        return PushAnswered(self.producer, self.first_seq, outcomes, self.errors)
+#: Called with a group's sample that is refused for good, and why: the group will lack it.
+OnLost = Callable[[Sample, str, float], None]
 
 
 class Admission:
-    """Lets samples into the buffer."""
+    """Lets samples into the buffer.
+
+    lacking: units that are ready fewer than a step needs, 0 or less if one could be planned.
+    lost: what becomes of a group whose member is refused.
+    """
 
     def __init__(
         self,
         buffer: SampleBuffer,
         totals: Totals,
+        producers: Producers,
+        closed_groups: ClosedGroups,
+        *,
         credits_: int,
         id_horizon: int,
+        lacking: Callable[[], int],
+        lost: OnLost,
         note: Note | None = None,
     ) -> None:
-        self._buffer = buffer
-        self._note = note
-        self._credits = credits_
+        self._buffer, self._totals, self._producers = buffer, totals, producers
+        self._closed_groups, self._note = closed_groups, note
+        self._credits, self._lacking, self._lost = credits_, lacking, lost
+        #: Payload bytes that the journal can take now; None without one.
+        self.journal_room: Callable[[], int] | None = None
         self.memory = DuplicateMemory(id_horizon)
-        self._held: deque[Push] = deque()
-        self._totals = totals
+        self.held = HeldPushes(buffer.limits.held_bytes)
+        self._asked_at = 0.0
+        self._begun: list[str] = []  # groups of which samples may wait
+        #: The cap that last held a sample back, until something leaves.
+        self.pressed: BufferFull | None = None
+        #: When a sample last came in, or one that waits was last helped.
+        self.last_moved = 0.0
         #: Set once nothing more is accepted; says why.
         self.closed: str | None = None
         #: Samples of weights older than this come too late: their phase has ended.
@@ -96,13 +89,25 @@ class Admission:
 
     @property
     def num_held(self) -> int:
-        """Pushes that wait for room."""
-        return len(self._held)
+        """Pushes that wait."""
+        return len(self.held)
+
+    @property
+    def at_hard_cap(self) -> bool:
+        """Whether a sample was held back that only leaving samples can let in."""
+        return self.pressed is not None and self.pressed.cap in HARD_CAPS
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether a producer waits at a hard cap; over HTTP it asks again and again."""
+        return self.at_hard_cap and (self.num_held > 0 or now - self._asked_at <= ASKS_AGAIN_S)
+
+    # -- pushes -----------------------------------------------------------------------------
 
     def push(self, push: Push, now: float, *, may_hold: bool) -> list[Effect]:
         """Decide what can be decided now; hold or refuse the rest.
 
-        Raises ProtocolError for a floor so low that it would have too much remembered.
+        Raises ProtocolError for a floor so low that it would have too much remembered, and for a
+        payload that was asked for again and is another.
         """
         if push.producer and push.numbers.stop - push.floor > MAX_UNANSWERED:
             raise ProtocolError(
@@ -110,61 +115,121 @@ class Admission:
                 f"{MAX_UNANSWERED} unanswered samples; raise the floor to the lowest number that "
                 "may be sent again"
             )
+        if (known := self.held.find_emptied(push.producer, push.first_seq)) is not None:
+            self.held.refill(known, push.samples)
+            return self._try(known, now) + (self.retry(now) if self._lacking() > 0 else [])
         raised = bool(push.producer) and self.memory.raise_floor(push.producer, push.floor)
         if raised and self._note is not None:
             self._note(FloorRaised(push.producer, push.floor))
-        self._decide(push, now, in_line=bool(self._held))
+        self._decide(push, now, in_line=self.num_held > 0 and self._lacking() <= 0)
         if push.is_decided:
-            return [push.answer()]
-        if may_hold and self._holds_for(push.producer) < self._credits:
-            self._held.append(push)
-            return [PushHeld(push.producer, push.first_seq, self._reason(push))]
+            return [push.answer(), *self._let_members_in(now)]
+        if may_hold and len(self.held.of_producer(push.producer)) < self._credits:
+            self.held.add(push)
+            return [PushHeld(push.producer, push.first_seq, self._reason())]
         for index in push.undecided:
             self._settle(push, index, Outcome.FULL)
         return [push.answer()]
 
     def retry(self, now: float) -> list[Effect]:
-        """Room was made: let held pushes in, first come first served."""
+        """Something has left: let held pushes in, first come first served."""
+        self.pressed = None
         effects: list[Effect] = []
-        while self._held:
-            self._decide(self._held[0], now, in_line=False)
-            if not self._held[0].is_decided:
+        while self.held:
+            first = self.held.first()
+            effects += self._try(first, now)
+            if first in self.held:
                 break
-            effects.append(self._held.popleft().answer())
-        return effects
+        if self.held and self._lacking() > 0:  # a smaller one may fit, or is a missing member
+            for push in list(self.held)[1:]:
+                effects += self._try(push, now)
+        return effects + self._let_members_in(now)
 
     def producer_gone(self, producer: str) -> None:
         """A connection is lost: what it still had waiting was never accepted."""
-        self._held = deque(push for push in self._held if push.producer != producer)
+        for push in self.held.of_producer(producer):
+            self.held.remove(push)
+
+    def excuse_held(self) -> None:
+        """What waits now may come in though it would be refused if it came later."""
+        for push in self.held:
+            push.excused = True
+
+    def waits(self, belongs: Callable[[int | None], bool]) -> bool:
+        """Whether an excused sample of such a policy version still waits."""
+        return any(
+            belongs(sample.policy_version)
+            for push in self.held
+            if push.excused
+            for sample in push.waiting
+        )
 
     def close(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""
         self.closed = reason
         effects: list[Effect] = []
-        while self._held:
-            push = self._held.popleft()
+        for push in list(self.held):
             for index in push.undecided:
                 self._refuse(push, index, reason)
+            self.held.remove(push)
             effects.append(push.answer())
         return effects
 
-    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
-        """Decide the samples of a push as far as there is room.
+    # -- deciding ---------------------------------------------------------------------------
 
-        in_line: others wait already, so only what has its room reserved may pass them.
+    def _let_members_in(self, now: float) -> list[Effect]:
+        """Samples that wait and whose group has begun meanwhile."""
+        effects: list[Effect] = []
+        while self._begun:
+            for push in self.held.of_group(self._begun.pop()):
+                if not self.held.is_emptied(push):
+                    self._decide_each(push, now, in_line=True)
+                    effects += self._after_try(push)
+        return effects
+
+    def _try(self, push: Push, now: float) -> list[Effect]:
+        """Decide a held push as far as that is possible now."""
+        if self.held.is_emptied(push):
+            return self._recall(push, now)
+        self._decide(push, now, in_line=False)
+        return self._after_try(push)
+
+    def _after_try(self, push: Push) -> list[Effect]:
+        if push.is_decided:
+            self.held.remove(push)
+            return [push.answer()]
+        self.held.weigh(push)
+        return []
+
+    def _recall(self, push: Push, now: float) -> list[Effect]:
+        """Ask for the payload again if it can come in, and not as much as can is on its way."""
+        first, asked = push.waiting[0], self.held.asked_samples
+        if (full := self._no_room(first.schema.nbytes(first.tokens))) is not None:
+            self._press(full, now)
+            return []
+        full = self._buffer.soft_cap(asked) if self._lacking() <= asked else None
+        if full is not None and not self._buffer.is_expected(first):
+            self._press(full, now)
+            return []
+        return [PushRecalled(push.producer, push.first_seq)] if self.held.ask(push) else []
+
+    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
+        """Decide the samples of a push as far as they may come in.
+
+        in_line: others wait already, so only members of open groups may pass them.
         """
         samples = self._plain(push)
         if samples is None:
             self._decide_each(push, now, in_line=in_line)
         elif in_line:
             return  # every one of them waits
-        elif self._buffer.has_room(amount := Amount.of(samples)):
-            entries = self._buffer.add_all(push.samples, amount, now)
-            self._remember(push, entries, push.numbers)
+        elif self._all_pass(samples, amount := Amount.of(samples)):
+            entries = self._buffer.add_all(push.samples, amount, push.producer, now)
+            self._remember(push, entries, push.numbers, now)
             push.outcomes = [Outcome.ACCEPTED] * len(entries)
             self._totals.accepted(samples.tokens, amount.nbytes)
-        elif (full := self._buffer.full(push.samples[0])) is None or full.cap != "samples":
-            self._decide_each(push, now, in_line=in_line)  # smaller ones may find room
+        else:
+            self._decide_each(push, now, in_line=False)
 
     def _plain(self, push: Push) -> Columns | None:
         """The samples of a push, if room is all that they need and none of them is decided."""
@@ -176,59 +241,110 @@ class Admission:
             self.closed is None
             and not any(push.outcomes)
             and self._buffer.are_plain(samples)
-            and self._is_young(samples)
+            and not self._producers.has_ended(push.producer)
+            and self._is_young(push, samples)
             and self.memory.are_new(push.producer, push.numbers, push.given_ids)
         )
         return samples if plain else None
 
-    def _is_young(self, samples: Columns) -> bool:
+    def _is_young(self, push: Push, samples: Columns) -> bool:
         versions = [version for version in samples.policy_versions if version is not None]
-        return not versions or min(versions) >= self.oldest_version
+        return not versions or min(versions) >= self._oldest_for(push)
 
-    def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
+    def _oldest_for(self, push: Push) -> int:
+        if push.excused:
+            return 0
+        return max(self.oldest_version, self._producers.phase(push.producer))
+
+    def _all_pass(self, samples: Columns, amount: Amount) -> bool:
+        """Whether not even the last of these plain samples is held back."""
+        if self._no_room(amount.nbytes) is not None:
+            return False
+        before, tokens = amount.samples - 1, amount.tokens - samples.tokens[-1]
+        return self._buffer.soft_cap(before, tokens) is None or self._lacking() > before
+
+    def _held_back(self, sample: Sample) -> BufferFull | None:
+        """The cap that holds this sample back now, if one does."""
+        full = self._no_room(sample.nbytes)
+        if full is None and (full := self._buffer.soft_cap()) is not None:
+            passes = self._buffer.is_expected(sample) or self._lacking() > 0
+            full = None if passes else full
+        return full
+
+    def _no_room(self, nbytes: int) -> BufferFull | None:
+        """The hard cap that so many bytes more would exceed, if they would."""
+        if self.journal_room is not None and nbytes > (room := self.journal_room()):
+            return BufferFull("journal", nbytes, room)
+        return self._buffer.hard_cap(nbytes)
+
+    def _remember(self, push: Push, entries: Sequence[Entry], numbers: range, now: float) -> None:
         """Entries of a push are accepted, under these numbers."""
         given_ids = [entry.sample.sample_id for entry in entries] if push.named else ()
         self.memory.accept(push.producer, numbers, given_ids)
+        versions = [entry.sample.policy_version for entry in entries]
+        oldest = min((version for version in versions if version is not None), default=None)
+        self._producers.contributed(push.producer, oldest)
+        self.last_moved = now
         if self._note is not None:
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None
                 self._note(Accepted(entry, push.producer, seq, given_id))
 
     def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
-        seen, check, full, add = self.memory.seen, self._check, self._buffer.full, self._buffer.add
         accepted: list[Sample] = []
         for index in push.undecided:
             sample, seq = push.samples[index], push.first_seq + index
             given_id = sample.sample_id if push.named else None
-            if seen(push.producer, seq, given_id):
+            if self.memory.seen(push.producer, seq, given_id):
                 self._settle(push, index, Outcome.DUPLICATE)
                 continue
             try:
-                check(sample)
+                self._check(push, sample, now)
             except SampleRefused as error:
                 self._refuse(push, index, str(error))
+                if error.reason in MEMBER_LOST and self._buffer.is_grouped(sample):
+                    self._lost(sample, str(error), now)
                 continue
-            waits_in_line = in_line and not self._buffer.is_expected(sample)
-            if waits_in_line or full(sample) is not None:
+            if in_line and not self._buffer.is_expected(sample):
                 continue
-            entry = add(sample, now)
-            self._remember(push, [entry], range(seq, seq + 1))
+            if (full := self._held_back(sample)) is not None:
+                self._press(full, now)
+                continue
+            begins = self._buffer.is_grouped(sample) and not self._buffer.is_expected(sample)
+            entry = self._buffer.add(sample, push.producer, now)
+            if begins and sample.group_id is not None and self.held.of_group(sample.group_id):
+                self._begun.append(sample.group_id)
+            self._remember(push, [entry], range(seq, seq + 1), now)
             push.outcomes[index] = Outcome.ACCEPTED
             accepted.append(sample)
         nbytes = sum(sample.nbytes for sample in accepted)
         self._totals.accepted([sample.tokens for sample in accepted], nbytes)
 
-    def _check(self, sample: Sample) -> None:
-        if self.closed is not None:
+    def _press(self, full: BufferFull, now: float) -> None:
+        """Remember what holds samples back: of several caps a hard one."""
+        if full.cap in HARD_CAPS:
+            self._asked_at = now
+        self.pressed = self.pressed if self.at_hard_cap else full
+
+    def _check(self, push: Push, sample: Sample, now: float) -> None:
+        """Raise SampleRefused if this sample may not come in, now or later."""
+        if self.closed is not None and not push.excused:
             raise SampleRefused("closed", self.closed)
+        if self._producers.has_ended(push.producer) and not push.excused:
+            raise SampleRefused("closed", "this producer has ended its stream")
         version = sample.policy_version
-        if version is not None and version < self.oldest_version:
+        if version is not None and version < (oldest := self._oldest_for(push)):
             raise SampleRefused(
                 "phase-ended",
                 f"sample {sample.sample_id} is of policy version {version}, whose phase has ended; "
-                f"push samples of version {self.oldest_version} or newer",
+                f"push samples of version {oldest} or newer",
             )
         self._buffer.check(sample)
+        if self._buffer.is_grouped(sample):
+            assert sample.group_id is not None
+            if (why := self._closed_groups.why_refused(sample.group_id, now)) is not None:
+                raise SampleRefused("group-closed", f"group {sample.group_id} was given up: {why}")
+            self._buffer.check_group(sample)
 
     def _settle(self, push: Push, index: int, outcome: Outcome) -> None:
         push.outcomes[index] = outcome
@@ -238,9 +354,7 @@ class Admission:
         push.errors[index] = why
         self._settle(push, index, Outcome.REFUSED)
 
-    def _holds_for(self, producer: str) -> int:
-        return sum(push.producer == producer for push in self._held)
-
-    def _reason(self, push: Push) -> BufferFull:
-        full = self._buffer.pressed or self._buffer.full(push.samples[push.undecided[0]])
-        return full or BufferFull("samples", len(self._buffer), self._buffer.limits.samples)
+    def _reason(self) -> BufferFull:
+        limits = self._buffer.limits
+        reached = self.pressed or self._buffer.soft_cap()
+        return reached or BufferFull("samples", self._buffer.ready_units, limits.samples)

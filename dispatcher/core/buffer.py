@@ -1,99 +1,85 @@
-"""The sample buffer: what is accepted and not yet planned, under caps.
+"""The sample buffer: what is accepted and not yet planned.
 
 Invariants: a sample is here from its acceptance until it is taken or dropped; only samples without
-a group and samples of complete groups are *ready*; a group's first sample reserves room for all of
-its members, so a member of an open group is never held back; the room used (held and reserved)
-exceeds no cap except by what members of an open group turn out larger than its first one.
+a group and samples of complete groups are *ready*; payload bytes in memory never exceed the hard
+cap. Samples are counted in *units*: as they are, or by groups where a batch is counted so.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice, repeat
 from operator import le
 
-from dispatcher.core.room import Amount, BufferLimits, Room
+from dispatcher.core.entry import Amount, Entry, without_payload
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.open_groups import OpenGroup, OpenGroups
 from dispatcher.errors import BufferFull, SampleRefused
-from dispatcher.sample import Columns, Sample, Schema
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A buffered sample.
-
-    ticket: its number in order of acceptance.
-    group: number of its group, -1 for none; ids of groups may be used again, numbers are not.
-    producer: who pushed it, empty if that has no name.
-    """
-
-    sample: Sample
-    ticket: int
-    arrived: float
-    group: int = -1
-    skips: int = 0
-    producer: str = ""
-
-
-@dataclass(slots=True)
-class _OpenGroup:
-    """A group that still lacks members; its room is counted at its first sample's size."""
-
-    number: int
-    size: int
-    opened: float
-    first: Sample
-    entries: list[Entry] = field(default_factory=list)
+from dispatcher.sample import SIZE_AT_CLOSE, Columns, Sample, Schema
 
 
 class SampleBuffer:
-    """Accepts samples, shows the ready ones oldest first, and gives them up when told to."""
+    """Accepts samples, shows the ready ones oldest first, and gives them up when told to.
 
-    def __init__(self, limits: BufferLimits, *, groups_matter: bool = True) -> None:
-        self.limits = limits
-        self._groups_matter = groups_matter
-        self._tickets = 0
+    groups_matter: whether samples of a group stay together. by_groups: whether a group, and a
+    sample without one, is one unit.
+    """
+
+    def __init__(
+        self,
+        limits: BufferLimits,
+        groups: OpenGroups,
+        *,
+        groups_matter: bool = True,
+        by_groups: bool = False,
+    ) -> None:
+        self.limits, self.groups = limits, groups
+        self._groups_matter, self._by_groups = groups_matter, by_groups
         self._schema: Schema | None = None
         self._ready: dict[int, Entry] = {}
-        self._open_groups: dict[str, _OpenGroup] = {}
-        self._room = Room(limits)
-        #: The cap that last held a sample back, until room is made.
-        self.pressed: BufferFull | None = None
+        self._held, self._ready_tokens = Amount(), 0
+        #: The ticket of the next sample.
+        self.next_ticket = 0
+        #: Samples or groups that a plan may choose from.
+        self.ready_units = 0
+        #: Rises whenever something leaves: who was held back may find room then.
+        self.departures = 0
 
     # -- what is held -----------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._room.held.samples
+        return self._held.samples
 
     @property
     def held_tokens(self) -> int:
         """Tokens of all held samples."""
-        return self._room.held.tokens
+        return self._held.tokens
 
     @property
     def held_bytes(self) -> int:
-        """Payload bytes of all held samples."""
-        return self._room.held.nbytes
+        """Payload bytes in memory."""
+        return self._held.nbytes
 
     @property
     def num_ready(self) -> int:
         """Samples that a plan may choose from."""
         return len(self._ready)
 
-    @property
-    def num_open_groups(self) -> int:
-        """Groups that still lack members."""
-        return len(self._open_groups)
-
     def oldest_arrival(self) -> float | None:
         """Arrival time of (about) the oldest sample: groups come into line when complete."""
-        first_ready = [entry.arrived for entry in islice(self._ready.values(), 1)]
-        first_open = [group.opened for group in islice(self._open_groups.values(), 1)]
-        return min(first_ready + first_open, default=None)
+        first = list(islice(self._ready.values(), 1))
+        first += next((group.entries[:1] for group in self.groups if group.entries), [])
+        return min((entry.arrived for entry in first), default=None)
+
+    def entries(self) -> Iterable[Entry]:
+        """Every ready sample, oldest first."""
+        return self._ready.values()
 
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
-        """The first `limit` ready samples, oldest first, no group cut in two at the end."""
+        """The ready samples of the first `limit` units, no group cut in two at the end."""
         values: Iterator[Entry] = iter(self._ready.values())
         if keep is not None:
             values = filter(keep, values)
+        if self._by_groups:
+            return list(_first_groups(values, limit))
         found = list(islice(values, limit + 1))
         if len(found) <= limit:
             return found
@@ -102,7 +88,13 @@ class SampleBuffer:
             found.pop()
         return found
 
-    # -- admission --------------------------------------------------------------------------
+    def units_of(self, entries: Iterable[Entry]) -> int:
+        """How many units these samples are, of which groups are whole."""
+        if not self._by_groups:
+            return sum(1 for _ in entries)
+        return len({(entry.group, -1 if entry.group >= 0 else entry.ticket) for entry in entries})
+
+    # -- who may come in --------------------------------------------------------------------
 
     def check(self, sample: Sample) -> None:
         """Raise SampleRefused if this sample can never be accepted."""
@@ -127,33 +119,62 @@ class SampleBuffer:
                 f"sample {sample.sample_id} differs from the samples held: "
                 f"{self._schema.difference(sample.schema)}",
             )
-        self._check_group(sample)
-        self._check_fits_empty(sample)
+        if sample.nbytes > self.limits.nbytes:
+            raise SampleRefused(
+                "larger-than-buffer",
+                f"sample {sample.sample_id} has {sample.nbytes} bytes and would not fit an empty "
+                f"buffer of {self.limits.nbytes}; raise --buffer-bytes",
+            )
 
     def is_grouped(self, sample: Sample) -> bool:
         """Whether it is in a group, and groups stay together."""
         return self._groups_matter and sample.group_id is not None
 
+    def check_group(self, sample: Sample) -> None:
+        """Raise SampleRefused if a grouped sample fits no group that a step could take."""
+        group_id, size, largest = sample.group_id, sample.group_size, self.limits.group
+        assert group_id is not None
+        if size < 1 and size != SIZE_AT_CLOSE:
+            raise SampleRefused(
+                "group-size",
+                f"group {group_id} does not say how many samples it has; give group_size with the "
+                "sample ('at-close' if close_group tells it), or set --group-size",
+            )
+        group = self.groups.get(group_id)
+        if size == SIZE_AT_CLOSE and group is not None:
+            size = max(group.size or 0, len(group.entries) + 1)
+        if largest is not None and size > largest:
+            raise SampleRefused(
+                "group-too-large",
+                f"group {group_id} has {size} samples, a step takes at most {largest}; raise "
+                "--dispatch-batch-size, or count steps in groups: --dispatch-batch-groups",
+            )
+        if group is not None and group.size not in (None, size):
+            raise SampleRefused(
+                "group-size",
+                f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
+                f"first sample said {group.size}",
+            )
+
     def is_expected(self, sample: Sample) -> bool:
-        """Whether an open group has room reserved for this sample."""
-        return sample.group_id is not None and sample.group_id in self._open_groups
+        """Whether an open group waits for this sample."""
+        return sample.group_id is not None and self.groups.get(sample.group_id) is not None
 
-    def full(self, sample: Sample) -> BufferFull | None:
-        """The cap that holds this sample back now; None if there is room for it."""
-        if self.is_expected(sample):
-            return None
-        times = self._size_of_group(sample)
-        full = self._room.lacks(times, times * sample.tokens, times * sample.nbytes)
-        if full is not None:
-            self.pressed = full
-        return full
+    def soft_cap(self, units: int = 0, tokens: int = 0) -> BufferFull | None:
+        """The soft cap that is reached, or would be with so much more ready."""
+        limits = self.limits
+        if self.ready_units + units >= limits.samples:
+            counted = "groups" if self._by_groups else "samples"
+            return BufferFull(counted, self.ready_units, limits.samples)
+        if limits.tokens is not None and self._ready_tokens + tokens >= limits.tokens:
+            return BufferFull("tokens", self._ready_tokens, limits.tokens)
+        return None
 
-    def add(self, sample: Sample, now: float) -> Entry:
-        """Accept a sample that passed `check` and that `full` found room for."""
-        entry = Entry(sample, self._tickets, now)
-        self._tickets += 1
-        self._hold(entry)
-        return entry
+    def hard_cap(self, nbytes: int) -> BufferFull | None:
+        """The hard cap, if so many bytes more would exceed it."""
+        if self._held.nbytes + nbytes > self.limits.nbytes:
+            return BufferFull("bytes", self._held.nbytes, self.limits.nbytes)
+        return None
 
     def are_plain(self, samples: Columns) -> bool:
         """Whether each of these samples passes `check` and is in no group that matters."""
@@ -165,122 +186,119 @@ class SampleBuffer:
             and min(samples.tokens) >= 1
             and max(samples.tokens) <= self.limits.max_sample_tokens
             and all(map(le, samples.loss_tokens, samples.tokens))
-            and self.limits.would_fit(max(samples.tokens), max(map(len, samples.payloads)))
+            and max(map(len, samples.payloads)) <= self.limits.nbytes
         )
 
-    def has_room(self, amount: Amount) -> bool:
-        """Whether there is room for all of so many samples that are plain."""
-        return self._room.lacks(amount.samples, amount.tokens, amount.nbytes) is None
+    # -- they come in -----------------------------------------------------------------------
 
-    def add_all(self, samples: Sequence[Sample], amount: Amount, now: float) -> list[Entry]:
-        """Accept samples that are plain and that there is room for."""
-        tickets = range(self._tickets, self._tickets + len(samples))
-        entries = list(map(Entry, samples, tickets, repeat(now)))
-        self._tickets = tickets.stop
+    def add(self, sample: Sample, producer: str, now: float) -> Entry:
+        """Accept a sample that passed the checks and is not held back."""
+        entry = Entry(sample, self.next_ticket, now, producer=producer)
+        self.next_ticket += 1
+        self._hold(entry, now)
+        return entry
+
+    def add_all(
+        self, samples: Sequence[Sample], amount: Amount, producer: str, now: float
+    ) -> list[Entry]:
+        """Accept samples that are plain and not held back."""
+        tickets = range(self.next_ticket, self.next_ticket + len(samples))
+        entries = list(
+            map(Entry, samples, tickets, repeat(now), repeat(-1), repeat(0), repeat(producer))
+        )
+        self.next_ticket = tickets.stop
         self._ready.update(zip(tickets, entries, strict=True))
-        self._room.held += amount
+        self.ready_units += amount.samples
+        self._ready_tokens += amount.tokens
+        self._held += amount
         self._schema = samples[-1].schema
         return entries
 
-    def restore(self, entries: Iterable[Entry], next_ticket: int) -> None:
+    def restore(self, entries: Iterable[Entry], next_ticket: int, now: float) -> None:
         """Hold again what an earlier process held, in order of tickets."""
-        self._tickets = next_ticket
+        self.next_ticket = next_ticket
         for entry in entries:
-            self._hold(entry)
+            self._hold(entry, now)
 
-    def _hold(self, entry: Entry) -> None:
+    def complete(self, group: OpenGroup) -> None:
+        """An open group is whole: its members are ready."""
+        self.groups.remove(group)
+        oldest = group.oldest
+        for member in group.entries:
+            member.oldest = oldest
+            self._make_ready(member)
+        if self._by_groups and group.entries:
+            self.ready_units += 1
+
+    def _hold(self, entry: Entry, now: float) -> None:
         sample = entry.sample
         self._schema = sample.schema
-        self._room.held.add(sample, 1)
-        if not self._groups_matter or sample.group_id is None or sample.group_size == 1:
-            self._ready[entry.ticket] = entry
-        else:
-            self._join_group(sample.group_id, entry, entry.arrived)
-
-    def _join_group(self, group_id: str, entry: Entry, now: float) -> None:
-        group = self._open_groups.get(group_id)
-        if group is None:
-            group = _OpenGroup(entry.ticket, entry.sample.group_size, now, entry.sample)
-            self._open_groups[group_id] = group
-            self._room.reserved.add(group.first, group.size)
-        self._room.reserved.add(group.first, -1)
-        entry.group = group.number
-        group.entries.append(entry)
-        if len(group.entries) == group.size:
-            del self._open_groups[group_id]
-            for member in group.entries:
-                self._ready[member.ticket] = member
-
-    def _size_of_group(self, sample: Sample) -> int:
-        return sample.group_size if self.is_grouped(sample) else 1
-
-    def _check_group(self, sample: Sample) -> None:
-        if not self._groups_matter or sample.group_id is None:
+        self._held.add(sample)
+        if not self.is_grouped(sample) or sample.group_size == 1:
+            self._make_ready(entry)
+            self.ready_units += self._by_groups
             return
-        if sample.group_size < 1:
-            raise SampleRefused(
-                "group-size",
-                f"group {sample.group_id} does not say how many samples it has; give group_size "
-                "with the sample, or set --group-size",
-            )
-        if sample.group_size > self.limits.group:
-            raise SampleRefused(
-                "group-too-large",
-                f"group {sample.group_id} has {sample.group_size} samples, a step takes at most "
-                f"{self.limits.group}; raise --dispatch-batch-size",
-            )
-        group = self._open_groups.get(sample.group_id)
-        if group is not None and group.size != sample.group_size:
-            raise SampleRefused(
-                "group-size",
-                f"sample {sample.sample_id} says that group {sample.group_id} has "
-                f"{sample.group_size} samples, its first sample said {group.size}",
-            )
+        group = self.groups.of(sample, now)
+        self.groups.add(group, entry, now)
+        if group.missing == 0:
+            self.complete(group)
 
-    def _check_fits_empty(self, sample: Sample) -> None:
-        times, limit = self._size_of_group(sample), self.limits
-        if not limit.would_fit(times * sample.tokens, times * sample.nbytes):
-            raise SampleRefused(
-                "larger-than-buffer",
-                f"sample {sample.sample_id} (or its group) would not fit an empty buffer of "
-                f"{limit.nbytes} bytes and {limit.tokens or 'any number of'} tokens; raise "
-                "--buffer-bytes or --buffer-tokens",
-            )
+    def _make_ready(self, entry: Entry) -> None:
+        self._ready[entry.ticket] = entry
+        self._ready_tokens += entry.sample.tokens
+        self.ready_units += not self._by_groups
 
-    # -- giving up --------------------------------------------------------------------------
+    # -- they leave -------------------------------------------------------------------------
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """Remove ready samples: they are in a step now, or dropped."""
+        """Remove ready samples, whole groups: they are in a step now, or dropped."""
         for entry in entries:
             del self._ready[entry.ticket]
-        self._room.held -= Amount.of(Columns.of(entry.sample for entry in entries))
-        self._room_made()
+        amount = Amount.of_entries(entries)
+        self._held -= amount
+        self._ready_tokens -= amount.tokens
+        self.ready_units -= self.units_of(entries)
+        self._left()
 
-    def drop_group(self, group_id: str) -> list[Entry]:
-        """Remove an open group whole; returns what was dropped, nothing if it is not open."""
-        group = self._open_groups.pop(group_id, None)
-        if group is None:
-            return []
-        self._room.reserved.add(group.first, len(group.entries) - group.size)
-        for entry in group.entries:
-            self._room.held.add(entry.sample, -1)
-        self._room_made()
+    def drop_group(self, group: OpenGroup) -> list[Entry]:
+        """Remove an open group whole; returns what was dropped."""
+        self.groups.remove(group)
+        if group.entries:
+            self._held -= Amount.of_entries(group.entries)
+            self._left()
         return group.entries
 
-    def open_groups(self) -> Iterator[tuple[str, float, list[Entry]]]:
-        """Incomplete groups, in order of opening: id, time of the first sample, members so far."""
-        for group_id, group in self._open_groups.items():
-            yield group_id, group.opened, group.entries
+    def drop_ready(self, doomed: Callable[[Entry], bool]) -> list[Entry]:
+        """Remove every ready sample for which it holds, each with its whole group."""
+        groups = {entry.group for entry in self._ready.values() if doomed(entry)} - {-1}
+        found = [entry for entry in self._ready.values() if entry.group in groups or doomed(entry)]
+        if found:  # else nothing has left
+            self.take(found)
+        return found
 
-    def drop_ready(self, stale: Callable[[Entry], bool]) -> list[Entry]:
-        """Remove every ready sample that is stale, each with its whole group; returns them."""
-        groups = {entry.group for entry in self._ready.values() if stale(entry)} - {-1}
-        doomed = [entry for entry in self._ready.values() if entry.group in groups or stale(entry)]
-        if doomed:  # else no room was made, and a producer that was held back still is
-            self.take(doomed)
-        return doomed
+    def let_go(self, entries: Iterable[Entry]) -> None:
+        """The payloads of these samples are in the journal: they leave memory, if still here."""
+        for entry in filter(self._holds, entries):
+            self._held.nbytes -= entry.sample.nbytes
+            entry.sample = without_payload(entry).sample
+        self._left()
 
-    def _room_made(self) -> None:
-        self.pressed = None
-        if not self._room.held.samples:
+    def _holds(self, entry: Entry) -> bool:
+        group = self.groups.get(entry.sample.group_id or "")
+        return entry.ticket in self._ready or (group is not None and group.number == entry.group)
+
+    def _left(self) -> None:
+        self.departures += 1
+        if not self._held.samples:
             self._schema = None
+
+
+def _first_groups(entries: Iterator[Entry], limit: int) -> Iterator[Entry]:
+    """Entries of the first `limit` groups; members of a group follow each other."""
+    last, seen = -2, 0
+    for entry in entries:
+        if entry.group < 0 or entry.group != last:
+            last, seen = entry.group, seen + 1
+            if seen > limit:
+                return
+        yield entry

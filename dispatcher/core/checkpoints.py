@@ -53,15 +53,30 @@ class Checkpoints:
             StepCommitted(step.number, step.num_samples, now - step.planned_at) for step in steps
         ]
 
+    def check_saved(self, through: int) -> None:
+        """Raise ProtocolError for a checkpoint after a step that was never planned."""
+        if through >= self._ledger.steps.next_step:
+            raise ProtocolError(f"a checkpoint after step {through}, which was never planned")
+
     def saved(self, through: int) -> None:
         """A checkpoint that covers the steps up to `through` is durable.
 
         Raises ProtocolError for a step that was never planned.
         """
-        if through >= self._ledger.steps.next_step:
-            raise ProtocolError(f"a checkpoint after step {through}, which was never planned")
+        self.check_saved(through)
         if self.retained.release(through):
             self._note(CheckpointSaved(through))
+
+    def check_position(self, position: Position, run_id: str) -> None:
+        """Raise CheckpointRefused for a position that this generation cannot go on from.
+
+        Once it has, only the run is asked for: the steps that were retained then may be gone.
+        """
+        steps, resumed = self._ledger.steps, self._ledger.generation.resumed
+        if resumed is None:
+            self.retained.check(position, run_id, steps.committed, steps.next_step - 1)
+        else:
+            self.retained.check_run(position, run_id, steps.committed)
 
     def resume(
         self, position: Position, run_id: str, now: float
@@ -70,8 +85,8 @@ class Checkpoints:
 
         Raises CheckpointRefused for one that this run cannot go on from; nothing has changed then.
         """
+        self.check_position(position, run_id)
         steps, after, committed = self._ledger.steps, position.step, self._ledger.steps.committed
-        self.retained.check(position, run_id, committed, steps.next_step - 1)
         done = self.committed(steps.commit(after), now)
         rewound = self.retained.take_after(after)
         self._ledger.resume(after, rewound)

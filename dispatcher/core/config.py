@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dispatcher.core.freshness import StalenessPolicy
-from dispatcher.core.room import BufferLimits
+from dispatcher.core.limits import BufferLimits
 from dispatcher.core.trigger import TriggerConfig
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.
@@ -15,7 +15,9 @@ SizeCheck = Callable[[int], None]
 class DispatchConfig:
     """Settings of one run; times in seconds.
 
-    drop_above: accepted samples of more tokens than this are dropped, with their groups.
+    by_groups: batch, window and the cap on samples count groups. keep_incomplete: a group that
+    lacks members is trained on without them. drop_above: accepted samples of more tokens than this
+    are dropped, with their groups.
     durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
     that covers them is reported saved; needs a journal, which has their payloads. check_size: which
     other `dp_size` a new generation may bring; None: no other.
@@ -26,13 +28,17 @@ class DispatchConfig:
     trigger: TriggerConfig
     target_excess: float = 0.01
     groups_matter: bool = True
+    by_groups: bool = False
+    keep_incomplete: bool = False
     flush_partial: bool = True
     check_size: SizeCheck | None = None
     drop_above: int | None = None
     durable: bool = False
     retain: bool = False
     group_timeout: float = 600.0
+    producer_timeout: float = 60.0
     max_staleness: int | None = None
+    steps_per_version: int = 1
     staleness_policy: StalenessPolicy = StalenessPolicy.DROP
     max_open_steps: int = 4
     producer_credits: int = 8

@@ -6,17 +6,29 @@ ranks, checkpoints take it back, the ending lets everybody go. Invariant, at eve
 accepted = buffered + in flight + (committed - rewound) + dropped.
 """
 
-from dispatcher.core.admission import Admission, Push
+from collections.abc import Callable, Sequence
+
+from dispatcher.core.admission import Admission
+from dispatcher.core.agreement import Agreement, End
 from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.checkpoints import Checkpoints
+from dispatcher.core.closed_groups import ClosedGroups
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dropping import Dropping
 from dispatcher.core.ending import Ending
-from dispatcher.core.events import DropReason, Effect, PlanWanted, ReplanWanted
+from dispatcher.core.entry import Entry
+from dispatcher.core.events import (
+    DropReason,
+    Effect,
+    PayloadsToJournal,
+    PlanWanted,
+    ReplanWanted,
+)
 from dispatcher.core.facts import (
     Fact,
     GenerationBegan,
     PhaseEnded,
+    ProducerSaid,
     Remembered,
     RunBegan,
     StreamEnded,
@@ -24,14 +36,19 @@ from dispatcher.core.facts import (
 )
 from dispatcher.core.freshness import Freshness, before_phase
 from dispatcher.core.ledger import StepLedger
+from dispatcher.core.losses import Losses
+from dispatcher.core.open_groups import OpenGroups
 from dispatcher.core.planning import Planning
+from dispatcher.core.producers import Producers
+from dispatcher.core.push import Push
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.core.statistics import Statistics
 from dispatcher.core.totals import Totals
+from dispatcher.core.waiting import explain
 from dispatcher.plan import Plan
 
-STREAM_ENDED = "the stream has ended: a producer called end_stream"
+STREAM_ENDED = "the stream has ended: its producers, or a controller, have ended it"
 
 
 class Dispatch:
@@ -44,16 +61,40 @@ class Dispatch:
         self.config = config
         self.run_id = run_id
         self._facts: list[Fact] = []
-        self.buffer = SampleBuffer(config.limits, groups_matter=config.groups_matter)
-        self.totals = Totals()
-        note = self._note if config.durable else None  # a fact a sample: not built for nobody
-        self.admission = Admission(
-            self.buffer, self.totals, config.producer_credits, config.id_horizon, note
+        self.producers = Producers(config.producer_timeout)
+        groups = OpenGroups(self.producers.__contains__, config.group_timeout)
+        self.buffer = SampleBuffer(
+            config.limits,
+            groups,
+            groups_matter=config.groups_matter,
+            by_groups=config.by_groups,
         )
+        self.totals = Totals()
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.checkpoints = Checkpoints(self.ledger, self.totals, self._note, retain=config.retain)
-        self.freshness = Freshness(config.max_staleness, config.staleness_policy)
-        self._dropping = Dropping(self.buffer, self.totals, self._note)
+        self.freshness = Freshness(
+            config.max_staleness, config.staleness_policy, config.steps_per_version
+        )
+        self._closed_groups = ClosedGroups(config.group_timeout)
+        self._dropping = Dropping(
+            self.buffer,
+            self.totals,
+            self._closed_groups,
+            self._note,
+            keep=config.keep_incomplete,
+        )
+        self.admission = Admission(
+            self.buffer,
+            self.totals,
+            self.producers,
+            self._closed_groups,
+            credits_=config.producer_credits,
+            id_horizon=config.id_horizon,
+            lacking=self._lacking,
+            lost=self._dropping.lost_member,
+            note=self._note if config.durable else None,  # a fact a sample: not built for nobody
+        )
+        self._agreement = Agreement(self.producers, self.admission)
         self._ending = Ending(
             self.buffer,
             self.ledger,
@@ -72,13 +113,16 @@ class Dispatch:
             totals=self.totals,
             note=self._note,
         )
+        self._departures = 0
 
     # -- what outlives the process ------------------------------------------------------------
 
-    def restore(self, memory: Remembered) -> None:
+    def restore(self, memory: Remembered, now: float = 0.0) -> None:
         """Go on where an earlier process stopped; to be called before anything else."""
         self.totals.restore(memory.totals)
-        self.buffer.restore(memory.entries, memory.next_ticket)
+        said = {name: memory.words.get(name, (0, False)) for name in memory.producers}
+        self.producers.restore(said, now)
+        self.buffer.restore(memory.entries, memory.next_ticket, now)
         self.checkpoints.restore(memory)
         if memory.run_id:
             self.run_id = memory.run_id
@@ -86,9 +130,10 @@ class Dispatch:
             self._note(RunBegan(self.run_id))
         self.admission.memory.restore(memory.producers, memory.given_ids)
         if memory.policy_version is not None:
-            self.freshness.report(memory.policy_version)
+            self.freshness.report(memory.policy_version, memory.policy_step or 0)
         for version in memory.phases:
-            self._end_phase(version)
+            self._phase_decided(version)
+            self.freshness.end_phase(version, self.buffer.next_ticket)
         if memory.ended:
             self._ending.ended = True
             self.admission.close(STREAM_ENDED)
@@ -108,58 +153,126 @@ class Dispatch:
         """Samples arrived. With `may_hold=False` what finds no room is answered `full`."""
         return self.admission.push(push, now, may_hold=may_hold) + self._consider(now)
 
-    def producer_gone(self, producer: str) -> None:
-        """A producer's connection is lost."""
+    def producer_connected(self, producer: str) -> None:
+        """A producer is there, maybe again."""
+        self.producers.connected(producer)
+
+    def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> list[Effect]:
+        """A producer's connection is lost, `for_good` if it said goodbye."""
         self.admission.producer_gone(producer)
-
-    def close_group(self, group_id: str, now: float) -> list[Effect]:
-        """No further member will come: an incomplete group is dropped whole."""
-        self._dropping.group(group_id)
+        self._gone(self.producers.lost(producer, now, for_good=for_good))
         return self._after_room(now)
 
-    def end_phase(self, version: int, now: float) -> list[Effect]:
-        """Samples older than `version` go before anything newer is planned."""
-        self._end_phase(version)
-        self._note(PhaseEnded(version))
-        self._dropping.open_groups(before_phase(version))
+    def close_group(
+        self, group_id: str, now: float, *, size: int | None = None, keep: bool | None = None
+    ) -> list[Effect]:
+        """No member beyond `size` will come, or none at all.
+
+        An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
+        size was to be told now.
+        """
+        self._closed_groups.reopen(group_id)
+        group = self.buffer.groups.get(group_id)
+        if size is not None:
+            group = group or self.buffer.groups.open(group_id, size, now)
+            self._dropping.resize(group, size)
+            self._departures = -1  # who was held back may belong to a group that has begun now
+        elif group is not None:
+            self._dropping.give_up(group, keep=True if group.size is None else keep)
         return self._after_room(now)
 
-    def _end_phase(self, version: int) -> None:
-        self.admission.oldest_version = max(self.admission.oldest_version, version)
-        self.freshness.end_phase(version)
+    def end_phase(
+        self, version: int, now: float, producer: str = "", *, force: bool = False
+    ) -> list[Effect]:
+        """A producer will push nothing older than `version`; with `force` nobody will.
 
-    def end_stream(self, now: float) -> list[Effect]:
-        """No producer will push again: flush what is buffered, then end the ranks' streams."""
-        self._note(StreamEnded())
-        return self._end(STREAM_ENDED, now)
+        When all who contributed have said so, what is older goes before anything newer is planned.
+        """
+        if version > self.admission.oldest_version:
+            self.producers.ends_phase(producer, version)
+            self._note_word(producer)
+            self._agreement.ask(version, force=force)
+        return self._after_room(now)
+
+    def end_stream(self, now: float, producer: str = "", *, force: bool = False) -> list[Effect]:
+        """A producer will push nothing more; with `force` nobody will.
+
+        When all who contributed have said so, what is buffered is flushed and the ranks' streams
+        end.
+        """
+        if not self._ending.ended:
+            self.producers.ends_stream(producer)
+            self._note_word(producer)
+            self._agreement.ask(None, force=force)
+        return self._after_room(now)
 
     def drain(self, now: float) -> list[Effect]:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
         self._ending.draining = True
-        effects = self._end("the dispatcher is shutting down", now)
+        self._dropping.losses = self._dropping.losses or Losses()
+        effects = self.admission.close("the dispatcher is shutting down")
+        self._stream_ended()
+        effects += self._consider(now)
         if not self.ledger.ranks:
             self._dropping.everything(DropReason.SHUTDOWN)
             effects += self._finish()
         return effects
 
-    def _end(self, why: str, now: float) -> list[Effect]:
+    def _note_word(self, producer: str) -> None:
+        if producer:
+            phase, ended = self.producers.phase(producer), self.producers.has_ended(producer)
+            self._note(ProducerSaid(producer, phase, ended))
+
+    def _gone(self, producers: list[str]) -> None:
+        for producer in producers:
+            self.buffer.groups.producer_gone(producer)
+
+    def _decided(self, end: End) -> None:
+        """From now on nothing comes that belongs before this end."""
+        if end is None:
+            self._note(StreamEnded())
+            self.admission.closed = STREAM_ENDED
+        else:
+            self._note(PhaseEnded(end))
+            self._phase_decided(end)
+
+    def _phase_decided(self, version: int) -> None:
+        self.admission.oldest_version = max(self.admission.oldest_version, version)
+
+    def _ended(self, end: End, now: float) -> None:
+        """What belongs before this end is here, as far as it will ever be."""
+        if end is None:
+            self._stream_ended()
+            return
+        belongs = before_phase(end)
+        for group in [group for group in self.buffer.groups if group.entries]:
+            if belongs(group.oldest):
+                why = f"the phase before policy version {end} has ended without all of its members"
+                self._dropping.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+        self.freshness.end_phase(end, self.buffer.next_ticket)
+
+    def _stream_ended(self) -> None:
         self._ending.ended = True
-        effects = self.admission.close(why)
-        self._dropping.open_groups()
-        return effects + self._consider(now)
+        for group in list(self.buffer.groups):
+            self._dropping.give_up(group)
 
     # -- ranks ------------------------------------------------------------------------------
 
     def join(self, hello: RankHello, now: float) -> list[Effect]:
         """A DP rank connected, or has loaded a checkpoint since.
 
-        Raises RankRefused, GenerationFenced, or CheckpointRefused for a checkpoint that does not
-        fit this run; one that does not fit the other ranks' fails the generation.
+        Raises RankRefused, GenerationFenced, ProtocolError for what cannot be, or CheckpointRefused
+        for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
+        the generation. All or nothing: nothing has changed where it raises.
         """
         generation = self.ledger.generation
-        generation.check(hello)
+        hello = self.ledger.check(hello)
+        if hello.dp_rank == 0:
+            self.checkpoints.check_saved(hello.saved)
         if hello.generation is not None and (error := generation.disagreement(hello)) is not None:
             return [*generation.fail(error, hello.client_id)]
+        if hello.resume is not None:
+            self.checkpoints.check_position(hello.resume, self.run_id)
         effects: list[Effect] = []
         if hello.resume is not None and generation.resumed is None:
             effects += self._resume(hello.resume, now)
@@ -197,10 +310,10 @@ class Dispatch:
         """A rank has applied every step up to `step`."""
         return self._commit(dp_rank, step, now) + self._consider(now)
 
-    def set_policy_version(self, version: int, now: float) -> list[Effect]:
-        """DP rank 0 trains these weights now."""
-        self.freshness.report(version)
-        self._note(VersionReported(version))
+    def set_policy_version(self, version: int, now: float, first_step: int) -> list[Effect]:
+        """DP rank 0 trains these weights from step `first_step` on."""
+        if self.freshness.report(version, first_step):
+            self._note(VersionReported(version, first_step))
         return self._after_room(now)
 
     def checkpoint_saved(self, dp_rank: int, step: int) -> None:
@@ -226,39 +339,111 @@ class Dispatch:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what has become due; call it at `next_deadline`."""
-        due = now - self.config.group_timeout
-        self._dropping.open_groups(lambda entry: entry.arrived <= due)
+        self._gone(self.producers.expire(now))
+        for group in self.buffer.groups.overdue(now):
+            self._dropping.give_up(group)
         return self._after_room(now)
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
-        group = next((opened for _, opened, _ in self.buffer.open_groups()), None)
-        timeout = None if group is None else group + self.config.group_timeout
-        return min((at for at in (timeout, self._planning.wake_at) if at is not None), default=None)
+        deadlines = (
+            self.buffer.groups.next_deadline(),
+            self.producers.next_deadline(),
+            self._planning.wake_at,
+        )
+        return min((at for at in deadlines if at is not None), default=None)
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
-        effects = self._planning.planned(wanted, plan, now)
-        return effects + (self._after_room(now) if effects else self._consider(now))
+        return self._planning.planned(wanted, plan, now) + self._after_room(now)
 
     def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> list[Effect]:
         """The planner's answer for an open step that was planned for other ranks."""
         return self._planning.replanned(wanted, plan) + self._consider(now)
 
+    def payloads_durable(self, entries: Sequence[Entry], now: float) -> list[Effect]:
+        """The journal has these payloads: they need no memory until their step."""
+        self._planning.helped_since = None
+        self.buffer.let_go(entries)
+        return self._after_room(now)
+
+    def heed_journal(self, room: Callable[[], int]) -> None:
+        """From now on let in only what the journal has room for; `room` gives payload bytes."""
+        self.admission.journal_room = room
+
+    def journal_has_room(self, now: float) -> list[Effect]:
+        """The journal takes samples again: let in who was held back for it."""
+        self._departures = -1
+        return self._after_room(now)
+
     def _after_room(self, now: float) -> list[Effect]:
         """Room may have been made: admit who waits, then see whether a step can be planned."""
-        return self.admission.retry(now) + self._consider(now)
+        return self._let_in(now) + self._consider(now)
+
+    def _let_in(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._departures != self.buffer.departures:
+            self._departures = self.buffer.departures
+            effects += self.admission.retry(now)
+        return effects
 
     def _consider(self, now: float) -> list[Effect]:
         """Something has changed: see whether a step can be planned, or the run is at its end."""
-        return self._planning.consider(now) + self._finish()
+        self._agreement.settle(self._decided, lambda end: self._ended(end, now))
+        effects = self._let_in(now) + self._help(now)
+        effects += self._planning.consider(now)
+        effects += self._let_in(now)
+        return effects + self._finish()
+
+    def _help(self, now: float) -> list[Effect]:
+        """Beginnings of groups fill the memory: the journal takes their payloads, if there is one.
+
+        They come back for their step.
+        """
+        pressed, planning = self.admission.pressed, self._planning
+        if not self.config.durable or planning.helped_since is not None or pressed is None:
+            return []
+        if pressed.cap != "bytes" or self._lacking() <= 0:
+            return []
+        entries = tuple(
+            entry for group in self.buffer.groups for entry in group.entries if entry.sample.is_here
+        )
+        if not entries:
+            return []
+        planning.helped_since = now
+        return [PayloadsToJournal(entries)]
+
+    def _lacking(self) -> int:
+        return self.freshness.lacking(self.buffer, self.config.trigger.batch)
 
     def _finish(self) -> list[Effect]:
         if self._planning.busy:
             return []
         return self._ending.finish(flushing=self.freshness.flushing)
 
+    @property
+    def hungry_since(self) -> float | None:
+        """Since when a DP rank waits for a step that is not planned; None if none does."""
+        return self._planning.hungry_since
+
+    def stream_waits(self) -> list[str]:
+        """Producers whose word the end of the stream still waits for."""
+        return self._agreement.waits_for(None) if None in self._agreement.pending else []
+
+    def phase_waits(self, version: int) -> list[str]:
+        """Producers whose word the end of the phase before this version still waits for."""
+        return self._agreement.waits_for(version) if version in self._agreement.pending else []
+
+    def waits_for(self, now: float) -> str:
+        """In words, whom the next step waits for, or the end of a phase or of the stream."""
+        return explain(self, self._agreement, now)
+
     # -- looking ----------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> Losses:
+        """Accepted samples that the shutdown has dropped so far."""
+        return self._dropping.losses or Losses()
 
     @property
     def drained(self) -> bool:
@@ -282,6 +467,8 @@ class Dispatch:
             self.ledger,
             retained=self.checkpoints.retained,
             pushes_held=self.admission.num_held,
+            pushes_held_bytes=self.admission.held.nbytes,
+            backpressure=self.admission.pressed is not None,
             policy_version=self.freshness.reported,
             run_id=self.run_id,
             phase=self._ending.phase,

@@ -1,47 +1,96 @@
 """Accepted samples that will never be trained on: dropped from the buffer, counted, and a fact.
 
 Invariant: what leaves the buffer other than into a step leaves it here, with its reason; a group is
-dropped whole.
+dropped whole. A group that cannot be whole is dropped, or made whole of what has come (`keep`).
 """
 
 from collections.abc import Callable
 
-from dispatcher.core.buffer import Entry, SampleBuffer
+from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.closed_groups import ClosedGroups
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import DropReason
-from dispatcher.core.facts import Dropped, Note
+from dispatcher.core.facts import Dropped, GroupSized, Note
+from dispatcher.core.losses import Losses
+from dispatcher.core.open_groups import OpenGroup
 from dispatcher.core.totals import Totals
+from dispatcher.sample import SIZE_AT_CLOSE, Sample
 
 
 class Dropping:
-    """The only way out of the buffer but a step."""
+    """The only way out of the buffer but a step. keep: groups that lack members are trained on."""
 
-    def __init__(self, buffer: SampleBuffer, totals: Totals, note: Note) -> None:
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        totals: Totals,
+        closed_groups: ClosedGroups,
+        note: Note,
+        *,
+        keep: bool,
+    ) -> None:
         self._buffer, self._totals, self._note = buffer, totals, note
+        self._closed_groups, self._keep = closed_groups, keep
+        #: What a shutdown has cost; None before there is one.
+        self.losses: Losses | None = None
 
     def ready(self, reason: DropReason, doomed: Callable[[Entry], bool]) -> int:
         """Drop ready samples for which `doomed` holds, with their groups; returns how many."""
         return self._drop(reason, self._buffer.drop_ready(doomed))
 
-    def group(self, group_id: str) -> None:
-        """Drop an open group, if there is one of that name."""
-        self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group_id))
-
-    def open_groups(self, doomed: Callable[[Entry], bool] = lambda _: True) -> None:
-        """Drop the open groups that have a member for which `doomed` holds."""
-        for group_id in [
-            group_id
-            for group_id, _, entries in self._buffer.open_groups()
-            if any(doomed(entry) for entry in entries)
-        ]:
-            self.group(group_id)
-
     def everything(self, reason: DropReason) -> None:
         """Drop what is left; open groups for being incomplete, whatever the reason."""
-        self.open_groups()
+        for group in list(self._buffer.groups):
+            self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group))
         self.ready(reason, lambda _: True)
+
+    # -- open groups ------------------------------------------------------------------------
+
+    def give_up(
+        self, group: OpenGroup, reason: DropReason = DropReason.INCOMPLETE_GROUP,
+        *, keep: bool | None = None,
+    ) -> None:  # fmt: skip
+        """No further member of this group comes: it goes whole, or is whole with what has come."""
+        keep = self._keep if keep is None else keep
+        if keep and group.entries:
+            self.resize(group, len(group.entries))
+        else:
+            self._drop(reason, self._buffer.drop_group(group))
+
+    def forbid(self, group: OpenGroup, why: str, reason: DropReason, now: float) -> None:
+        """Give a group up of which members may still come; these are refused, and told why."""
+        self._closed_groups.close(group.group_id, why, group.missing, now)
+        self.give_up(group, reason)
+
+    def resize(self, group: OpenGroup, size: int) -> None:
+        """The group has so many members in all, those included that are lost."""
+        group.size = size
+        self._note(GroupSized(group.tickets, size))
+        if group.missing == 0:
+            self._buffer.complete(group)
+
+    def lost_member(self, sample: Sample, why: str, now: float) -> None:
+        """A member is refused: its group will lack it."""
+        assert sample.group_id is not None
+        size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
+        group = self._buffer.groups.get(sample.group_id)
+        if group is None and not self._keep:
+            missing = None if size is None else max(0, size - 1)
+            why = f"a member was refused ({why})"
+            self._closed_groups.close(sample.group_id, why, missing, now)
+            return
+        group = group or self._buffer.groups.open(sample.group_id, size, now)
+        group.lost += 1
+        if not self._keep:
+            why = f"a member was refused ({why})"
+            self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+        elif group.missing == 0:
+            self._buffer.complete(group)
 
     def _drop(self, reason: DropReason, entries: list[Entry]) -> int:
         if entries:
             self._totals.dropped[reason] += len(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
+            if self.losses is not None:
+                self.losses.note(reason, entries)
         return len(entries)

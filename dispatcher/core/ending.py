@@ -61,7 +61,7 @@ class Ending:
         """
         if not self.ended or self._ledger.steps.waiting:
             return []
-        if not flushing and not self._may_go(self._buffer.num_ready):
+        if not flushing and not self._may_go(self._buffer.ready_units):
             self._dropping.everything(DropReason.LAST_BATCH)
         if len(self._buffer):
             return []

@@ -7,7 +7,7 @@ in the order in which the shell has to carry them out.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.step import OpenStep
 from dispatcher.errors import BufferFull, DispatcherError
 from dispatcher.plan import FloatArray, IntArray, Plan, Window
@@ -36,6 +36,7 @@ class DropReason(StrEnum):
     """Why an accepted sample will never be trained on."""
 
     INCOMPLETE_GROUP = "incomplete-group"
+    NO_ROOM = "no-room"
     STALE = "stale"
     OVERSIZE = "oversize"
     LAST_BATCH = "last-batch"
@@ -59,6 +60,30 @@ class PushHeld:
     producer: str
     first_seq: int
     full: BufferFull
+
+
+@dataclass(frozen=True, slots=True)
+class PushRecalled:
+    """A push was held without its payload, for want of memory, and can come in now: ask for it."""
+
+    producer: str
+    first_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadsToJournal:
+    """Call `Dispatch.payloads_durable` with these entries once all that was noted is durable."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGivenUp:
+    """For the log: an open group was given up, for want of room, with so many samples."""
+
+    group_id: str
+    num_samples: int
+    cap: BufferFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +147,7 @@ class EndRanks:
 
 @dataclass(frozen=True, slots=True)
 class FailRanks:
-    """Tell these connections of DP ranks, by client id, that they are over, and why."""
+    """These connections of DP ranks, by client id, are over: hear them no more, tell them why."""
 
     client_ids: tuple[str, ...]
     error: DispatcherError
@@ -187,6 +212,9 @@ class Drained:
 Effect = (
     PushAnswered
     | PushHeld
+    | PushRecalled
+    | PayloadsToJournal
+    | GroupGivenUp
     | PlanWanted
     | ReplanWanted
     | Deliver

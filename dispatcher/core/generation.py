@@ -1,7 +1,8 @@
 """The current generation: one process group, its DP ranks, and who may take a place in it.
 
     hello of a rank                  what becomes of it
-    asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask
+    asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask,
+                                     and the run's first one has the size that was configured
     of a generation that is over     fenced: a newer process group has taken its place
     of one that is not known         fenced: the dispatcher was restarted without its journal
     of this one                      seated, unless its place is taken or the generation failed
@@ -36,6 +37,7 @@ class Generation:
         self.dp_size = dp_size
         self._check_size = check_size
         self.ranks: dict[int, RankStanding] = {}
+        self._inherited = False
         #: The step after which it goes on, if its ranks have loaded a checkpoint.
         self.resumed: int | None = None
         #: What it has failed with.
@@ -50,19 +52,23 @@ class Generation:
         ranks cannot come back, and open steps wait for the next generation.
         """
         self.number, self.resumed = number, resumed
+        self._inherited = True
         if dp_size is not None and self._check_size is not None:
             with suppress(ConfigError):
                 self._check_size(dp_size)
                 self.dp_size = dp_size
 
     def begin(self, hello: RankHello) -> list[FailRanks]:
-        """The next one begins, as this rank has asked; the connected ranks are fenced."""
-        # Whoever asks may have asked before, and lost its connection before it heard the answer.
-        clients = (rank.client_id for rank in self.ranks.values())
-        fenced = tuple(client for client in clients if client != hello.client_id)
+        """The next one begins, as this rank has asked; every rank of the one before is fenced.
+
+        Also a client that asks again, as it lost its connection before it heard the answer: what
+        that connection may still say is of the generation before.
+        """
+        fenced = tuple(rank.client_id for rank in self.ranks.values())
         self.number += 1
         self.dp_size = hello.dp_size
         self.failed = self.resumed = None
+        self._inherited = False
         self.ranks.clear()
         error = GenerationFenced(
             f"generation {self.number} has begun: a newer process group took over"
@@ -96,9 +102,24 @@ class Generation:
                 "shares the number with the others"
             )
         if hello.dp_size != self.dp_size:
+            self._check_not_first(hello.dp_size)
             self._check_new_size(hello.dp_size)
         if hello.resume is not None:
             raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
+
+    def _check_not_first(self, dp_size: int) -> None:
+        """A later group may be another one; before the first a wrong size is taken for a mistake.
+
+        Ranks that are not data-parallel to each other would be given different samples, unseen.
+        """
+        if self.number == 0:
+            raise RankRefused(
+                f"DP rank 0 says there are {dp_size} DP ranks, and this dispatcher was started "
+                f"with --dp-size {self.dp_size}, which the first process group of a run must have; "
+                f"start it with --dp-size {dp_size}, or, if the ranks' mesh has other dimensions "
+                "as well (tensor, pipeline, context), pass dp_rank= and dp_size= of its "
+                "data-parallel dimension"
+            )
 
     def _check_new_size(self, dp_size: int) -> None:
         if self._check_size is None:
@@ -145,6 +166,16 @@ class Generation:
                 f"DP rank {hello.dp_rank} of generation {self.number} is taken by a connected "
                 "client; two processes claim one rank"
             )
+
+    def believed(self, hello: RankHello) -> RankHello:
+        """The hello of a rank that may join, without steps that it cannot have been given.
+
+        Of a rank that is not known only an earlier dispatcher can have known more.
+        """
+        known = None if hello.generation is None else self.ranks.get(hello.dp_rank)
+        fresh = known is None or (hello.resume is not None and not known.begun)
+        outlived = hello.generation is not None and self._inherited
+        return hello.with_empty_hands() if fresh and not outlived else hello
 
     # -- where its ranks go on --------------------------------------------------------------
 

@@ -9,8 +9,8 @@ on nothing is delivered. After a rewind, steps are opened one by one as ranks ha
 
 from collections.abc import Iterable, Mapping
 
-from dispatcher.core.buffer import Entry
 from dispatcher.core.config import SizeCheck
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import Deliver, Effect, Redelivered, Release
 from dispatcher.core.generation import Generation
 from dispatcher.core.open_steps import OpenSteps
@@ -36,6 +36,20 @@ class StepLedger:
         return self.generation.ranks
 
     # -- ranks come and go ------------------------------------------------------------------
+
+    def check(self, hello: RankHello) -> RankHello:
+        """What of this hello is to be believed.
+
+        Raises RankRefused or GenerationFenced for a rank that may not join, and ProtocolError for
+        one that says what cannot be.
+        """
+        self.generation.check(hello)
+        hello.check(self.steps.next_step - 1)
+        for number, count in hello.received.items():
+            step = self.steps.get(number)
+            if step is not None and step.dp_size == hello.dp_size:
+                step.check_received(count)
+        return self.generation.believed(hello)
 
     def join(self, hello: RankHello, now: float) -> list[Effect]:
         """Admit a DP rank, fencing an older generation if it brings a new one.
@@ -95,7 +109,7 @@ class StepLedger:
         Raises ProtocolError for a step that this rank cannot have. Fails the generation if others
         have loaded a checkpoint and this rank has not.
         """
-        rank = self.ranks[dp_rank]
+        rank = self._speaker(dp_rank)
         if taken > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} took step {taken} before it was prepared")
         if not self.generation.agrees(rank):
@@ -111,7 +125,7 @@ class StepLedger:
 
         A digest that is not ours fails the generation: no rank may train what others do not.
         """
-        rank = self.ranks[dp_rank]
+        rank = self._speaker(dp_rank)
         if not self.generation.agrees(rank):
             return []  # of a step that was open before the rewind
         step = self.steps.get(number)
@@ -146,7 +160,7 @@ class StepLedger:
 
         Raises ProtocolError for a step that this rank was never given.
         """
-        rank = self.ranks[dp_rank]
+        rank = self._speaker(dp_rank)
         if number > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
         rank.committed = max(rank.committed, number)
@@ -154,6 +168,12 @@ class StepLedger:
         while through < self.steps.last and self.generation.has_committed(through + 1):
             through += 1
         return self.steps.commit(through)
+
+    def _speaker(self, dp_rank: int) -> RankStanding:
+        """Who says something. Raises what its generation has failed with: it is over then."""
+        if self.generation.failed is not None:
+            raise self.generation.failed
+        return self.ranks[dp_rank]
 
     # -- steps are opened -------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import PlanWanted, ReplanWanted, StepPlanned
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import Go
@@ -12,10 +12,9 @@ from dispatcher.plan import BoolArray, Plan, Window
 
 
 def request_plan(
-    entries: list[Entry], must_go: BoolArray, batch: int, dp_size: int, go: Go
+    entries: list[Entry], must_go: BoolArray, take: int, dp_size: int, go: Go
 ) -> PlanWanted:
-    """Ask for a plan of at most a batch of these entries, oldest first."""
-    take = min(len(entries), batch)
+    """Ask for a plan of `take` of these entries, or groups of them, oldest first."""
     window = _window(entries, must_go)
     return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
 
@@ -59,10 +58,10 @@ def report_plan(
         skips=wanted.window.skips[at],
         staleness=() if version is None else tuple(_staleness(chosen, version)),
         tokens=wanted.window.tokens[at],
-        nbytes=sum(len(entry.sample.payload) for entry in chosen),
+        nbytes=sum(entry.sample.schema.nbytes(entry.sample.tokens) for entry in chosen),
     )
 
 
 def _staleness(entries: list[Entry], version: int) -> Iterator[int]:
-    known = (entry.sample.policy_version for entry in entries)
+    known = (entry.version for entry in entries)
     return (version - written for written in known if written is not None)

@@ -9,19 +9,22 @@ Invariants: one plan is asked for at a time; an outgrown step comes before the n
 another number of DP ranks than there are by now is not used.
 """
 
+import math
+
 from dispatcher.core.admission import Admission
-from dispatcher.core.buffer import Entry, SampleBuffer
+from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dropping import Dropping
 from dispatcher.core.ending import Ending
-from dispatcher.core.events import DropReason, Effect, PlanWanted, ReplanWanted
+from dispatcher.core.entry import Entry
+from dispatcher.core.events import DropReason, Effect, GroupGivenUp, PlanWanted, ReplanWanted
 from dispatcher.core.facts import Note, Planned
-from dispatcher.core.freshness import Freshness
+from dispatcher.core.freshness import Freshness, NextStep
 from dispatcher.core.ledger import StepLedger
 from dispatcher.core.plan_requests import report_plan, request_plan, request_replan
 from dispatcher.core.step import OpenStep
 from dispatcher.core.totals import Totals
-from dispatcher.core.trigger import Standing, Wait, decide
+from dispatcher.core.trigger import Go, MakeRoom, Standing, Wait, decide
 from dispatcher.plan import Plan
 
 
@@ -46,8 +49,11 @@ class Planning:
         self._dropping, self._ending = dropping, ending
         self._totals, self._note = totals, note
         self._asked: PlanWanted | ReplanWanted | None = None
-        self._hungry_since: float | None = None
+        #: Since when a rank waits for the next step.
+        self.hungry_since: float | None = None
         self._tried: int | None = None
+        #: Since when payloads are on their way from memory to the journal; None if none is.
+        self.helped_since: float | None = None
         #: When to consider it next, though nothing else happens.
         self.wake_at: float | None = None
 
@@ -74,27 +80,39 @@ class Planning:
 
     def _note_hunger(self, now: float) -> None:
         if not self._ledger.hungry:
-            self._hungry_since = None
-        elif self._hungry_since is None:
-            self._hungry_since = now
+            self.hungry_since = None
+        elif self.hungry_since is None:
+            self.hungry_since = now
 
     def _ask(self, now: float) -> list[Effect]:
         """A step is wanted: ask the trigger, with nothing in the window that it may not have."""
-        admitted: list[Effect] = []
+        effects: list[Effect] = []
         while self._drop_unwanted():
-            admitted += self._admission.retry(now)
-        config = self._config.trigger
-        ready = self._freshness.count(self._buffer, config.window)
-        decision = decide(config, self._standing(ready, now))
+            effects += self._admission.retry(now)
+        while isinstance(decision := self._decide(now), MakeRoom):
+            effects += self._make_room(now)
         if isinstance(decision, Wait):
             self.wake_at = None if decision.seconds is None else now + decision.seconds
-            return admitted
-        entries = self._freshness.window(self._buffer, config.window)
-        open_steps = self._ledger.steps.num_uncommitted
-        due = self._freshness.must_go(entries, open_steps, config.batch)
-        dp_size = self._ledger.generation.dp_size
-        self._asked = request_plan(entries, due, config.batch, dp_size, decision)
-        return [*admitted, self._asked]
+            return effects
+        self._asked = self._request(decision)
+        return [*effects, self._asked]
+
+    def _decide(self, now: float) -> Go | Wait | MakeRoom:
+        config = self._config.trigger
+        ready = self._freshness.count(self._buffer, config.window)
+        return decide(config, self._standing(ready, now))
+
+    def _request(self, go: Go) -> PlanWanted:
+        batch = self._config.trigger.batch
+        entries = self._freshness.window(self._buffer, self._config.trigger.window)
+        due = self._freshness.must_go(entries, self._next_step, batch)
+        take = min(batch, self._buffer.units_of(entries))
+        return request_plan(entries, due, take, self._ledger.generation.dp_size, go)
+
+    @property
+    def _next_step(self) -> NextStep:
+        steps = self._ledger.steps
+        return NextStep(steps.next_step, steps.committed)
 
     def _drop_unwanted(self) -> int:
         """Drop what the next step may not have; returns how many samples that were."""
@@ -103,20 +121,45 @@ class Planning:
             dropped += self._dropping.ready(
                 DropReason.OVERSIZE, lambda entry: entry.sample.tokens > above
             )
-        is_stale = self._freshness.stale(self._ledger.steps.num_uncommitted)
+        is_stale = self._freshness.stale(self._next_step)
         if is_stale is not None:
             dropped += self._dropping.ready(DropReason.STALE, is_stale)
         return dropped
 
+    def _make_room(self, now: float) -> list[Effect]:
+        """Beginnings of groups fill the memory: the youngest is given up, and its producers told.
+
+        There is one with samples, or nobody would be held back.
+        """
+        cap = self._admission.pressed
+        self._admission.last_moved = now  # what a journal can take then shows after a while
+        youngest = [group for group in self._buffer.groups if group.entries][-1]
+        given_up = len(youngest.entries)
+        why = "there was no room for all open groups; raise --buffer-bytes or use a journal"
+        self._dropping.forbid(youngest, why, DropReason.NO_ROOM, now)
+        effects = self._admission.retry(now)
+        assert cap is not None
+        return [GroupGivenUp(youngest.group_id, given_up, cap), *effects]
+
     def _standing(self, ready: int, now: float) -> Standing:
+        admission, hungry_since = self._admission, self.hungry_since
         return Standing(
             ready=ready,
-            full=self._buffer.pressed is not None,
-            growing=self._buffer.num_open_groups > 0,
+            full=admission.pressed is not None,
+            growing=self._buffer.groups.samples > 0,
             flush=self._freshness.flushing or self._ending.flushes(ready),
-            hungry_for=None if self._hungry_since is None else now - self._hungry_since,
+            hungry_for=None if hungry_since is None else now - hungry_since,
             tried=self._tried,
+            stuck=admission.is_stuck(now) and (ready > 0 or not self._is_helped),
+            quiet_for=now - admission.last_moved,
+            helped_for=math.inf if self.helped_since is None else now - self.helped_since,
         )
+
+    @property
+    def _is_helped(self) -> bool:
+        """Whether room is on its way: payloads leave memory for a journal that takes them."""
+        pressed = self._admission.pressed
+        return self.helped_since is not None and pressed is not None and pressed.cap == "bytes"
 
     # -- the planner's answers --------------------------------------------------------------
 
@@ -129,29 +172,30 @@ class Planning:
         if wanted.dp_size != self._ledger.generation.dp_size:
             return []
         if wanted.trial and plan.excess > self._config.target_excess:
-            self._tried = len(wanted.entries)
+            self._tried = self._buffer.units_of(wanted.entries)
             return []
         chosen = [wanted.entries[at] for at in plan.chosen.tolist()]
-        steps = self._ledger.steps
-        version = self._freshness.training_version(steps.num_uncommitted)
-        report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
+        version = self._freshness.training_version(self._next_step)
+        number = self._ledger.steps.next_step
+        report = report_plan(number, plan, wanted, chosen, version=version, now=now)
         self._take(wanted, chosen)
         effects = self._ledger.open(plan, wanted.entries, now)
         if self._config.durable:  # the fact is as large as the window: not built for nobody
             gone = set(chosen)
             left = (entry.ticket for entry in wanted.entries if entry not in gone)
-            self._note_plan(steps.uncommitted()[-1], *left)
+            self._note_plan(self._ledger.steps.uncommitted()[-1], *left)
         return [report, *effects]
 
     def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
         """The chosen samples leave the buffer; the others were passed over."""
         self._totals.dispatched.add([entry.sample.tokens for entry in chosen])
+        units = self._buffer.units_of(chosen)
         self._buffer.take(chosen)
         for entry in wanted.entries:
             entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
-        self._tried = self._hungry_since = None
+        self._tried = self.hungry_since = None
         self._totals.planned[wanted.trigger] += 1
-        self._totals.small_steps += len(chosen) < self._config.trigger.batch
+        self._totals.small_steps += units < self._config.trigger.batch
 
     def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
         """The outgrown step's new plan, unless the number of ranks has changed once more."""

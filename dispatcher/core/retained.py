@@ -73,13 +73,7 @@ class RetainedSteps:
 
         committed, planned: the last step that is, -1 for none.
         """
-        if position.run_id != run_id:
-            raise CheckpointRefused(
-                f"the checkpoint is of run {position.run_id}, after its step {position.step}; this "
-                f"dispatcher serves run {run_id}, whose last committed step is {committed}: start "
-                "it with the --journal-dir of the checkpoint's run, or do not load the stream's "
-                "part of the checkpoint to go on with what there is here"
-            )
+        self.check_run(position, run_id, committed)
         if position.step > planned:
             raise CheckpointRefused(
                 f"the checkpoint was taken after step {position.step}, and the last step that this "
@@ -92,6 +86,16 @@ class RetainedSteps:
                 f"the checkpoint was taken after step {position.step}, and the steps up to "
                 f"{oldest} are released for good since a later checkpoint was reported saved; the "
                 f"oldest that run {run_id} can go back to is one after step {oldest}"
+            )
+
+    def check_run(self, position: Position, run_id: str, committed: int) -> None:
+        """Raise CheckpointRefused for a position of another run."""
+        if position.run_id != run_id:
+            raise CheckpointRefused(
+                f"the checkpoint is of run {position.run_id}, after its step {position.step}; this "
+                f"dispatcher serves run {run_id}, whose last committed step is {committed}: start "
+                "it with the --journal-dir of the checkpoint's run, or do not load the stream's "
+                "part of the checkpoint to go on with what there is here"
             )
 
     def _add(self, step: OpenStep) -> None:

@@ -7,11 +7,12 @@ its place.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
 
 from dispatcher.core.retained import Position
+from dispatcher.errors import ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,30 @@ class RankHello:
     def prepared(self) -> int:
         """The last step that it has taken or holds, -1 for none."""
         return max(self.taken, *self.received, -1)
+
+    def check(self, planned: int) -> None:
+        """Raise ProtocolError if no rank can stand there.
+
+        planned: the last step that is, -1 for none.
+        """
+        holds = max(self.received, default=-1)
+        for what, step in ("taken", self.taken), ("committed", self.committed), ("got", holds):
+            if step > planned:
+                raise ProtocolError(
+                    f"DP rank {self.dp_rank} says that it has {what} step {step}, and the last one "
+                    f"that this dispatcher knows of is {planned}: the rank is of another run, or "
+                    "the journal is an older copy; restart all ranks, or start the dispatcher with "
+                    "the journal that has those steps"
+                )
+        if self.committed > self.taken:
+            raise ProtocolError(
+                f"DP rank {self.dp_rank} says that it has committed step {self.committed}, and the "
+                f"last one that it has taken is {self.taken}"
+            )
+
+    def with_empty_hands(self) -> "RankHello":
+        """The same of a rank that was never given a step."""
+        return replace(self, taken=-1, committed=-1, received={})
 
 
 @dataclass(slots=True)

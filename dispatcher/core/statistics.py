@@ -22,8 +22,10 @@ class Statistics:
     buffered_bytes: int
     ready: int
     open_groups: int
+    open_group_samples: int
     oldest_arrival: float | None
     pushes_held: int
+    pushes_held_bytes: int
     backpressure: bool
     in_flight: int
     open_steps: int
@@ -69,6 +71,8 @@ class Statistics:
         *,
         retained: RetainedSteps,
         pushes_held: int,
+        pushes_held_bytes: int,
+        backpressure: bool,
         policy_version: int | None,
         run_id: str,
         phase: str,
@@ -83,10 +87,12 @@ class Statistics:
             buffered_tokens=buffer.held_tokens,
             buffered_bytes=buffer.held_bytes,
             ready=buffer.num_ready,
-            open_groups=buffer.num_open_groups,
+            open_groups=len(buffer.groups),
+            open_group_samples=buffer.groups.samples,
             oldest_arrival=buffer.oldest_arrival(),
             pushes_held=pushes_held,
-            backpressure=buffer.pressed is not None,
+            pushes_held_bytes=pushes_held_bytes,
+            backpressure=backpressure,
             in_flight=ledger.steps.in_flight,
             open_steps=ledger.steps.num_uncommitted,
             steps_planned=dict(totals.planned),

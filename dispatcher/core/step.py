@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 
-from dispatcher.core.buffer import Entry
-from dispatcher.errors import IllegalTransition
+from dispatcher.core.entry import Entry, without_payload
+from dispatcher.errors import IllegalTransition, ProtocolError
 from dispatcher.sample import Sample
 
 
@@ -90,6 +90,15 @@ class OpenStep:
             raise IllegalTransition(self.state, event)
         self.state = after
 
+    def check_received(self, count: int) -> None:
+        """Raise ProtocolError if a rank cannot have so many of its micro-batches."""
+        there_are = len(self.micro_batches[0])
+        if count > there_are:
+            raise ProtocolError(
+                f"a DP rank says that it has {count} micro-batches of step {self.number}, which "
+                f"has {there_are}"
+            )
+
     def entries(self) -> Iterator[Entry]:
         """Every sample's entry, rank by rank."""
         return (entry for rank in self.micro_batches for part in rank for entry in part)
@@ -101,7 +110,7 @@ class OpenStep:
     def without_payloads(self) -> "OpenStep":
         """The same step, of which only the journal has the payloads."""
         micro_batches = tuple(
-            tuple(tuple(_without_payload(entry) for entry in part) for part in rank)
+            tuple(tuple(without_payload(entry) for entry in part) for part in rank)
             for rank in self.micro_batches
         )
         return replace(self, micro_batches=micro_batches)
@@ -122,11 +131,6 @@ class OpenStep:
     def nbytes(self) -> int:
         """Payload bytes of its samples, wherever they are."""
         return sum(sample.schema.nbytes(sample.tokens) for sample in self.samples())
-
-
-def _without_payload(entry: Entry) -> Entry:
-    sample = entry.sample._replace(payload=memoryview(b""))
-    return Entry(sample, entry.ticket, entry.arrived, entry.group, entry.skips)
 
 
 def step_digest(number: int, micro_batches: MicroBatches) -> str:

@@ -6,20 +6,26 @@ them waits for it. Nothing is planned that is not wanted. Of what is wanted:
     window full                                         plan
     a cap reached with a whole batch                    plan; first hungry if groups still grow
     producers are done (or a phase is)                  plan, the last step may be smaller
-    a cap reached, nothing more can come                plan a smaller step
     a whole batch, hungry for `max_wait`                plan
     a whole batch, grown since the last trial           try: used if within `target_excess`
+    producers wait at a hard cap, hungry for `max_wait`
+        and something is ready                          plan a smaller step
+        and nothing is, nor has anything come meanwhile make room: give a group up
     otherwise                                           wait
 """
 
+import math
 from dataclasses import dataclass
 
 from dispatcher.core.events import Trigger
 
+#: Sums of floats fall short of what they were added up to: a wait that is over must not go on.
+ROUNDING_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class TriggerConfig:
-    """Sizes in samples, times in seconds."""
+    """Sizes in samples, or in groups if steps are counted so; times in seconds."""
 
     batch: int
     window: int
@@ -30,10 +36,11 @@ class TriggerConfig:
 class Standing:
     """What the decision depends on.
 
-    ready: samples a plan could choose from, at most the window.
-    full: a cap holds producers back. growing: open groups will still add samples.
+    ready: what a plan could choose from. full: a cap holds producers back; stuck: one that only
+    leaving samples can lift. growing: open groups will still add samples.
     flush: nothing newer may be waited for, a smaller step is fine.
-    hungry_for: seconds, None if no rank waits.
+    hungry_for: seconds, None if no rank waits. quiet_for: seconds since anything moved.
+    helped_for: seconds since payloads were sent from memory to the journal, if they were.
     tried: `ready` at the last trial that missed its target, None if there was none.
     """
 
@@ -43,6 +50,9 @@ class Standing:
     flush: bool
     hungry_for: float | None
     tried: int | None
+    stuck: bool = False
+    quiet_for: float = 0.0
+    helped_for: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,12 @@ class Wait:
     seconds: float | None = None
 
 
-def decide(config: TriggerConfig, at: Standing) -> Go | Wait:
+@dataclass(frozen=True, slots=True)
+class MakeRoom:
+    """Open groups fill the memory, and none can become whole: give one up."""
+
+
+def decide(config: TriggerConfig, at: Standing) -> Go | Wait | MakeRoom:
     """Decide for a wanted step."""
     if at.ready >= config.window:
         return Go(Trigger.WINDOW_FULL)
@@ -68,8 +83,8 @@ def decide(config: TriggerConfig, at: Standing) -> Go | Wait:
         return _decide_whole_batch(config, at)
     if at.ready and at.flush:
         return Go(Trigger.FLUSH)
-    if at.ready and at.full and not at.growing:
-        return Go(Trigger.BUFFER_FULL)
+    if at.stuck and at.hungry_for is not None:
+        return _decide_stuck(config, at, at.hungry_for)
     return Wait()
 
 
@@ -78,8 +93,19 @@ def _decide_whole_batch(config: TriggerConfig, at: Standing) -> Go | Wait:
         return Go(Trigger.FLUSH)
     if at.full and (not at.growing or at.hungry_for is not None):
         return Go(Trigger.BUFFER_FULL)
-    if at.hungry_for is not None and at.hungry_for >= config.max_wait:
+    if at.hungry_for is not None and at.hungry_for >= config.max_wait - ROUNDING_S:
         return Go(Trigger.MAX_WAIT)
     if at.tried is None or at.ready >= at.tried + max(1, config.batch // 16):
         return Go(Trigger.TARGET_EXCESS, trial=True)
     return Wait(None if at.hungry_for is None else config.max_wait - at.hungry_for)
+
+
+def _decide_stuck(config: TriggerConfig, at: Standing, hungry_for: float) -> Go | Wait | MakeRoom:
+    waited = min(hungry_for, at.helped_for)
+    if not at.ready:
+        waited = min(waited, at.quiet_for)
+    if waited < config.max_wait - ROUNDING_S:
+        return Wait(config.max_wait - waited)
+    if at.ready:
+        return Go(Trigger.BUFFER_FULL)
+    return MakeRoom() if at.growing else Wait()

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.facts import Remembered, RememberedStep
 from dispatcher.errors import JournalCorrupt
 from dispatcher.journal.blocks import begins_block, checksum, read_block
@@ -120,6 +120,7 @@ def remembered(
         dp_size=ledger.dp_size,
         policy_version=ledger.policy_version,
         policy_step=ledger.policy_step,
+        group_size=ledger.group_size,
         phases=tuple(state.phases()),
         ended=ledger.ended,
         producers={

@@ -21,8 +21,10 @@ from dispatcher.core.freshness import StalenessPolicy
 from dispatcher.errors import ConfigError
 from dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
 from dispatcher.service.access import Access, open_access
+from dispatcher.service.memory_size import machine_memory
 from dispatcher.service.option_types import (
     Address,
+    IncompleteGroups,
     JournalSync,
     LastBatch,
     LogFormat,
@@ -33,6 +35,10 @@ from dispatcher.service.option_types import (
 )
 from dispatcher.service.units import Duration, Size
 from dispatcher.wire.endpoint import Endpoint
+
+#: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
+#: being received.
+BUFFER_SHARE, HELD_SHARE = 4, 16
 
 
 class ServeConfig(BaseModel):
@@ -56,12 +62,17 @@ class ServeConfig(BaseModel):
     }
 
     dp_size: Positive
-    """DP ranks of the first process group; all must be there before training starts"""
+    """DP ranks of the first process group, which is refused if it has another number; all must be
+    there before training starts"""
     elastic: bool = True
-    """let a new process group bring another number of DP ranks; open steps are planned again for it
-    with the same samples, and --dispatch-batch-size stays"""
-    dispatch_batch_size: Positive
-    """samples in one step over all DP ranks, gradient accumulation included"""
+    """let later process groups bring another number of DP ranks; open steps are planned again for
+    them with the same samples, and --dispatch-batch-size stays"""
+    dispatch_batch_size: Positive | None = None
+    """samples in one step over all DP ranks, gradient accumulation included; this or
+    --dispatch-batch-groups"""
+    dispatch_batch_groups: Positive | None = None
+    """groups in one step over all DP ranks, whatever their sizes; a sample without a group counts
+    as one"""
     micro_batch_size: Positive | None = None
     """samples in a micro-batch; this or --micro-batch-tokens"""
     micro_batch_tokens: Positive | None = None
@@ -77,11 +88,21 @@ class ServeConfig(BaseModel):
     """samples to choose a step from, in dispatch batches; 1 means no choice, 1.25 is most of the
     gain, beyond 4 is rarely worth the delay"""
     buffer_capacity: Positive | None = None
-    """samples held before producers must wait, at least the window; unset: the window"""
+    """ready samples (or groups, as the batch is counted) at which producers must wait, at least the
+    window; members of groups under way never wait for it; unset: the window"""
     buffer_tokens: Positive | None = None
-    """tokens held before producers must wait; unset: no cap on tokens"""
-    buffer_bytes: Size = 4 * 2**30
-    """bytes of samples held before producers must wait"""
+    """tokens of ready samples at which producers must wait; unset: no cap on tokens"""
+    buffer_bytes: Size | None = None
+    """payload bytes in memory, of ready samples and of groups under way; nothing exceeds it; unset:
+    a quarter of the memory of the machine or control group"""
+    held_bytes: Size | None = None
+    """payload bytes of pushes that wait; what comes beyond is let go, and asked for again when its
+    turn comes; unset: a sixteenth of the memory"""
+    receive_bytes: Size | None = None
+    """bytes of frames and request bodies that are being received, over all connections; beyond it
+    producers wait in turn, HTTP is answered 503, and what comes at less than 1 MiB/s over a
+    --request-timeout is given up; unset: a sixteenth of the machine's or cgroup's memory, at least
+    --max-frame-bytes"""
 
     strategy: Strategy = Strategy.WINDOW
     """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
@@ -89,6 +110,8 @@ class ServeConfig(BaseModel):
     """what stays together of a group: ignore (nothing), step (one step), rank (one DP rank)"""
     group_size: Positive | None = None
     """samples of one prompt; unset: each push says"""
+    incomplete_groups: IncompleteGroups = IncompleteGroups.DROP
+    """a group that will never be whole: drop it, or keep (train on the members that came)"""
     oversize: Oversize = Oversize.ERROR
     """a sample longer than --micro-batch-tokens: error (refuse it), alone (give it a micro-batch
     of its own), drop (accept, count and discard it)"""
@@ -113,8 +136,14 @@ class ServeConfig(BaseModel):
     """policy versions that a sample may lag behind the trainer's; unset: any"""
     staleness_policy: StalenessPolicy = StalenessPolicy.DROP
     """a sample that would be too stale: drop it, or prefer-oldest (train on it before newer)"""
+    steps_per_version: Positive = 1
+    """optimizer steps that the trainer takes with samples of one policy version"""
     group_timeout: Duration = 600.0
-    """drop a group whose members have not all come by then, counted"""
+    """give a group up when nothing has come of it for so long and none of its producers is there
+    any more; while one is, its rollouts may take their time"""
+    producer_timeout: Duration = 60.0
+    """a producer that left without a goodbye counts as gone after this: groups, and the end of a
+    phase or of the stream, wait for it no longer"""
     last_batch: LastBatch = LastBatch.FLUSH
     """the partial batch at the end of the stream: flush (a smaller step) or drop"""
 
@@ -159,7 +188,8 @@ class ServeConfig(BaseModel):
     handshake_timeout: Duration = 10.0
     """close a connection that has not introduced itself, or made its first request, by then"""
     request_timeout: Duration = 60.0
-    """an HTTP request has to arrive whole within this time"""
+    """an HTTP request has to arrive whole within this time; a frame has this long before its pace
+    counts, see --receive-bytes"""
     write_timeout: Duration = 60.0
     """close a connection whose peer stops reading for so long"""
     idle_timeout: Duration = 300.0
@@ -182,14 +212,42 @@ class ServeConfig(BaseModel):
     """auto (text on a terminal, else JSON), json or text"""
 
     @property
+    def batch(self) -> int:
+        """Samples in one step, or groups if `by_groups`."""
+        return self.dispatch_batch_size or self.dispatch_batch_groups or 0
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether batch, window and capacity count groups."""
+        return self.dispatch_batch_groups is not None
+
+    @property
     def window_samples(self) -> int:
-        """Samples in the window, floor(W * B), in decimal arithmetic: 1.15 * 100 is 115."""
-        return math.floor(Fraction(str(self.window_multiple)) * self.dispatch_batch_size)
+        """Samples (or groups) in the window, floor(W * B), in decimals: 1.15 * 100 is 115."""
+        return math.floor(Fraction(str(self.window_multiple)) * self.batch)
 
     @property
     def buffer_samples(self) -> int:
-        """The cap of the buffer in samples."""
+        """The cap of the buffer in samples (or groups)."""
         return self.window_samples if self.buffer_capacity is None else self.buffer_capacity
+
+    @property
+    def buffer_memory(self) -> int:
+        """Bytes that payloads of buffered samples may take."""
+        share = machine_memory() // BUFFER_SHARE
+        return share if self.buffer_bytes is None else self.buffer_bytes
+
+    @property
+    def held_memory(self) -> int:
+        """Bytes that payloads of held pushes may take."""
+        share = machine_memory() // HELD_SHARE
+        return share if self.held_bytes is None else self.held_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """`receive_bytes`, or its default."""
+        default = max(self.max_frame_bytes, machine_memory() // HELD_SHARE)
+        return default if self.receive_bytes is None else self.receive_bytes
 
     @property
     def skips_bound(self) -> int:
@@ -201,7 +259,8 @@ class ServeConfig(BaseModel):
         """What the planner needs to know. Raises ConfigError if the cost cannot be read."""
         return PlanConfig(
             dp_size=self.dp_size,
-            dispatch_batch_size=self.dispatch_batch_size,
+            dispatch_batch_size=self.batch * ((self.group_size or 1) if self.by_groups else 1),
+            by_groups=self.by_groups,
             cost=parse_cost(self.cost, _read),
             micro_batch_size=self.micro_batch_size,
             micro_batch_tokens=self.micro_batch_tokens,
@@ -243,6 +302,7 @@ class ServeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_batch()
         validate_config(self.plan_config(), self.window_multiple)
         self._check_buffer()
         self._check_deadlines()
@@ -257,6 +317,20 @@ class ServeConfig(BaseModel):
                 "--journal-dir, or take --retain commit"
             )
 
+    def _check_batch(self) -> None:
+        sizes = (self.dispatch_batch_size, self.dispatch_batch_groups)
+        if sizes.count(None) != 1:
+            found = "neither is" if sizes.count(None) == 2 else "both are"
+            raise ConfigError(
+                f"a step has a number of samples or of groups, and {found} set; set exactly one "
+                "of --dispatch-batch-size and --dispatch-batch-groups"
+            )
+        if self.by_groups and self.groups is Grouping.IGNORE:
+            raise ConfigError(
+                "--dispatch-batch-groups counts groups, and --groups ignore knows none; set "
+                "--dispatch-batch-size, or --groups step"
+            )
+
     def _check_buffer(self) -> None:
         window = self.window_samples
         if self.buffer_samples < window:
@@ -264,8 +338,8 @@ class ServeConfig(BaseModel):
                 f"--buffer-capacity {self.buffer_capacity} is smaller than the window of {window} "
                 f"samples, which could never fill; raise it to {window} or lower --window-multiple"
             )
-        batch, size = self.dispatch_batch_size, self.group_size
-        if size is None or self.groups is Grouping.IGNORE or batch % size == 0:
+        batch, size = self.batch, self.group_size
+        if size is None or self.by_groups or self.groups is Grouping.IGNORE or batch % size == 0:
             return
         below, above = batch // size * size, -(-batch // size) * size
         raise ConfigError(

@@ -7,15 +7,18 @@ happens in a worker thread, so that it does not keep the sample plane waiting.
 import asyncio
 import dataclasses
 import json
+from collections.abc import Callable
+from typing import Annotated
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dispatcher import __version__
-from dispatcher.core.events import Outcome
-from dispatcher.errors import DispatcherError
+from dispatcher.core.events import Effect, Outcome
+from dispatcher.errors import DispatcherError, ReceivingFull
 from dispatcher.sample import Sample
+from dispatcher.service.http_body import Body
 from dispatcher.service.http_guard import HttpGuard, problem
 from dispatcher.service.hub import Hub
 from dispatcher.service.samples import PushRequest, parse_body
@@ -24,6 +27,8 @@ from dispatcher.service.samples import PushRequest, parse_body
 RETRY_AFTER_SECONDS = 1
 #: All policy versions are below 2**53, on this plane as on the other.
 MAX_VERSION_DIGITS = 15
+#: Producers that are named as awaited.
+MAX_NAMED = 100
 _STATUS = {Outcome.REFUSED: 422, Outcome.FULL: 429}
 
 
@@ -67,6 +72,7 @@ class HttpPlane:
         phase, failure = self._hub.core.statistics().phase, self._hub.gate.failure
         ready = phase == "running" and failure is None
         lines = [f"{'ok' if ready else 'not ready'}: {failure or phase}"]
+        lines.append(f"the next step waits for: {self._hub.core.waits_for(self._hub.clock())}")
         if absent := self._hub.absent_ranks():
             lines.append(f"absent DP ranks: {', '.join(map(str, absent))}")
         return web.Response(text="\n".join(lines) + "\n", status=200 if ready else 503)
@@ -80,6 +86,7 @@ class HttpPlane:
             "accepted": at.accepted,
             "balanced": at.balanced,
             "absent_ranks": self._hub.absent_ranks(),
+            "waits_for": self._hub.core.waits_for(self._hub.clock()),
             "config": self._hub.config.model_dump(mode="json"),
         }
         return web.json_response(status, dumps=lambda value: json.dumps(value, indent=2) + "\n")
@@ -90,28 +97,34 @@ class HttpPlane:
 
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
+        with Body(self._hub.receiving) as body:
+            return await self._receive(request, body)
+
+    async def _receive(self, request: web.Request, room: Body) -> web.Response:
+        config = self._hub.config
         try:
-            async with asyncio.timeout(self._hub.config.request_timeout):
-                body = await request.read()
+            async with asyncio.timeout(config.request_timeout):
+                body = await room.read(request, config.max_frame_bytes)
+        except ReceivingFull as error:
+            return problem(503, error.code, str(error), Retry_After=str(RETRY_AFTER_SECONDS))
         except TimeoutError:
-            timeout = self._hub.config.request_timeout
+            timeout = config.request_timeout
             return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
         except ConnectionError:  # nobody is left to read this, and it is no fault of ours
             return problem(400, "invalid", "the connection ended before the body did")
         try:
-            samples, named = await asyncio.to_thread(parse_body, body, self._hub.config.group_size)
+            samples, named = await asyncio.to_thread(parse_body, body, config.group_size)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            return problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"])
+            return _invalid(error)
         except (DispatcherError, ValueError) as error:
             return problem(400, "invalid", str(error))
-        return await self._push(samples, named)
+        return await self._push(samples, named, room)
 
-    async def _push(self, samples: tuple[Sample, ...], named: bool) -> web.Response:
+    async def _push(self, samples: tuple[Sample, ...], named: bool, room: Body) -> web.Response:
         if (failure := self._hub.gate.failure) is not None:
             return problem(503, failure.code, str(failure))
         answer = self._hub.push_now(samples, named=named)
+        room.done()
         await self._hub.gate.settled()
         worst = max((_STATUS.get(outcome, 200) for outcome in answer.outcomes), default=200)
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
@@ -122,26 +135,73 @@ class HttpPlane:
         return web.json_response(body, status=worst, headers=headers)
 
     async def close_group(self, request: web.Request) -> web.Response:
-        """No further member will come."""
-        hub = self._hub
-        hub.perform(hub.core.close_group(request.match_info["group_id"], hub.clock()))
-        return web.json_response({})
+        """No further member will come, or none beyond `size`."""
+        try:
+            asked = CloseRequest.model_validate(dict(request.query))
+        except ValidationError as error:
+            return _invalid(error)
+        group_id, now = request.match_info["group_id"], self._hub.clock()
+        core = self._hub.core
+        return await self._tell(
+            lambda: core.close_group(group_id, now, size=asked.size, keep=asked.keep)
+        )
 
     async def end_phase(self, request: web.Request) -> web.Response:
-        """Samples older than this policy version go first."""
+        """No sample older than this policy version comes over HTTP any more; or from anybody."""
         version = request.match_info["policy_version"]
         if not version.isdecimal() or len(version) > MAX_VERSION_DIGITS:
             text = f"policy version {version[:40]!r} is no number of {MAX_VERSION_DIGITS} digits"
             return problem(400, "invalid", text)
-        hub = self._hub
-        hub.perform(hub.core.end_phase(int(version), hub.clock()))
-        return web.json_response({})
+        return await self._end(request, int(version))
 
-    async def end_stream(self, _: web.Request) -> web.Response:
-        """No producer will push again."""
-        hub = self._hub
-        hub.perform(hub.core.end_stream(hub.clock()))
-        return web.json_response({})
+    async def end_stream(self, request: web.Request) -> web.Response:
+        """No sample comes over HTTP any more; with `force` from anybody."""
+        return await self._end(request, None)
+
+    async def _end(self, request: web.Request, version: int | None) -> web.Response:
+        try:
+            force = EndRequest.model_validate(dict(request.query)).force
+        except ValidationError as error:
+            return _invalid(error)
+        core, now = self._hub.core, self._hub.clock()
+        if version is None:
+            return await self._tell(lambda: core.end_stream(now, force=force), core.stream_waits)
+        return await self._tell(
+            lambda: core.end_phase(version, now, force=force), lambda: core.phase_waits(version)
+        )
+
+    async def _tell(
+        self,
+        say: Callable[[], list[Effect]],
+        waits: Callable[[], list[str]] = list,
+    ) -> web.Response:
+        """Answer once what was said is durable; waits: producers whose word is still awaited."""
+        if (failure := self._hub.gate.failure) is not None:
+            return problem(503, failure.code, str(failure))
+        self._hub.perform(say())
+        await self._hub.gate.settled()
+        return web.json_response({"waits_for": waits()[:MAX_NAMED]})
+
+
+class CloseRequest(BaseModel):
+    """What `POST /v1/groups/ID/close` can be told, in the query."""
+
+    model_config = ConfigDict(extra="forbid")
+    size: Annotated[int, Field(ge=1)] | None = None
+    keep: bool | None = None
+
+
+class EndRequest(BaseModel):
+    """What the ends of a phase and of the stream can be told, in the query."""
+
+    model_config = ConfigDict(extra="forbid")
+    force: bool = False
+
+
+def _invalid(error: ValidationError) -> web.Response:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"])
 
 
 def _describe() -> dict[str, object]:
@@ -167,6 +227,7 @@ def _describe() -> dict[str, object]:
             "413": {"description": "The body is larger than --max-frame-bytes"},
             "422": {"description": "A sample is refused; errors says why"},
             "429": {"description": "A cap is reached; push the samples marked full again"},
+            "503": {"description": "Nothing was taken: see code; with Retry-After, push it again"},
         },
     }
     gets = {path: {"get": {"responses": {"200": text}}} for path in ("/metrics", "/livez")}

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from dispatcher.core.admission import Push
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import Effect, PushAnswered
+from dispatcher.core.events import Effect, FailRanks, PushAnswered
+from dispatcher.core.push import Push
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
-from dispatcher.errors import ConnectionLimit, DispatcherError, Stopping
+from dispatcher.errors import ConnectionLimit, DispatcherError, FrameTooSlow, Stopping
 from dispatcher.sample import Sample
 from dispatcher.service.access import EVERYBODY, Access
 from dispatcher.service.config import ServeConfig
@@ -21,7 +21,9 @@ from dispatcher.service.last_call import LastCall
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.performer import Performer
-from dispatcher.service.roster import Roster
+from dispatcher.service.receiving import Receiving
+from dispatcher.service.roster import Roster, Seat
+from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import samples_of
 
@@ -46,12 +48,15 @@ class Hub:
         self.core = core
         self.metrics = metrics
         self.clock = clock
+        self.receiving = Receiving(config.received_bytes, config.request_timeout)
+        metrics.watch_receiving(self.receiving)
         self._roster = Roster()
         self.gate = Gate(journal, self._broken)
         self._performer = Performer(
             core, config.plan_config(), self._roster, self.gate, metrics=metrics, clock=clock
         )
         self._hungry_since: dict[int, float] = {}
+        self._next_word = clock()
         self._last_call = LastCall(core, self._roster, config.drain_timeout)
 
     # -- peers report (peer.Listener) -------------------------------------------------------
@@ -99,13 +104,15 @@ class Hub:
                 )
                 self.perform(self.core.push(push, now))
             case m.CloseGroup():
-                self.perform(self.core.close_group(message.group_id, now))
+                size, keep = message.size, message.keep
+                self.perform(self.core.close_group(message.group_id, now, size=size, keep=keep))
             case m.EndPhase():
-                self.perform(self.core.end_phase(message.policy_version, now))
+                version, force = message.policy_version, message.force
+                self.perform(self.core.end_phase(version, now, peer.client_id, force=force))
             case m.EndStream():
                 self._roster.ends(peer.client_id)
-                self.perform(self.core.end_stream(now))
-            case _ if (seat := self._roster.seats.get(peer.client_id)) and seat.peer is peer:
+                self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
+            case _ if (seat := self._roster.seat_of(peer)) is not None:
                 self._rank_said(seat.dp_rank, message, now)
 
     def lost(self, peer: Peer, reason: str) -> None:
@@ -117,9 +124,9 @@ class Hub:
         if roster.producers.get(peer.client_id) is peer:
             del roster.producers[peer.client_id]
             roster.left(peer.client_id, for_good=for_good)
-            self.core.producer_gone(peer.client_id)
-        seat = roster.seats.get(peer.client_id)
-        if seat is not None and seat.peer is peer:
+            gone = self.core.producer_lost(peer.client_id, self.clock(), for_good=for_good)
+            self.perform(gone)
+        if (seat := roster.seat_of(peer)) is not None:
             roster.unseat(peer.client_id)
             self._hungry_since.pop(seat.dp_rank, None)
             log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
@@ -155,8 +162,9 @@ class Hub:
         before = self._roster.producers.get(peer.client_id)
         self._roster.producers[peer.client_id] = peer
         if before is not None:
-            self.core.producer_gone(peer.client_id)
+            self.perform(self.core.producer_lost(peer.client_id, self.clock()))
             before.close()
+        self.core.producer_connected(peer.client_id)
         self.metrics.connections.labels("producer").inc()
         welcome = m.WelcomeProducer(
             credits=self.config.producer_credits,
@@ -181,14 +189,12 @@ class Hub:
             resume=_position(message.resume),
             saved=message.saved,
         )
-        effects = self.core.join(hello, now)
-        if message.generation is None:
-            self._hungry_since.clear()  # of ranks that are fenced now
+        effects = self._fence(peer, hello, self.core.join(hello, now))
         if peer.welcomed:  # on this connection: it has loaded a checkpoint since
             peer.forget()
         else:
             self.metrics.connections.labels("rank").inc()
-        self._roster.seat(peer.client_id, message.dp_rank, peer)
+        seat = self._roster.seat(peer, message.dp_rank)
         generation = self.core.ledger.generation.number
         log.info(
             "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
@@ -202,17 +208,33 @@ class Hub:
             layout=self.config.layout,
             heartbeat_interval_s=self.config.heartbeat_interval,
         )
-        self.perform([])  # a new generation's number is durable before anybody hears it
-        self.gate.after(partial(self._welcome, peer, welcome))
+        self.gate.after(partial(self._welcome, seat, welcome))
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         self.perform(effects)
         if message.policy_version is not None:
-            self.perform(self.core.set_policy_version(message.policy_version, now))
+            first_step = message.policy_step or 0
+            self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
 
-    def _welcome(self, peer: Peer, welcome: m.WelcomeRank) -> None:
+    def _fence(self, peer: Peer, hello: RankHello, effects: list[Effect]) -> list[Effect]:
+        """Hear no more of ranks that the hello of this peer has fenced; returns the other effects.
+
+        Raises what its generation has failed with, if that is what came of it.
+        """
+        if hello.generation is None:
+            self._hungry_since.clear()
+            if self._roster.seat_of(peer) is not None:  # it leaves its own place itself
+                self._roster.unseat(peer.client_id)
+        # Facts first: a new generation's number is durable before anybody hears of it.
+        self.perform(effect for effect in effects if isinstance(effect, FailRanks))
+        if (failed := self.core.ledger.generation.failed) is not None:
+            raise failed
+        return [effect for effect in effects if not isinstance(effect, FailRanks)]
+
+    def _welcome(self, seat: Seat, welcome: m.WelcomeRank) -> None:
         # What was decided before its hello and waits at the gate too is not for this connection.
-        peer.welcomed = True
-        peer.send(welcome)
+        if self._roster.holds(seat):
+            seat.peer.welcomed = True
+            seat.peer.send(welcome)
 
     def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
         self.core.seen(dp_rank, now)
@@ -225,7 +247,8 @@ class Hub:
             case m.Commit():
                 self.perform(self.core.commit(dp_rank, message.step, now))
             case m.PolicyVersion():
-                self.perform(self.core.set_policy_version(message.policy_version, now))
+                version, first_step = message.policy_version, message.first_step
+                self.perform(self.core.set_policy_version(version, now, first_step))
             case m.CheckpointSaved():
                 self.core.checkpoint_saved(dp_rank, message.step)
                 self.perform([])
@@ -248,7 +271,7 @@ class Hub:
         A live client connects again; the place of one that is not is free for its successor.
         away: seconds since the last look in which this process was stopped, or its clock jumped.
         What clients said meanwhile is still to be read, so these seconds are not held against them,
-        nor is the time in which the gate holds them.
+        nor is the time in which they are not read from.
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._roster.producers.values()]
@@ -259,6 +282,23 @@ class Hub:
             if now - peer.last_heard > timeout:
                 log.warning("%s was silent for %g s; closing its connection", peer, timeout)
                 peer.close("silent")
+
+    def keep_pace(self, away: float) -> None:
+        """End frames that come too slowly while others wait; tell those who wait that we are alive.
+
+        They say their pings behind what waits, and would take us for dead. away: as above.
+        """
+        now, receiving = self.clock(), self.receiving
+        for peer in receiving.too_slow(now, away):
+            if isinstance(peer, Peer):
+                peer.fail(FrameTooSlow(peer.filled or 0, receiving.patience))
+        if now < self._next_word:
+            return
+        self._next_word = now + self.config.heartbeat_interval
+        word = m.Blocked(cap="receive-bytes", held=receiving.nbytes, capacity=receiving.limit)
+        for peer in receiving.waiting:
+            if isinstance(peer, Peer):
+                peer.write(codec.encode(word))
 
     def absent_ranks(self) -> list[int]:
         """DP ranks of the current generation that left without a goodbye."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.facts import GroupSizeSet
 from dispatcher.errors import ConfigError
 from dispatcher.journal.policy import parse_sync
 from dispatcher.service.config import ServeConfig
@@ -45,14 +46,16 @@ def open_journal(
         # The time of day may have been set back since: nothing has happened in the future.
         from_wall=lambda at: min(at - offset, clock()),
         id_horizon=config.sample_id_horizon,
-        payload_bytes=config.buffer_bytes,
+        payload_bytes=config.buffer_memory,
     )
     try:
         fit(config, memory)
     except ConfigError:
         journal.close()
         raise
-    core.restore(memory)
+    if config.group_size != memory.group_size:
+        journal.append([GroupSizeSet(config.group_size)], memory.totals)
+    core.restore(memory, clock())
     metrics.watch_journal(journal)
     log.info(
         "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",

@@ -12,6 +12,7 @@ import numpy as np
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     Info,
     PlatformCollector,
@@ -26,6 +27,7 @@ from dispatcher.plan import Layout
 from dispatcher.service.collectors import CoreCollector, JournalCollector, PerRank
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.histogram import ArrayHistogram
+from dispatcher.service.receiving import Receiving
 
 if TYPE_CHECKING:
     from dispatcher.journal.journal import Journal
@@ -68,6 +70,11 @@ class Metrics:
             "dispatcher_connection_errors",
             "Connections that ended otherwise than by a goodbye.",
             ["role", "reason"],
+            registry=registry,
+        )
+        self._receiving = Gauge(
+            "dispatcher_receiving_bytes",
+            "Bytes of frames and request bodies that are being received.",
             registry=registry,
         )
         self.event_loop_lag = Histogram(
@@ -151,6 +158,10 @@ class Metrics:
         if self._config.per_rank_metrics:
             registry.register(self._per_rank)
 
+    def watch_receiving(self, receiving: Receiving) -> None:
+        """Export how much memory frames have that are being received."""
+        self._receiving.set_function(lambda: receiving.nbytes)
+
     def watch_journal(self, journal: "Journal") -> None:
         """Export what the journal does; it calls from its own thread."""
         syncs = Histogram(
@@ -200,7 +211,7 @@ def _padding(step: StepPlanned, *, padded: bool) -> int:
 
 def _config_labels(config: ServeConfig) -> dict[str, str]:
     names = (
-        "dp_size", "dispatch_batch_size", "window_multiple", "micro_batch_size",
-        "micro_batch_tokens", "layout", "sync", "strategy", "groups", "cost",
+        "dp_size", "dispatch_batch_size", "dispatch_batch_groups", "window_multiple",
+        "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "groups", "cost",
     )  # fmt: skip
     return {name: str(getattr(config, name)) for name in names}

@@ -21,6 +21,13 @@ class LastBatch(StrEnum):
     DROP = "drop"
 
 
+class IncompleteGroups(StrEnum):
+    """What becomes of a group that will never be whole."""
+
+    DROP = "drop"
+    KEEP = "keep"
+
+
 class Retain(StrEnum):
     """How long the samples of committed steps are kept."""
 

@@ -3,7 +3,8 @@
 Everything happens in the transport's callbacks, so a connection needs no task. Invariants: a peer
 that breaks the protocol, stays silent or stops reading harms nobody else: it is told why, where it
 still listens, and its connection ends within a deadline. Bulk frames are produced one at a time and
-only while the transport takes them, so a slow peer costs one frame of memory and no more.
+only while the transport takes them, so a slow peer costs one frame of memory and no more; what it
+sends has memory only as far as `Receiving` has room for it. It is read from while no `Pause` is on.
 """
 
 import asyncio
@@ -11,16 +12,18 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from dispatcher.errors import DispatcherError, ProtocolError
 from dispatcher.net.memory import uninitialised
 from dispatcher.net.transport import StreamProtocol
+from dispatcher.service.receiving import Receiving
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits
 from dispatcher.wire.outbox import Buffer
-from dispatcher.wire.session import ServerSession, State
+from dispatcher.wire.session import Heard, ServerSession, State
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,17 @@ GOODBYE_SECONDS = 2.0
 
 #: Produces the next bulk frame when there is room to write it; None: no longer needed.
 Job = Callable[[], list[Buffer] | None]
+
+
+class Pause(Enum):
+    """A reason for which a peer is not read from."""
+
+    #: Too much of what it said waits for an answer.
+    UNANSWERED = auto()
+    #: It does not read what it is sent, and what a producer says would only ask for more writing.
+    UNREAD = auto()
+    #: Its next frame waits until those of others have been received.
+    NO_ROOM = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,9 @@ class PeerLimits:
 
 
 class Listener(Protocol):
-    """What a peer reports to."""
+    """What a peer reports to; `receiving` has room for the frames of all peers."""
+
+    receiving: Receiving
 
     def admits(self) -> DispatcherError | None:
         """Why a new connection is not welcome, if it is not."""
@@ -70,8 +86,9 @@ class Peer(StreamProtocol):
         self._transport: asyncio.Transport | None = None
         self._jobs: deque[Job] = deque()
         self._paused = False
-        #: Whether it is not read from, as too much of what it said waits for an answer.
-        self.held = False
+        self._pauses: set[Pause] = set()
+        #: Whether `receiving` counts a frame of ours.
+        self._counted = False
         self._ending: str | None = None
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
@@ -105,13 +122,7 @@ class Peer(StreamProtocol):
         if self._ending is not None:
             return
         self.last_heard = self._clock()
-        try:
-            for message, spans in self._session.received(nbytes):
-                self._hear(message, spans)
-                if self._is_ending():
-                    return
-        except DispatcherError as error:
-            self.fail(error)
+        self._take(self._session.received(nbytes, self._admit))
 
     def eof_received(self) -> bool:
         """The peer will send nothing more."""
@@ -124,6 +135,7 @@ class Peer(StreamProtocol):
             deadline.cancel()
         self._jobs.clear()
         self._transport = None  # each holds the other
+        self._receive_no_more()
         reason = self._ending or self._reason("eof" if exc is None else "reset")
         self._ending = reason
         self._listener.lost(self, reason)
@@ -131,14 +143,15 @@ class Peer(StreamProtocol):
     def pause_writing(self) -> None:
         """The peer reads more slowly than we write: stop, and hold it to a deadline."""
         self._paused = True
-        self._read_or_not()
+        if self.role != "rank":  # what ranks say makes room
+            self._pause(Pause.UNREAD)
         self._expect_reading()
 
     def resume_writing(self) -> None:
         """There is room again."""
         self._paused = False
         self._clear_deadline("write")
-        self._read_or_not()
+        self._unpause(Pause.UNREAD)
         self._pump()
 
     # -- the service speaks -----------------------------------------------------------------
@@ -160,13 +173,26 @@ class Peer(StreamProtocol):
 
     def hold(self) -> None:
         """Read nothing more from the peer until `go_on`."""
-        self.held = True
-        self._read_or_not()
+        self._pause(Pause.UNANSWERED)
 
     def go_on(self) -> None:
-        """Read from the peer."""
-        self.held = False
-        self._read_or_not()
+        """Its answers are out."""
+        self._unpause(Pause.UNANSWERED)
+
+    @property
+    def held(self) -> bool:
+        """Whether it is not read from, and so cannot be heard."""
+        return bool(self._pauses)
+
+    @property
+    def filled(self) -> int | None:
+        """Bytes of its frame that have arrived; None while it is we who do not read them."""
+        return None if Pause.UNANSWERED in self._pauses else self._session.filled
+
+    def let_in(self) -> None:
+        """Its frame may have memory, in a turn of its own: others are in the midst of something."""
+        self._counted = True
+        asyncio.get_running_loop().call_soon(self._receive_on)
 
     def forget(self) -> None:
         """Drop the bulk frames that wait: the peer says hello again, and gets them anew."""
@@ -180,6 +206,7 @@ class Peer(StreamProtocol):
         self.send(m.Error(code=error.code, message=str(error), retriable=error.retriable))
         self._jobs.clear()
         self._ending = error.code
+        self._receive_no_more()
         log.info("connection of %s ended: %s", self, error)
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -210,14 +237,55 @@ class Peer(StreamProtocol):
             self.role = "producer" if self._session.state is State.PRODUCER else "rank"
         self._listener.said(self, message, spans)
 
-    def _read_or_not(self) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        # While it does not read, what a producer sends would only ask for more writing.
-        if self.held or (self._paused and self.role != "rank"):
+    def _take(self, heard: Heard) -> None:
+        """Handle what became complete; a frame has room until its message was handled."""
+        try:
+            for message, spans in heard:
+                self._hear(message, spans)
+                if self._counted:
+                    self._counted = False
+                    self._listener.receiving.done(self)
+                if self._is_ending():
+                    return
+        except DispatcherError as error:
+            self.fail(error)
+
+    def _admit(self, nbytes: int) -> bool:
+        """Whether there is room for a frame; else nothing is read until there is."""
+        # A rank's frames have no payload, and are heard always: they free what others wait for.
+        if self.role != "producer":
+            return True
+        receiving = self._listener.receiving
+        self._counted = receiving.claim(self, nbytes)
+        if self._counted:
+            return True
+        receiving.wait(self, nbytes)
+        self._pause(Pause.NO_ROOM)
+        return False
+
+    def _receive_on(self) -> None:
+        if self._ending is None:
+            self._take(self._session.go_on(self._admit))
+        if not self._session.waits_for:
+            self._unpause(Pause.NO_ROOM)
+
+    def _receive_no_more(self) -> None:
+        """Give room back, and memory; from now on what comes is read to be forgotten."""
+        self._session.drop()
+        self._listener.receiving.done(self)
+        for pause in list(self._pauses):
+            self._unpause(pause)
+
+    def _pause(self, why: Pause) -> None:
+        self._pauses.add(why)
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+
+    def _unpause(self, why: Pause) -> None:
+        self._pauses.discard(why)
+        if self._pauses or self._transport is None or self._transport.is_closing():
+            return
+        self._transport.resume_reading()
 
     def _reason(self, otherwise: str) -> str:
         """Why the connection ended: a peer that said goodbye need not wait for the answer."""
@@ -230,6 +298,7 @@ class Peer(StreamProtocol):
         """Close once what is written has been sent, or the deadline for it has passed."""
         self._ending = self._ending or reason
         self._jobs.clear()
+        self._receive_no_more()
         if self._transport is not None:
             self._transport.close()
             self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)

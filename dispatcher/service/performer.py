@@ -1,29 +1,31 @@
 """Performs what the core decided: frames to peers, plans, the next deadline.
 
-Effects are carried out in the core's order, behind the gate if anybody outside hears of them. A
-micro-batch's frame is built only when its peer has room for it. A planner that fails is our own
-bug, and stops the service rather than stall it unseen.
+Effects are carried out in the core's order, behind the gate if anybody outside hears of them. Ranks
+that fail are heard no more from the decision on, and hear of it behind the gate; what was decided
+for one generation is not told to the next. A micro-batch's frame is built only when its peer has
+room for it. A planner that fails is our own bug, and stops the service rather than stall it unseen.
 """
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from dispatcher.core import events as e
-from dispatcher.core.buffer import Entry
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.entry import Entry
 from dispatcher.core.step import OpenStep
-from dispatcher.errors import JournalError
+from dispatcher.errors import DispatcherError, JournalError
 from dispatcher.plan import Plan, PlanConfig
 from dispatcher.sample import Sample
 from dispatcher.service.gate import Gate
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer
 from dispatcher.service.planner import Planner
-from dispatcher.service.roster import Roster
+from dispatcher.service.roster import Roster, Seat
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import filler, micro_batch, step_header
@@ -33,8 +35,14 @@ log = logging.getLogger(__name__)
 
 #: Effects that nobody outside hears of.
 INTERNAL = (e.PlanWanted, e.ReplanWanted, e.StepPlanned)
+#: What a producer hears of its push.
+_Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
+#: Effects that are for the DP ranks of one generation.
+TO_RANKS = (e.Deliver, e.Release, e.EndRanks)
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
+#: How long what the next step waits for is told in the same words.
+EXPLAINED_FOR_SECONDS = 0.25
 #: Micro-batches of a step that is handed out whole with its headers; of a larger one every rank
 #: hears before any of them gets its part.
 HANDED_OUT_AT_ONCE = 8
@@ -60,17 +68,20 @@ class Performer:
         self._clock = clock
         self._planner = Planner(plan_config, metrics.plan_duration, clock)
         self._headers: dict[int, tuple[str, bytes]] = {}
-        self._deliveries: deque[tuple[Peer, OpenStep, e.Deliver]] = deque()
+        self._deliveries: deque[tuple[Seat, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._explained_at, self._explained = -math.inf, ""
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.PushAnswered: self._tell_outcomes,
             e.PushHeld: self._tell_held,
+            e.PushRecalled: self._recall,
+            e.PayloadsToJournal: self._let_go,
+            e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
             e.Deliver: self._deliver,
             e.Release: self._release,
             e.EndRanks: self._end,
-            e.FailRanks: self._unseat,
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
@@ -86,9 +97,15 @@ class Performer:
         for effect in effects:
             if isinstance(effect, INTERNAL):
                 self._do(effect)
-            elif isinstance(effect, (e.PushAnswered, e.PushHeld)):
+            elif isinstance(effect, _Answer):
                 asked = self._roster.producers.get(effect.producer)
                 self._gate.after(partial(self._answer, effect, asked))
+            elif isinstance(effect, TO_RANKS):
+                number = self._core.ledger.generation.number
+                self._gate.after(partial(self._tell_generation, number, effect))
+            elif isinstance(effect, e.FailRanks):
+                unseated = self._roster.unseat(*effect.client_ids)
+                self._gate.after(partial(_fail, unseated, effect.error))
             else:
                 self._gate.after(partial(self._do, effect))
         self._set_timer()
@@ -117,13 +134,18 @@ class Performer:
         else:
             self._planner.plan_in_thread(effect, partial(self._planned, effect), self.fail)
 
+    def _tell_generation(self, number: int, effect: e.Effect) -> None:
+        """Tell the ranks of this generation; what it was to hear is void once another has begun."""
+        if number == self._core.ledger.generation.number:
+            self._do(effect)
+
     def _deliver(self, effect: e.Deliver) -> None:
-        peer = self._roster.rank(self._client_of(effect.dp_rank))
+        seat = self._roster.rank(self._client_of(effect.dp_rank))
         step = self._core.ledger.steps.get(effect.step)
-        if peer is None or step is None:
+        if seat is None or step is None:
             return  # the rank is away: it gets the step when it comes back
-        peer.write(self._header(step))
-        self._deliveries.append((peer, step, effect))
+        seat.peer.write(self._header(step))
+        self._deliveries.append((seat, step, effect))
         if len(self._deliveries) > 1:
             return  # in turn
         if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
@@ -136,11 +158,6 @@ class Performer:
 
     def _end(self, effect: e.EndRanks) -> None:
         self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
-
-    def _unseat(self, effect: e.FailRanks) -> None:
-        for client_id in effect.client_ids:
-            if (peer := self._roster.unseat(client_id)) is not None:
-                peer.fail(effect.error)
 
     def _observe(self, effect: e.StepPlanned) -> None:
         # Ranks wait for the step, nobody for its metrics: a turn later.
@@ -163,10 +180,26 @@ class Performer:
 
     def _tell_held(self, effect: e.PushHeld) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
-        blocked = m.Blocked(first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity)
+        waits_for = self._whom_it_waits_for()
+        blocked = m.Blocked(
+            first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity, waits_for=waits_for
+        )
         self._roster.to_producer(effect.producer, blocked)
 
-    def _answer(self, effect: e.PushAnswered | e.PushHeld, asked: Peer | None) -> None:
+    def _whom_it_waits_for(self) -> str:
+        """As of not long ago: every producer asks at once when a cap is reached."""
+        now = self._clock()
+        if now > self._explained_at + EXPLAINED_FOR_SECONDS:
+            self._explained_at, self._explained = now, self._core.waits_for(now)
+        return self._explained
+
+    def _recall(self, effect: e.PushRecalled) -> None:
+        self._roster.to_producer(effect.producer, m.Resend(first_seq=effect.first_seq))
+
+    def _let_go(self, effect: e.PayloadsToJournal) -> None:
+        self.perform(self._core.payloads_durable(effect.entries, self._clock()))
+
+    def _answer(self, effect: _Answer, asked: Peer | None) -> None:
         """Answer on the connection that asked; on a newer one the push is sent and asked again."""
         if self._roster.producers.get(effect.producer) is asked:
             self._do(effect)
@@ -175,8 +208,8 @@ class Performer:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
         frame = codec.encode(message)
         for dp_rank in dp_ranks:
-            if (peer := self._roster.rank(self._client_of(dp_rank))) is not None:
-                peer.write(frame)
+            if (seat := self._roster.rank(self._client_of(dp_rank))) is not None:
+                seat.peer.write(frame)
 
     def _client_of(self, dp_rank: int) -> str:
         standing = self._core.ledger.ranks.get(dp_rank)
@@ -188,9 +221,11 @@ class Performer:
         """Hand micro-batches to the peers, for a slice of time."""
         until = self._clock() + DELIVERY_SLICE_SECONDS
         while self._deliveries:
-            peer, step, effect = self._deliveries.popleft()
-            for index in range(effect.first_micro_batch, len(step.micro_batches[effect.dp_rank])):
-                peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+            seat, step, effect = self._deliveries.popleft()
+            if self._roster.holds(seat):  # who has said hello since gets it anew
+                parts = len(step.micro_batches[effect.dp_rank])
+                for index in range(effect.first_micro_batch, parts):
+                    seat.peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
             if self._deliveries and self._clock() > until:
                 asyncio.get_running_loop().call_later(0, self._hand_out)
                 return
@@ -257,6 +292,20 @@ class Performer:
     def _tick(self) -> None:
         self._timer = None
         self.perform(self._core.tick(self._clock()))
+
+
+def _log_given_up(effect: e.GroupGivenUp) -> None:
+    log.warning(
+        "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
+        "cap (%d of %d) and none could become whole; raise --buffer-bytes, or use --journal-dir, "
+        "or have fewer groups under way",
+        effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+    )  # fmt: skip
+
+
+def _fail(peers: Iterable[Peer], error: DispatcherError) -> None:
+    for peer in peers:
+        peer.fail(error)
 
 
 def _log_rewound(effect: e.Rewound) -> None:

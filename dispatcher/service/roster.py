@@ -1,7 +1,9 @@
 """The roster: which connection speaks for which client.
 
 A client has one connection. When it connects again, the newer connection speaks for it and the
-older one is closed, whatever it may still say.
+older one is closed, whatever it may still say. Invariant: a DP rank's connection has a seat only in
+the generation that the core has decided on; once unseated it is heard no more, though it may wait
+to be told so.
 """
 
 from dataclasses import dataclass
@@ -10,9 +12,9 @@ from dispatcher.service.peer import Peer
 from dispatcher.wire import messages as m
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Seat:
-    """A connected DP rank."""
+    """A connected DP rank; one for each hello, though connection and rank are the same."""
 
     dp_rank: int
     peer: Peer
@@ -52,22 +54,32 @@ class Roster:
 
     # -- DP ranks
 
-    def seat(self, client_id: str, dp_rank: int, peer: Peer) -> None:
-        """This connection speaks for this DP rank now."""
-        before = self.seats.get(client_id)
-        self.seats[client_id] = Seat(dp_rank, peer)
+    def seat(self, peer: Peer, dp_rank: int) -> Seat:
+        """This connection speaks for its client, as this DP rank, now."""
+        before = self.seats.get(peer.client_id)
+        self.seats[peer.client_id] = seat = Seat(dp_rank, peer)
         if before is not None and before.peer is not peer:
             before.peer.close()
+        return seat
 
-    def unseat(self, client_id: str) -> Peer | None:
-        """Nobody speaks for this client any more; returns who did."""
-        seat = self.seats.pop(client_id, None)
-        return None if seat is None else seat.peer
+    def seat_of(self, peer: Peer) -> Seat | None:
+        """The DP rank that this connection speaks for, if it does."""
+        seat = self.seats.get(peer.client_id)
+        return seat if seat is not None and seat.peer is peer else None
 
-    def rank(self, client_id: str) -> Peer | None:
-        """The connection of a DP rank's client, once it is welcomed."""
+    def holds(self, seat: Seat) -> bool:
+        """Whether nobody has said hello in this one's place since, and it was not unseated."""
+        return self.seats.get(seat.peer.client_id) is seat
+
+    def unseat(self, *client_ids: str) -> list[Peer]:
+        """Nobody speaks for these clients any more; returns who did."""
+        seats = (self.seats.pop(client_id, None) for client_id in client_ids)
+        return [seat.peer for seat in seats if seat is not None]
+
+    def rank(self, client_id: str) -> Seat | None:
+        """The seat of a DP rank's client, once it is welcomed."""
         seat = self.seats.get(client_id)
-        return seat.peer if seat is not None and seat.peer.welcomed else None
+        return seat if seat is not None and seat.peer.welcomed else None
 
     def to_producer(self, client_id: str, message: m.Message) -> None:
         """Tell a producer, if it is connected."""

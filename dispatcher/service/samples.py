@@ -5,12 +5,13 @@
 
 A list of numbers is a tensor: booleans are bool, integers int64, others float32;
 `{"dtype": "float64", "data": [...]}` says otherwise. A field whose first dimension has as many
-entries as `input_ids` is per token, any other is per sample.
+entries as `input_ids` is per token, any other is per sample. `loss_mask` says of each token whether
+it is a target of the loss, predicted from those before it; without one, all but the first are.
 """
 
 import json
 import uuid
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import DType, Field, Sample, Schema, aligned
-from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
+from dispatcher.sample import (
+    METADATA,
+    RESERVED,
+    SIZE_AT_CLOSE,
+    SIZE_NOT_TOLD,
+    DType,
+    Field,
+    Sample,
+    Schema,
+    aligned,
+)
 from dispatcher.wire.columns import MAX_FIELDS, Extent, FieldHeader, Name, Version
 
+#: What a `group_size` says that is told when the group is closed.
+AT_CLOSE = "at-close"
 #: Element type of a tensor that does not say, by numpy's kind of what JSON held.
 _UNTYPED = {"b": DType.BOOL, "i": DType.INT64, "u": DType.INT64, "f": DType.FLOAT32}
 
@@ -40,15 +52,19 @@ class PushRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     fields: Annotated[
         dict[Name, Any],
-        Declared(max_length=MAX_FIELDS, description="tensors by name; input_ids is required"),
+        Declared(
+            max_length=MAX_FIELDS,
+            description="tensors by name; input_ids is required; loss_mask says which "
+            "tokens are targets of the loss, all but the first without it",
+        ),
     ]
     sample_id: Name | None = None
     group_id: Name | None = None
-    group_size: Extent | None = None
+    group_size: Extent | Literal["at-close"] | None = None
     policy_version: Version | None = None
 
 
-def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
+def parse_body(body: bytes | bytearray, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
     """Samples of a body that is one object, an array of objects, or an object a line.
 
     Also returns whether their ids were given. Raises pydantic's ValidationError or ProtocolError.
@@ -62,14 +78,14 @@ def parse_body(body: bytes, group_size: int | None) -> tuple[tuple[Sample, ...],
     return tuple(_sample(request, group_size) for request in requests), named.pop()
 
 
-def _objects(body: bytes) -> list[Any]:
+def _objects(body: bytes | bytearray) -> list[Any]:
     try:
         return _parse(body)
     except RecursionError:
         raise ProtocolError("the body nests its brackets too deeply") from None
 
 
-def _parse(body: bytes) -> list[Any]:
+def _parse(body: bytes | bytearray) -> list[Any]:
     try:
         found = json.loads(body)
         return found if isinstance(found, list) else [found]
@@ -92,11 +108,15 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
     mask = arrays.get("loss_mask")
     if mask is not None and mask.shape != ids.shape:
         raise ProtocolError(f"fields.loss_mask has shape {mask.shape}, input_ids {ids.shape}")
-    size = request.group_size or group_size or UNKNOWN_GROUP_SIZE
+    if mask is not None and not np.isin(mask, (0, 1)).all():
+        raise ProtocolError("fields.loss_mask must be zeros and ones, one a token")
+    size = SIZE_NOT_TOLD if group_size is None else group_size
+    if request.group_size is not None:
+        size = SIZE_AT_CLOSE if request.group_size == AT_CLOSE else int(request.group_size)
     return Sample(
         sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
         tokens=tokens,
-        loss_tokens=tokens if mask is None else int(np.count_nonzero(mask)),
+        loss_tokens=tokens - 1 if mask is None else int(np.count_nonzero(mask)),
         schema=Schema(tuple(_field(name, arrays[name], tokens) for name in sorted(arrays))),
         payload=memoryview(b"".join(_padded(arrays[name]) for name in sorted(arrays))),
         group_id=request.group_id,
@@ -106,6 +126,10 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
+    if name in RESERVED:
+        raise ProtocolError(f"a field may not be called {name!r}")
+    if name in METADATA:
+        raise ProtocolError(f"{name} is no field of a sample; give it beside them, not in fields")
     typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
     if typed is not None and typed.dtype is DType.BFLOAT16:
         raise ProtocolError(f"fields.{name}: bfloat16 has no JSON form; send float32")

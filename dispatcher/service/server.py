@@ -3,7 +3,8 @@
 The first SIGTERM or SIGINT drains: nothing more is accepted, what is buffered is dispatched, ranks
 are told that the stream has ended, and the service stops when the last step is committed and the
 ranks have left, or after `drain_timeout`. The second signal quits at once. With a journal the first
-signal stops at once too, since the next process goes on with what is here.
+signal stops at once too, since the next process goes on with what is here. Invariant: whatever was
+accepted and is given up by that is named in the log, and the exit code is not 0.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from uuid import uuid4
 from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.room import BufferLimits
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.losses import name_undone
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, Strategy
 from dispatcher.service import logs
@@ -25,8 +27,9 @@ from dispatcher.service.config import ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.journaling import open_journal
 from dispatcher.service.metrics import Metrics
-from dispatcher.service.option_types import LastBatch, Retain
+from dispatcher.service.option_types import IncompleteGroups, LastBatch, Retain
 from dispatcher.service.planes import http_plane, sample_plane
+from dispatcher.service.stall_log import StallLog
 from dispatcher.service.turns import new_event_loop
 from dispatcher.wire.endpoint import Endpoint
 
@@ -52,7 +55,7 @@ def run(config: ServeConfig) -> int:
 
 def core_config(config: ServeConfig) -> DispatchConfig:
     """The part of the settings that the core needs."""
-    batch = config.dispatch_batch_size
+    batch = config.batch
     # Only `window` chooses; for the others a larger window would be waiting for nothing.
     window = config.window_samples if config.strategy is Strategy.WINDOW else batch
     budget = config.micro_batch_tokens
@@ -63,19 +66,24 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         dp_size=config.dp_size,
         limits=BufferLimits(
             samples=config.buffer_samples,
-            group=batch,
+            group=None if config.by_groups else batch,
             tokens=config.buffer_tokens,
-            nbytes=config.buffer_bytes,
+            nbytes=config.buffer_memory,
             max_sample_tokens=longest,
+            held_bytes=config.held_memory,
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
         target_excess=config.target_excess,
         groups_matter=config.groups is not Grouping.IGNORE,
+        by_groups=config.by_groups,
+        keep_incomplete=config.incomplete_groups is IncompleteGroups.KEEP,
         flush_partial=config.last_batch is LastBatch.FLUSH,
         check_size=config.check_size() if config.elastic else None,
         drop_above=budget if config.oversize is Oversize.DROP else None,
         group_timeout=config.group_timeout,
+        producer_timeout=config.producer_timeout,
         max_staleness=config.max_staleness,
+        steps_per_version=config.steps_per_version,
         staleness_policy=config.staleness_policy,
         max_open_steps=config.max_open_steps,
         producer_credits=config.producer_credits,
@@ -114,8 +122,8 @@ async def _serve(config: ServeConfig) -> int:
 
 async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[signal.Signals]) -> int:
     finished = asyncio.ensure_future(hub.finished())
+    asked = asyncio.ensure_future(signals.get())
     try:
-        asked = asyncio.ensure_future(signals.get())
         await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not finished.done() and config.journal_dir is not None:
             return await _pause(config, hub, asked.result())
@@ -128,17 +136,32 @@ async def _until_done(config: ServeConfig, hub: Hub, signals: asyncio.Queue[sign
                 timeout=config.drain_timeout,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        asked.cancel()
+        nothing_lost = _tell_losses(hub.core)
         if not finished.done():
-            at = hub.core.statistics()
-            log.error(
-                "stopped with %d samples buffered and %d in open steps", at.buffered, at.in_flight
-            )
+            _tell_undone(hub.core)
             return 1
         finished.result()
-        return 0
+        return 0 if nothing_lost else 1
     finally:
+        asked.cancel()
         finished.cancel()
+
+
+def _tell_losses(core: Dispatch) -> bool:
+    """Name what the drain has dropped; returns whether there is nothing."""
+    if core.losses.samples:
+        log.error("%s; with --journal-dir they would wait for the next start", core.losses)
+    return not core.losses.samples
+
+
+def _tell_undone(core: Dispatch) -> None:
+    """Name what a drain that was cut short gives up."""
+    at = core.statistics()
+    named = name_undone(core.ledger.steps, core.buffer)
+    log.error(
+        "stopped with %d samples buffered and %d in open steps%s",
+        at.buffered, at.in_flight, f", which are given up: {named}" if named else "",
+    )  # fmt: skip
 
 
 async def _pause(config: ServeConfig, hub: Hub, number: signal.Signals) -> int:
@@ -159,13 +182,19 @@ async def _pause(config: ServeConfig, hub: Hub, number: signal.Signals) -> int:
 
 
 async def _watch(hub: Hub) -> None:
-    """Measure the event loop's lateness; close connections that are silent for too long."""
-    loop = asyncio.get_running_loop()
+    """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
+
+    And say whom the next step waits for.
+    """
+    loop, stalls = asyncio.get_running_loop(), StallLog(hub.core)
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, hub.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
         hub.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
-        hub.close_silent(max(0.0, hub.clock() - due_by_clock))
+        away = max(0.0, hub.clock() - due_by_clock)
+        hub.close_silent(away)
+        hub.keep_pace(away)
+        stalls.check(hub.clock())
 
 
 def _announce(config: ServeConfig, listening: list[Endpoint], http: Endpoint) -> None:

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 _QUANTITY = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashable: part of `Size | None`
 class Unit:
     """A family of suffixes, in ascending order of `scale`; the base unit has scale 1."""
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dispatcher.balance.planner import plan
-from dispatcher.core.admission import Push
-from dispatcher.core.buffer import Entry
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import (
     Deliver,
     Effect,
@@ -28,10 +27,14 @@ from dispatcher.core.events import (
     StepPlanned,
     Trigger,
 )
+from dispatcher.core.push import Push
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConfigError
 from dispatcher.plan import IntArray, Plan, PlanConfig, Strategy
 from dispatcher.sample import Sample
+
+#: Who pushes every sample.
+PRODUCER = "trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,7 @@ class VirtualDispatch:
         self._unanswered: dict[int, Sequence[Sample]] = {}
         self._next_seq = self._num_accepted = 0
         self._dropped: dict[str, str] = {}
-        self._arrived: list[Sample] = []
-        self._incomplete: dict[str, list[Sample]] = {}
+        self._in_window: set[Entry] = set()
         self._planning: tuple[PlanWanted, float] | None = None
 
     # -- producers --------------------------------------------------------------------------
@@ -89,7 +91,7 @@ class VirtualDispatch:
         first = self._next_seq
         self._next_seq += len(samples)
         self._unanswered[first] = samples
-        push = Push("trace", first, tuple(samples), min(self._unanswered))
+        push = Push(PRODUCER, first, tuple(samples), min(self._unanswered))
         before = self._num_accepted
         self._perform(self.core.push(push, self.now, may_hold=may_hold))
         return self._num_accepted > before
@@ -105,7 +107,7 @@ class VirtualDispatch:
 
     def end_stream(self) -> None:
         """Nothing more will be pushed."""
-        self._perform(self.core.end_stream(self.now))
+        self._perform(self.core.end_stream(self.now, PRODUCER))
 
     # -- ranks ------------------------------------------------------------------------------
 
@@ -153,43 +155,28 @@ class VirtualDispatch:
                 self.released.append(effect.step)
 
     def _answered(self, answer: PushAnswered) -> None:
-        samples = self._unanswered.pop(answer.first_seq)
+        del self._unanswered[answer.first_seq]
         if answer.errors:
             raise ConfigError(next(iter(answer.errors.values())))
-        accepted = [
-            sample
-            for sample, outcome in zip(samples, answer.outcomes, strict=True)
-            if outcome is Outcome.ACCEPTED
-        ]
-        self._num_accepted += len(accepted)
-        for sample in accepted:
-            self._enter(sample)
-
-    def _enter(self, sample: Sample) -> None:
-        """A group enters the window when it is complete."""
-        if sample.group_id is None or not self._setting.core.groups_matter:
-            self._arrived.append(sample)
-            return
-        members = self._incomplete.setdefault(sample.group_id, [])
-        members.append(sample)
-        if len(members) == sample.group_size:
-            self._arrived += self._incomplete.pop(sample.group_id)
+        self._num_accepted += answer.outcomes.count(Outcome.ACCEPTED)
 
     def _announce(self, report: StepPlanned) -> None:
         assert self._planning is not None
         wanted, seconds = self._planning
+        arrived = [entry for entry in wanted.entries if entry not in self._in_window]
+        self._in_window.update(arrived)
+        self._in_window.difference_update(wanted.entries[at] for at in report.plan.chosen.tolist())
         step = Step(
             number=report.step,
             at=self.now,
             plan=report.plan,
             entries=wanted.entries,
-            arrived=tuple(self._arrived),
+            arrived=tuple(entry.sample for entry in arrived),
             skips=report.skips,
             trigger=report.trigger,
             seconds=seconds,
             dropped=self._dropped,
         )
-        self._arrived.clear()
         self._dropped = {}
         self.num_planned += 1
         self._on_step(step)

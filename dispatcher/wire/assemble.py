@@ -8,15 +8,21 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
-from dispatcher.sample import ALIGNMENT, Columns, Sample, Schema, aligned
+from dispatcher.sample import (
+    ALIGNMENT,
+    SIZE_AT_CLOSE,
+    SIZE_NOT_TOLD,
+    Columns,
+    Sample,
+    Schema,
+    aligned,
+)
 from dispatcher.wire import codec, columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.outbox import JOINED_BYTES, Buffer
 
 #: The sample of a row of columns: `Sample._make` without its check of the number of columns.
 _SAMPLE = partial(tuple.__new__, Sample)
-#: Group size of a sample that belongs to a group and does not say how large it is.
-UNKNOWN_GROUP_SIZE = 0
 
 
 def samples_of(
@@ -28,9 +34,11 @@ def samples_of(
     """
     sizes: Iterable[int] = repeat(1)
     if push.group_ids is not None:
-        default = UNKNOWN_GROUP_SIZE if group_size is None else group_size
-        given = push.group_sizes or [default] * len(push.group_ids)
-        sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=True)]
+        default = SIZE_NOT_TOLD if group_size is None else group_size
+        given: Iterable[int] = repeat(default)
+        if push.group_sizes is not None:
+            given = (size or SIZE_AT_CLOSE for size in push.group_sizes)
+        sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=False)]
     columns = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
         push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),

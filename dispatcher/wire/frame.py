@@ -15,6 +15,9 @@ Sizes are checked against the limits before anything is allocated. There is no s
 
 A payload is received into memory of its own, in as many pieces as `allocate` makes of it: whoever
 cuts it up says so when the header is there, and nothing has to be copied or freed together.
+
+Before there is memory for a payload, or a large header, `admit` is asked for all of it, unless the
+whole frame is here. If it says no, the reader stays where it is (`waits_for`) until `go_on`.
 """
 
 import struct
@@ -31,6 +34,8 @@ PREFIX = struct.Struct("<2sBBIQ")
 STAGING_BYTES = 64 * 1024
 #: Buffers to offer at a time: megabytes in samples of some ten kilobytes, and far below IOV_MAX.
 MAX_BUFFERS = 128
+#: Nothing to be filled.
+NO_PIECES = Pieces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ HANDSHAKE_LIMITS = FrameLimits(header=16 * 1024, payload=0)
 
 #: Type, header and payload size of a frame: memory for its payload, so many bytes in all.
 Allocate = Callable[[int, memoryview, int], Sequence[memoryview]]
+#: Whether a frame of so many bytes, of which only the prefix has come, may have memory now.
+Admit = Callable[[int], bool]
 
 
 class Frame(NamedTuple):
@@ -68,6 +75,11 @@ def in_one_piece(frame_type: int, header: memoryview, size: int) -> Sequence[mem
     return (memoryview(bytearray(size)),)
 
 
+def at_once(nbytes: int) -> bool:  # noqa: ARG001
+    """The default way to admit a frame."""
+    return True
+
+
 def encode_frame(frame_type: int, header: bytes, payload_size: int = 0) -> bytes:
     """Prefix and padded header; the payload's own buffers follow it on the wire."""
     padded = header + b" " * (-len(header) % 8)
@@ -82,8 +94,10 @@ class FrameReader:
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0
         #: What of the current frame has memory; while it is not full, nothing is staged.
-        self._pieces = Pieces()
-        self._type = self._payload_size = 0
+        self._pieces = NO_PIECES
+        self._type = self._header_size = self._payload_size = 0
+        #: Bytes of the frame that was not admitted yet; 0 when none waits.
+        self.waits_for = 0
         self._header: memoryview | None = None
         self._parts: Sequence[memoryview] | None = None
 
@@ -101,20 +115,43 @@ class FrameReader:
             found.append(self._staging)
         return found
 
-    def received(self, nbytes: int, allocate: Allocate = in_one_piece) -> Iterator[Frame]:
+    @property
+    def filled(self) -> int:
+        """How many bytes of the current frame have arrived, behind its prefix."""
+        header = 0 if self._parts is None else self._header_size
+        return header + self._pieces.nbytes_filled if self._header is not None else 0
+
+    def received(
+        self, nbytes: int, allocate: Allocate = in_one_piece, admit: Admit = at_once
+    ) -> Iterator[Frame]:
         """Say that `nbytes` were written into `get_buffers()`; return the frames now complete.
 
         Frames are cut as they are asked for, so `limits` may change between two of them; ask for
         all of them before the next `get_buffers`. The iterator raises ProtocolError or
-        FrameTooLarge; the stream cannot be read on after that.
+        FrameTooLarge; the stream cannot be read on after that. While a frame waits there are none,
+        and no more than one read's worth of bytes finds room.
         """
         if self._pieces.is_full:
             self._end += nbytes
         else:
             self._start, self._end = 0, self._pieces.filled(nbytes)
-        return iter(lambda: self._next_frame(allocate), None)
+        return iter(lambda: self._next_frame(allocate, admit), None)
 
-    def feed(self, data: bytes, allocate: Allocate = in_one_piece) -> list[Frame]:
+    def go_on(self, allocate: Allocate = in_one_piece, admit: Admit = at_once) -> Iterator[Frame]:
+        """The frame that waits is admitted; return the frames now complete, as `received` does."""
+        assert self.waits_for
+        self._open()
+        return iter(lambda: self._next_frame(allocate, admit), None)
+
+    def drop(self) -> None:
+        """Let go of the memory of the current frame: nothing more is read."""
+        self._header = self._parts = None
+        self._pieces = NO_PIECES
+        self.waits_for = 0
+
+    def feed(
+        self, data: bytes, allocate: Allocate = in_one_piece, admit: Admit = at_once
+    ) -> list[Frame]:
         """`get_buffer` and `received` for bytes that are already somewhere else."""
         frames: list[Frame] = []
         view = memoryview(data)
@@ -123,11 +160,11 @@ class FrameReader:
             taken = min(len(target), len(view))
             target[:taken] = view[:taken]
             view = view[taken:]
-            frames += self.received(taken, allocate)
+            frames += self.received(taken, allocate, admit)
         return frames
 
-    def _next_frame(self, allocate: Allocate) -> Frame | None:
-        if self._header is None and not self._take_prefix():
+    def _next_frame(self, allocate: Allocate, admit: Admit) -> Frame | None:
+        if self._header is None and not self._take_prefix(admit):
             return None
         assert self._header is not None
         if not self._is_filled():
@@ -139,9 +176,13 @@ class FrameReader:
                 return None
         frame = Frame(self._type, self._header, self._parts)
         self._header = self._parts = None
+        self._pieces = NO_PIECES  # a quiet connection keeps nothing of its last frame in memory
         return frame
 
-    def _take_prefix(self) -> bool:
+    def _take_prefix(self, admit: Admit) -> bool:
+        """Whether a frame has begun, and may be received."""
+        if self.waits_for:
+            return False
         held = self._end - self._start
         magic = bytes(self._staging[self._start : self._start + min(held, len(MAGIC))])
         if not MAGIC.startswith(magic):
@@ -154,10 +195,21 @@ class FrameReader:
         _, self._type, reserved, header, payload = PREFIX.unpack_from(self._staging, self._start)
         self._check(reserved, header, payload)
         self._start += PREFIX.size
-        self._payload_size = payload
-        self._header = memoryview(bytearray(header))
-        self._pieces = Pieces((self._header,))
+        self._header_size, self._payload_size = header, payload
+        if payload + header > self._end - self._start:
+            # A header that one read brings along costs no more than what it was read into.
+            nbytes = payload + (header if header > STAGING_BYTES else 0)
+            if nbytes and not admit(nbytes):
+                self.waits_for = nbytes
+                return False
+        self._open()
         return True
+
+    def _open(self) -> None:
+        """Take memory for the header."""
+        self.waits_for = 0
+        self._header = memoryview(bytearray(self._header_size))
+        self._pieces = Pieces((self._header,))
 
     def _is_filled(self) -> bool:
         """Whether no byte is missing, once what is staged is where it belongs."""

@@ -5,6 +5,7 @@
                    <------  Welcome*  ------>
     Push           ------>
                    <------  Blocked            (a cap holds the push back; nothing is lost)
+                   <------  Resend             (it can come in now, and its payload was let go)
                    <------  Pushed             (what became of each sample)
                                       <------  Demand, PolicyVersion
                             Step      ------>
@@ -75,6 +76,7 @@ class HelloRank(_Hello):
     taken: last step that its training loop has begun, -1 for none.
     committed: last step that it has committed in this generation, -1 for none.
     received: open steps that it holds, as (step, micro-batches received).
+    policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     """
@@ -92,6 +94,7 @@ class HelloRank(_Hello):
         default_factory=list
     )
     policy_version: Version | None = None
+    policy_step: Count | None = None
     resume: Position | None = None
     saved: Watermark = -1
 
@@ -125,6 +128,7 @@ class Push(HasColumns, HasFields):
 
     floor: the producer will never again send a sequence number below this one.
     named: the sample ids were given by the user, so repeats across producers are duplicates.
+    group_sizes: members of each sample's group, 0 where `CloseGroup` will tell.
     """
 
     type_code = 5
@@ -132,7 +136,7 @@ class Push(HasColumns, HasFields):
     first_seq: Count
     floor: Count
     named: bool = False
-    group_sizes: list[Extent] | None = None
+    group_sizes: list[Count] | None = None
 
     def spans(self, nbytes: int) -> list[int]:
         """How a payload of `nbytes` bytes is cut: the size of each sample's span.
@@ -172,33 +176,52 @@ class Pushed(Message):
 
 
 class Blocked(Message):
-    """The push is held back by a cap of the buffer."""
+    """The push is held back by a cap of the buffer.
+
+    first_seq: None while frames of others are being received and what this producer sends, which is
+        not read yet, waits for them; said again with every heartbeat.
+    waits_for: in words, whom the next step waits for.
+    """
 
     type_code = 7
-    first_seq: Count
+    first_seq: Count | None = None
     cap: str
     held: Count
     capacity: Count
+    waits_for: str = ""
 
 
 class CloseGroup(Message):
-    """No further member of this group will come; if it is incomplete it is dropped whole."""
+    """No further member of this group will come, or none beyond `size`.
+
+    keep: whether an incomplete group is trained on rather than dropped; None: as configured.
+    """
 
     type_code = 8
     group_id: Name
+    size: Extent | None = None
+    keep: bool | None = None
 
 
 class EndPhase(Message):
-    """What is older than `policy_version` is dispatched before anything newer is planned."""
+    """This producer pushes nothing older than `policy_version` any more; with `force` nobody does.
+
+    Once all who contributed have said so, what is older goes before anything newer is planned.
+    """
 
     type_code = 9
     policy_version: Version
+    force: bool = False
 
 
 class EndStream(Message):
-    """No producer will push again: flush what is buffered, then end the ranks' streams."""
+    """This producer pushes nothing any more; with `force` nobody does.
+
+    Once all who contributed have said so, what is buffered is flushed and the ranks' streams end.
+    """
 
     type_code = 10
+    force: bool = False
 
 
 class Demand(Message):
@@ -210,10 +233,11 @@ class Demand(Message):
 
 
 class PolicyVersion(Message):
-    """The weights' version that DP rank 0 trains now."""
+    """DP rank 0 has a new version of the weights; `first_step` is the first that trains with it."""
 
     type_code = 12
     policy_version: Version
+    first_step: Count
 
 
 class Step(HasFields):
@@ -305,6 +329,13 @@ class Bye(Message):
     type_code = 22
 
 
+class Resend(Message):
+    """A push that is held back can come in now, and its payload was let go: send it again."""
+
+    type_code = 24
+    first_seq: Count
+
+
 class CheckpointSaved(Message):
     """A checkpoint that was taken after `step` is durable; DP rank 0 speaks for all."""
 
@@ -317,6 +348,6 @@ MESSAGES: dict[int, type[Message]] = {
     for kind in (
         HelloProducer, HelloRank, WelcomeProducer, WelcomeRank, Push, Pushed, Blocked, CloseGroup,
         EndPhase, EndStream, Demand, PolicyVersion, Step, MicroBatch, Prepared, Release, Commit,
-        End, Error, Ping, Pong, Bye, CheckpointSaved,
+        End, Error, Ping, Pong, Bye, CheckpointSaved, Resend,
     )
 }  # fmt: skip

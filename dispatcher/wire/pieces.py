@@ -19,6 +19,11 @@ class Pieces:
         """Whether no byte is missing."""
         return self._full == len(self._pieces)
 
+    @property
+    def nbytes_filled(self) -> int:
+        """Bytes that were written so far."""
+        return self._filled
+
     def missing(self, count: int) -> list[memoryview]:
         """The memory that the next bytes belong into, in order: at most so many pieces."""
         found = self._pieces[self._full : self._full + count]

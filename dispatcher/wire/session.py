@@ -7,7 +7,8 @@
 A rank says hello again when it has loaded a checkpoint.
 A message that the table does not have raises ProtocolError, names message and state, and
 changes nothing. Sans-IO: bytes go in through `get_buffers`/`received`, messages come out.
-A message is read before its payload is received, since it says how that is cut up.
+A message is read before its payload is received, since it says how that is cut up, and a frame with
+a payload only when it is admitted: until then the session waits (`waits_for`), and `go_on`s.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from enum import StrEnum
 from dispatcher.errors import ProtocolError
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
-from dispatcher.wire.frame import HANDSHAKE_LIMITS, Frame, FrameLimits, FrameReader
+from dispatcher.wire.frame import HANDSHAKE_LIMITS, Admit, Frame, FrameLimits, FrameReader, at_once
 
 
 class State(StrEnum):
@@ -52,6 +53,10 @@ NEXT: dict[tuple[State, type[m.Message]], State] = {
 }
 
 
+#: Messages and their payloads, as they become complete.
+Heard = Iterator[tuple[m.Message, Sequence[memoryview]]]
+
+
 class ServerSession:
     """Decodes what a peer says and holds it to the protocol.
 
@@ -77,13 +82,31 @@ class ServerSession:
         """Memory that the next bytes of the stream belong into, in order."""
         return self._reader.get_buffers()
 
-    def received(self, nbytes: int) -> Iterator[tuple[m.Message, Sequence[memoryview]]]:
+    @property
+    def waits_for(self) -> int:
+        """Bytes of the frame that was not admitted yet; 0 when none waits."""
+        return self._reader.waits_for
+
+    @property
+    def filled(self) -> int:
+        """How many bytes of the current frame have arrived."""
+        return self._reader.filled
+
+    def received(self, nbytes: int, admit: Admit = at_once) -> Heard:
         """Messages now complete, each with its payload: the spans of a push, else nothing.
 
         Every span has memory of its own. The iterator raises ProtocolError; the connection is
-        beyond use then.
+        beyond use then. admit: whether a frame of so many bytes may have memory now.
         """
-        return map(self._accept, self._reader.received(nbytes, self._allocate))
+        return map(self._accept, self._reader.received(nbytes, self._allocate, admit))
+
+    def go_on(self, admit: Admit = at_once) -> Heard:
+        """The frame that waits is admitted; the messages now complete, as in `received`."""
+        return map(self._accept, self._reader.go_on(self._allocate, admit))
+
+    def drop(self) -> None:
+        """Let go of the memory of the current frame: nothing more is read."""
+        self._reader.drop()
 
     def _allocate(self, frame_type: int, header: memoryview, size: int) -> Sequence[memoryview]:
         self._message = message = codec.decode(Frame(frame_type, header))

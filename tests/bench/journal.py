@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.facts import Accepted, Committed, Fact, Planned, Remembered
 from dispatcher.journal.journal import Journal
 from dispatcher.journal.policy import parse_sync

@@ -53,7 +53,7 @@ def test_the_help_of_serve_shows_every_option_and_its_default(
         main(["serve", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert all(f"{flag_of(name)}" in shown for name in ServeConfig.model_fields)
-    assert "[4GiB]" in shown
+    assert "[256MiB]" in shown
     assert "[2s]" in shown
 
 

@@ -2,21 +2,28 @@
 
 import pytest
 
-from dispatcher.core.admission import MAX_UNANSWERED, Admission, Push
+from dispatcher.core.admission import MAX_UNANSWERED, Admission
 from dispatcher.core.buffer import SampleBuffer
-from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld
-from dispatcher.core.room import BufferLimits
-from dispatcher.core.totals import Totals
+from dispatcher.core.events import Effect, Outcome, PushAnswered, PushHeld, PushRecalled
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.push import Push
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
+from tests.support.admissions import Lobby
 from tests.support.samples import make_sample
 
 A, D, R, F = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.REFUSED, Outcome.FULL
 
 
-def make_admission(capacity: int = 4, credits_: int = 2) -> tuple[Admission, SampleBuffer]:
-    buffer = SampleBuffer(BufferLimits(capacity, capacity, None, 10_000, 100))
-    return Admission(buffer, Totals(), credits_, id_horizon=100), buffer
+def make_admission(
+    capacity: int = 4, credits_: int = 2, batch: int = 1
+) -> tuple[Admission, SampleBuffer]:
+    lobby = Lobby(BufferLimits(capacity, capacity, None, 10_000, 100), batch, credits_)
+    return lobby.admission, lobby.buffer
+
+
+def member(name: str, group_id: str = "g", size: int = 2, tokens: int = 4) -> Sample:
+    return make_sample(name, tokens, group_id=group_id, group_size=size)
 
 
 def push(producer: str, first_seq: int, *samples: Sample, **options: object) -> Push:
@@ -96,23 +103,140 @@ def test_what_is_accepted_of_a_push_that_waits_for_the_rest_is_accepted_once() -
 
 
 def test_a_smaller_sample_finds_room_where_a_larger_one_before_it_does_not() -> None:
-    buffer = SampleBuffer(BufferLimits(9, 9, 10, 10_000, 100))
-    admission = Admission(buffer, Totals(), 2, id_horizon=100)
+    lobby = Lobby(BufferLimits(9, 9, None, 80, 100), batch=9)
+    admission = lobby.admission
     samples = [make_sample(f"{at}", tokens) for at, tokens in enumerate([4, 7, 6])]
     admission.push(push("p", 0, samples[0]), 0.0, may_hold=False)
     answers = admission.push(push("p", 1, *samples[1:]), 0.0, may_hold=False)
     assert outcomes(answers) == [("p", 1, (F, A))]
+    assert admission.at_hard_cap
 
 
 def test_what_would_never_find_room_is_refused_though_others_wait() -> None:
-    buffer = SampleBuffer(BufferLimits(9, 9, 10, 10_000, 100))
-    admission = Admission(buffer, Totals(), 2, id_horizon=100)
-    admission.push(push("p", 0, make_sample("a", 6)), 0.0, may_hold=True)
-    assert isinstance(
-        admission.push(push("p", 1, make_sample("b", 6)), 0.0, may_hold=True)[0], PushHeld
-    )
-    large = admission.push(push("q", 0, make_sample("c", 11)), 0.0, may_hold=True)
+    admission, _ = make_admission(capacity=1)
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    assert isinstance(admission.push(plain("p", 1), 0.0, may_hold=True)[0], PushHeld)
+    large = admission.push(push("q", 0, make_sample("c", 101)), 0.0, may_hold=True)
     assert outcomes(large) == [("q", 0, (R,))]
+
+
+def test_nobody_is_held_back_at_a_soft_cap_while_no_step_could_be_planned() -> None:
+    lobby = Lobby(BufferLimits(3, 3, 8, 10_000, 100), batch=3)
+    effects = lobby.admission.push(plain("p", 0, 4), 0.0, may_hold=True)
+    assert isinstance(effects[0], PushHeld)  # three are ready, although two reach the token cap
+    assert lobby.buffer.ready_units == 3
+    assert effects[0].full.cap == "samples"
+
+
+def test_beginnings_of_groups_hold_nobody_back() -> None:
+    admission, buffer = make_admission(capacity=2, batch=2)
+    for at in range(20):
+        effects = admission.push(push("p", at, member(f"{at}.0", f"g{at}")), 0.0, may_hold=True)
+        assert outcomes(effects) == [("p", at, (A,))]
+    admission.push(plain("q", 0, 2), 0.0, may_hold=True)
+    late = admission.push(push("p", 20, member("20.0", "g20")), 0.0, may_hold=True)
+    assert isinstance(late[0], PushHeld)  # a step could be planned: this group waits for its turn
+    for at in range(20):
+        effects = admission.push(push("r", at, member(f"{at}.1", f"g{at}")), 0.0, may_hold=True)
+        assert outcomes(effects) == [("r", at, (A,))]
+    assert buffer.ready_units == 42
+
+
+def test_members_of_a_group_that_begins_while_they_wait_come_in_with_it() -> None:
+    lobby = Lobby(BufferLimits(1, 9, None, 10_000, 100), credits_=9)
+    admission, buffer = lobby.admission, lobby.buffer
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    for at, sample in enumerate([member("g0"), make_sample("a"), member("g1")], 1):
+        held = admission.push(push("p", at, sample), 0.0, may_hold=True)
+        assert isinstance(held[0], PushHeld)
+    buffer.take(buffer.ready(1))
+    # `g0` begins its group; then `a` fills the buffer; `g1` belongs to what is open by now.
+    assert sorted(outcomes(admission.retry(1.0))) == [(("p"), at, (A,)) for at in (1, 2, 3)]
+    assert admission.num_held == 0
+
+
+def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 64, 100), batch=2)
+    admission, buffer = lobby.admission, lobby.buffer
+    admission.push(push("p", 0, member("g0"), make_sample("a")), 0.0, may_hold=True)
+    (held,) = admission.push(push("p", 2, member("g1")), 0.0, may_hold=True)
+    assert isinstance(held, PushHeld)
+    assert held.full.cap == "bytes"
+    assert admission.is_stuck(0.0)
+    buffer.take(buffer.ready(1))
+    assert outcomes(admission.retry(0.0)) == [("p", 2, (A,))]
+    assert not admission.at_hard_cap
+
+
+def test_over_http_a_hard_cap_is_forgotten_when_nobody_asks_any_more() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 32, 100), batch=2)
+    lobby.admission.push(push("", 0, make_sample("a")), 0.0, may_hold=False)
+    lobby.admission.push(push("", 0, make_sample("b")), 1.0, may_hold=False)
+    assert lobby.admission.is_stuck(2.0)
+    assert not lobby.admission.is_stuck(9.0)
+
+
+def test_a_refused_member_is_lost_to_its_group_but_not_what_claims_to_be_another() -> None:
+    lobby = Lobby(BufferLimits(9, 4, None, 10_000, 100))
+    pushed = (
+        member("g0", size=3),
+        member("long", size=3, tokens=101),
+        member("other", size=2),
+        member("huge", "h", size=5),
+    )
+    answers = lobby.admission.push(push("p", 0, *pushed), 0.0, may_hold=True)
+    assert outcomes(answers) == [("p", 0, (A, R, R, R))]
+    assert lobby.lost == ["long"]
+
+
+def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100))
+    lobby.closed_groups.close("g", "there was no room", 2, 0.0)
+    for at in range(2):
+        (answer,) = lobby.admission.push(push("p", at, member(f"g{at}")), 1.0, may_hold=True)
+        assert isinstance(answer, PushAnswered)
+        assert answer.errors == {0: "group g was given up: there was no room"}
+    assert lobby.lost == []
+    answers = lobby.admission.push(push("p", 2, member("anew")), 1.0, may_hold=True)
+    assert outcomes(answers) == [("p", 2, (A,))]  # all that was missing has been refused
+
+
+# -- what held pushes take of memory -----------------------------------------------------------
+
+
+def crowded(held_bytes: int = 40) -> Lobby:
+    """A batch is ready, and two pushes of one sample (32 bytes) wait."""
+    lobby = Lobby(BufferLimits(2, 2, None, 10_000, 100, held_bytes), batch=2, credits_=9)
+    lobby.admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    for seq in (2, 3, 4):
+        assert isinstance(lobby.admission.push(plain("p", seq), 0.0, may_hold=True)[0], PushHeld)
+    return lobby
+
+
+def test_payloads_of_held_pushes_are_bounded_and_asked_for_when_their_turn_comes() -> None:
+    lobby = crowded()
+    admission, buffer = lobby.admission, lobby.buffer
+    assert admission.held.nbytes == 32  # of three
+    buffer.take(buffer.ready(2))
+    first, second = admission.retry(0.0)
+    assert outcomes([first]) == [("p", 2, (A,))]
+    assert second == PushRecalled("p", 3)  # one is ready, one more may come
+    assert admission.retry(0.0) == []  # it is on its way
+    assert outcomes(admission.push(plain("p", 3), 0.0, may_hold=True)) == [("p", 3, (A,))]
+    assert (admission.num_held, admission.held.nbytes, admission.held.asked_samples) == (1, 0, 0)
+
+
+def test_a_payload_that_comes_again_may_not_be_another() -> None:
+    lobby = crowded()
+    with pytest.raises(ProtocolError, match="other samples"):
+        lobby.admission.push(push("p", 3, make_sample("else")), 0.0, may_hold=True)
+
+
+def test_a_producer_that_is_gone_leaves_no_payload_behind() -> None:
+    lobby = crowded(held_bytes=1000)
+    assert lobby.admission.held.nbytes == 96
+    lobby.admission.producer_gone("p")
+    assert (lobby.admission.num_held, lobby.admission.held.nbytes) == (0, 0)
 
 
 def test_held_pushes_go_in_order_of_arrival_and_later_ones_wait_behind_them() -> None:
@@ -146,11 +270,10 @@ def test_full_is_no_decision_the_sample_may_come_again() -> None:
 
 def test_a_member_of_an_open_group_passes_those_who_wait() -> None:
     admission, _ = make_admission(capacity=2)
-    first = make_sample("g0", group_id="g", group_size=2)
-    second = make_sample("g1", group_id="g", group_size=2)
-    admission.push(push("p", 0, first), 0.0, may_hold=True)
-    assert isinstance(admission.push(plain("q", 0), 0.0, may_hold=True)[0], PushHeld)
-    assert outcomes(admission.push(push("r", 0, second), 0.0, may_hold=True)) == [("r", 0, (A,))]
+    admission.push(push("p", 0, member("g0")), 0.0, may_hold=True)
+    assert isinstance(admission.push(plain("q", 0, 3), 0.0, may_hold=True)[0], PushHeld)
+    second = admission.push(push("r", 0, member("g1")), 0.0, may_hold=True)
+    assert outcomes(second) == [("r", 0, (A,))]
 
 
 def test_a_producer_that_is_gone_has_nothing_waiting() -> None:

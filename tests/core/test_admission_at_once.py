@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.core.admission import Admission, Push
-from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.admission import Admission
 from dispatcher.core.events import Effect, PushHeld
 from dispatcher.core.facts import Accepted, Fact
-from dispatcher.core.room import BufferLimits
-from dispatcher.core.totals import Totals
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.push import Push
 from dispatcher.sample import DType, Field, Schema
+from tests.support.admissions import Lobby
 from tests.support.samples import make_sample
 
 #: What caps a buffer first: samples, tokens or bytes (eight a token); what a sample may have.
@@ -40,12 +40,9 @@ class Side:
 
     def __post_init__(self) -> None:
         self.facts: list[Fact] = []
-        self.totals = Totals()
         self.next_number = 0
-        self.buffer = SampleBuffer(self.limits)
-        self.admission = self.kind(
-            self.buffer, self.totals, 2, id_horizon=3, note=self.facts.append
-        )
+        lobby = Lobby(self.limits, 6, id_horizon=3, note=self.facts.append, kind=self.kind)
+        self.buffer, self.admission, self.totals = lobby.buffer, lobby.admission, lobby.totals
 
     def seen(self, effects: Sequence[Effect]) -> object:
         buffer = self.buffer
@@ -53,8 +50,8 @@ class Side:
             [_shown(effect) for effect in effects],
             [_shown(fact) for fact in self.facts],
             [(entry.ticket, entry.group, entry.sample.sample_id) for entry in buffer.ready(99)],
-            (len(buffer), buffer.held_tokens, buffer.held_bytes, buffer.num_open_groups),
-            str(buffer.pressed),
+            (len(buffer), buffer.held_tokens, buffer.held_bytes, len(buffer.groups)),
+            str(self.admission.pressed),
             self.totals.as_json(),
             self.admission.num_held,
         )

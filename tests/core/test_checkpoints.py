@@ -15,13 +15,14 @@ from tests.support.memory import Memory
 class Run(Bench):
     """A bench whose generations load checkpoints, with a journal of its own."""
 
-    def __init__(self, *, retain: bool = True, steps: int = 6) -> None:
+    def __init__(self, *, retain: bool = True, steps: int = 6, begin: bool = True) -> None:
         super().__init__(batch=4, window=4, capacity=100, durable=True, retain=retain)
         self.memory = Memory()
         self.core.restore(Remembered())
         self.births = 0
         self.push_plain(4 * steps)
-        self.begin()
+        if begin:
+            self.begin()
 
     def perform(self, effects: list[Effect]) -> None:  # type: ignore[override]
         if hasattr(self, "memory"):
@@ -255,7 +256,7 @@ def test_word_of_prepared_steps_that_crosses_a_rewind_is_ignored() -> None:
 
 def test_the_end_is_told_only_when_what_comes_again_was_given() -> None:
     run = Run(steps=3)
-    run.perform(run.core.end_stream(run.now))
+    run.perform(run.core.end_stream(run.now, force=True))
     run.run_to(2)
     assert run.core.statistics().phase == "drained"
     run.begin()

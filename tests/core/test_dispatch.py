@@ -6,7 +6,6 @@ import pytest
 
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
-from dispatcher.core.admission import Push
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import (
@@ -22,7 +21,8 @@ from dispatcher.core.events import (
     Trigger,
 )
 from dispatcher.core.freshness import StalenessPolicy
-from dispatcher.core.room import BufferLimits
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.push import Push
 from dispatcher.core.standing import RankHello
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, PlanConfig, Strategy
@@ -181,6 +181,12 @@ def test_a_byte_cap_that_holds_less_than_a_batch_yields_a_smaller_step_and_count
     bench.join()
     for _ in range(4):
         bench.push_plain(1)
+    bench.pass_time(60)
+    assert bench.triggers == []  # nobody is hungry yet
+    bench.hungry()
+    bench.pass_time(1.9)
+    assert bench.triggers == []
+    bench.pass_time(0.2)
     assert bench.triggers == [Trigger.BUFFER_FULL]
     assert len(bench.planned[0].tokens) == 3
     assert bench.core.statistics().small_steps == 1
@@ -199,14 +205,21 @@ def test_steps_follow_each_other_as_ranks_train() -> None:
     assert at.balanced
 
 
-def test_an_incomplete_group_is_dropped_whole_after_its_timeout() -> None:
+def test_a_group_is_dropped_whole_once_it_has_not_grown_for_long_and_its_producer_is_gone() -> None:
     bench = Bench(group_timeout=5.0)
     bench.join()
     bench.push(*[make_sample(f"g{at}", group_id="g", group_size=3) for at in range(2)])
-    bench.pass_time(4.9)
+    bench.pass_time(60)
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 0  # a rollout may take its time
+    bench.push(make_sample("h0", group_id="h", group_size=3))
+    bench.perform(bench.core.producer_lost("p", bench.now, for_good=True))
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 0
-    bench.pass_time(0.2)
+    bench.pass_time(0.1)
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 2
+    bench.pass_time(4.8)
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 2
+    bench.pass_time(0.2)
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 3
     assert bench.core.statistics().balanced
 
 
@@ -233,7 +246,7 @@ def test_too_stale_samples_are_dropped_and_expiring_ones_go_first() -> None:
     bench = Bench(batch=2, window=6, capacity=6, max_staleness=1)
     versions = (3, 3, 5, 5, 4, 4)
     bench.push(*[make_sample(f"v{at}", policy_version=v) for at, v in enumerate(versions)])
-    bench.perform(bench.core.set_policy_version(5, bench.now))
+    bench.perform(bench.core.set_policy_version(5, bench.now, 0))
     bench.join()
     assert bench.dropped(DropReason.STALE) == 2
     chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
@@ -255,11 +268,12 @@ def test_oversize_samples_may_be_dropped_with_their_groups_and_counted() -> None
 def test_looking_for_samples_to_drop_does_not_forget_that_producers_are_held(
     option: dict[str, int],
 ) -> None:
-    bench = Bench(batch=4, window=6, capacity=4, **option)
-    bench.perform(bench.core.set_policy_version(1, bench.now))
-    for group in ("g", "h"):
+    bench = Bench(batch=4, window=8, capacity=6, **option)
+    bench.perform(bench.core.set_policy_version(1, bench.now, 0))
+    for group in ("g", "h", "i"):
         members = [make_sample(f"{group}{at}", group_id=group, group_size=3) for at in range(3)]
         bench.push(*members)
+    assert bench.core.statistics().pushes_held == 1
     bench.join()
     assert bench.triggers[0] is Trigger.BUFFER_FULL
     assert len(bench.planned[0].tokens) == 3
@@ -272,6 +286,7 @@ def test_a_held_producer_goes_on_when_dropping_makes_room() -> None:
     assert bench.push(make_sample("late")) is None
     bench.join()
     assert bench.triggers == [Trigger.WINDOW_FULL]
+    assert bench.dropped(DropReason.OVERSIZE) == 1
     assert bench.core.statistics().balanced
 
 
@@ -285,7 +300,7 @@ def test_prefer_oldest_drops_nothing() -> None:
     )
     versions = (5, 5, 1, 2)
     bench.push(*[make_sample(f"v{at}", policy_version=v) for at, v in enumerate(versions)])
-    bench.perform(bench.core.set_policy_version(5, bench.now))
+    bench.perform(bench.core.set_policy_version(5, bench.now, 0))
     bench.join()
     assert bench.dropped(DropReason.STALE) == 0
     chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
@@ -297,7 +312,7 @@ def test_an_ended_phase_is_flushed_before_anything_newer_is_planned() -> None:
     old = [make_sample(f"old{at}", policy_version=1) for at in range(5)]
     new = [make_sample(f"new{at}", policy_version=2) for at in range(6)]
     bench.push(*old)
-    bench.perform(bench.core.end_phase(2, bench.now))
+    bench.perform(bench.core.end_phase(2, bench.now, "p"))
     bench.push(*new)
     bench.join()
     for step in range(3):
@@ -309,7 +324,7 @@ def test_an_ended_phase_is_flushed_before_anything_newer_is_planned() -> None:
 
 def test_a_late_sample_of_an_ended_phase_is_refused() -> None:
     bench = Bench()
-    bench.perform(bench.core.end_phase(2, bench.now))
+    bench.perform(bench.core.end_phase(2, bench.now, "p"))
     assert bench.push(make_sample("late", policy_version=1)) == (Outcome.REFUSED,)
 
 
@@ -318,7 +333,7 @@ def test_the_end_of_the_stream_flushes_what_is_left_and_ends_the_ranks() -> None
     bench.join()
     bench.push_plain(3)
     bench.push(make_sample("g0", group_id="g", group_size=2))
-    bench.perform(bench.core.end_stream(bench.now))
+    bench.perform(bench.core.end_stream(bench.now, "p"))
     assert bench.triggers == [Trigger.FLUSH]
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
     bench.train(0)
@@ -332,7 +347,7 @@ def test_a_last_partial_batch_may_be_dropped_instead() -> None:
     bench = Bench(batch=4, window=6, capacity=8, flush_partial=False)
     bench.join()
     bench.push_plain(7)
-    bench.perform(bench.core.end_stream(bench.now))
+    bench.perform(bench.core.end_stream(bench.now, "p"))
     bench.train(0)
     assert bench.dropped(DropReason.LAST_BATCH) == 3
     assert bench.log[-1] == Drained("done")
@@ -344,11 +359,22 @@ def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
     bench.perform(bench.core.drain(bench.now))
     assert bench.dropped(DropReason.SHUTDOWN) == 3
     assert bench.log[-1] == Drained("drained")
+    assert (bench.core.losses.samples, bench.core.losses.reasons) == (3, {DropReason.SHUTDOWN: 3})
+    assert str(bench.core.losses).endswith("(shutdown 3): p/0, p/1, p/2")
+
+
+def test_the_end_of_the_stream_loses_nothing_that_the_settings_do_not_ask_for() -> None:
+    bench = Bench()
+    bench.push(make_sample("half", group_id="g", group_size=2))
+    bench.perform(bench.core.end_stream(bench.now, "p"))
+    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
+    bench.perform(bench.core.drain(bench.now))
+    assert bench.core.losses.samples == 0
 
 
 def test_ranks_that_join_after_the_end_are_told_so() -> None:
     bench = Bench()
-    bench.perform(bench.core.end_stream(bench.now))
+    bench.perform(bench.core.end_stream(bench.now, "p"))
     bench.join()
     ended = [
         rank for effect in bench.log if isinstance(effect, EndRanks) for rank in effect.dp_ranks
@@ -360,7 +386,7 @@ def test_ranks_that_join_after_the_end_are_told_so() -> None:
 def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: bool) -> None:
     bench = Bench()
     bench.join()
-    bench.perform(bench.core.end_stream(bench.now))
+    bench.perform(bench.core.end_stream(bench.now, "p"))
     if noticed:
         bench.perform(bench.core.leave(1, "r1", bench.now))
     bench.log.clear()

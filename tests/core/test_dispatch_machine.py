@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
-from dispatcher.core.admission import Push
 from dispatcher.core.clock import SteadyClock
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
@@ -33,8 +32,9 @@ from dispatcher.core.events import (
     StepPlanned,
 )
 from dispatcher.core.facts import Remembered
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.push import Push
 from dispatcher.core.retained import Position
-from dispatcher.core.room import BufferLimits
 from dispatcher.core.standing import RankHello
 from dispatcher.core.step import OpenStep
 from dispatcher.core.trigger import TriggerConfig
@@ -46,6 +46,7 @@ from tests.support.samples import make_sample
 
 DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3
 MAX_DP_SIZE = 4
+GROUP_TIMEOUT, PRODUCER_TIMEOUT = 20.0, 30.0
 
 
 def check_size(dp_size: int) -> None:
@@ -67,7 +68,8 @@ class DispatchMachine(RuleBasedStateMachine):
                 dp_size=DP_SIZE,
                 limits=BufferLimits(capacity, BATCH, None, 1 << 20, 64),
                 trigger=TriggerConfig(BATCH, window, max_wait=1.0),
-                group_timeout=20.0,
+                group_timeout=GROUP_TIMEOUT,
+                producer_timeout=PRODUCER_TIMEOUT,
                 producer_credits=2,
                 max_staleness=4,
                 durable=True,
@@ -158,7 +160,7 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         before = self.core
         self.core = Dispatch(before.config)
-        self.core.restore(self.memory.remembered())
+        self.core.restore(self.memory.remembered(), self.now)
         self.wanted = None
         assert_same_state(before, self.core)
         self.perform(self.core.tick(self.now))  # as the service does: steps may be outgrown
@@ -225,7 +227,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.load(0, position)
         if die:
             self.crash(0, unheard=False)
-        for rank in range(1, size):
+        for rank in range(1, self.size):
             self.load(rank, position)
         if self.core.config.retain:
             assert self.core.ledger.steps.committed == position.step
@@ -287,7 +289,9 @@ class DispatchMachine(RuleBasedStateMachine):
     def push_again(self, data: st.DataObject) -> None:
         producer, first = data.draw(st.sampled_from(sorted(self.pushes)))
         samples = self.pushes[producer, first]
-        self.core.producer_gone(producer)  # a producer sends again after a reconnect only
+        # A producer sends again after a reconnect only.
+        self.perform(self.core.producer_lost(producer, self.now))
+        self.core.producer_connected(producer)
         self.perform(self.core.push(Push(producer, first, samples), self.now))
 
     # -- ranks ----------------------------------------------------------------------------
@@ -326,6 +330,10 @@ class DispatchMachine(RuleBasedStateMachine):
             self.crash(dice=0, unheard=False)
 
     def begin_generation(self, size: int) -> None:
+        if not self.births and size != DP_SIZE:
+            with pytest.raises(RankRefused, match="which the first process group of a run must"):
+                self.core.join(RankHello("first", 0, size, None), self.now)
+            size = DP_SIZE
         self.births += 1
         self.holds, self.released, self.clients = {}, {}, {}
         self.resume = None
@@ -444,14 +452,22 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
     def jump_ahead(self, seconds: float, dice: int) -> None:
-        """Nobody can tell this from time that passed: groups that wait are over, and counted."""
+        """Nobody can tell this from time that passed: a group whose producer is gone is over."""
         if dice:
             return
+        self.perform(self.core.producer_lost("q", self.now))
         before = self.core.totals.dropped[DropReason.INCOMPLETE_GROUP]
-        waiting = sum(len(entries) for _, _, entries in self.core.buffer.open_groups())
+        waiting = sum(
+            len(group.entries)
+            for group in self.core.buffer.groups
+            if "p" not in group.contributors or "p" not in self.core.producers
+        )
         self.reading += seconds
-        self.tick_if_due()
-        assert self.core.totals.dropped[DropReason.INCOMPLETE_GROUP] - before == waiting
+        while self.tick_if_due():
+            pass
+        if seconds > 2 * PRODUCER_TIMEOUT + GROUP_TIMEOUT:
+            assert self.core.totals.dropped[DropReason.INCOMPLETE_GROUP] - before >= waiting
+        self.core.producer_connected("q")
 
     @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
     def jump_back(self, seconds: float, dice: int) -> None:
@@ -469,17 +485,23 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(version=st.integers(0, 8))
     def report_version(self, version: int) -> None:
-        self.perform(self.core.set_policy_version(version, self.now))
+        first_step = self.core.ledger.steps.committed + 1
+        self.perform(self.core.set_policy_version(version, self.now, first_step))
 
-    @rule(version=st.integers(1, 6), dice=st.integers(0, 5))
-    def end_phase(self, version: int, dice: int) -> None:
+    @rule(
+        version=st.integers(1, 6),
+        producer=st.sampled_from("pq"),
+        force=st.booleans(),
+        dice=st.integers(0, 5),
+    )
+    def end_phase(self, version: int, producer: str, force: bool, dice: int) -> None:
         if dice == 0:
-            self.perform(self.core.end_phase(version, self.now))
+            self.perform(self.core.end_phase(version, self.now, producer, force=force))
 
-    @rule(dice=st.integers(0, 19))
-    def end_stream(self, dice: int) -> None:
+    @rule(producer=st.sampled_from("pq"), force=st.booleans(), dice=st.integers(0, 19))
+    def end_stream(self, producer: str, force: bool, dice: int) -> None:
         if dice == 0:
-            self.perform(self.core.end_stream(self.now))
+            self.perform(self.core.end_stream(self.now, producer, force=force))
 
     # -- what always holds ------------------------------------------------------------------
 
@@ -514,8 +536,11 @@ class DispatchMachine(RuleBasedStateMachine):
     @invariant()
     def caps_hold(self) -> None:
         limits = self.core.config.limits
-        assert len(self.core.buffer) <= limits.samples
         assert self.core.buffer.held_bytes <= limits.nbytes
+        held = self.core.admission.held
+        assert held.nbytes <= limits.held_bytes or len(held) == 1
+        assert held.nbytes == sum(sample.nbytes for push in held for sample in push.waiting)
+        assert self.core.buffer.ready_units == self.core.buffer.num_ready
 
     @invariant()
     def nobody_is_passed_over_too_often(self) -> None:
@@ -532,8 +557,8 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
     assert [(e.ticket, e.skips, e.group) for e in after.buffer.ready(window)] == [
         (e.ticket, e.skips, e.group) for e in before.buffer.ready(window)
     ]
-    assert [group for group, _, _ in after.buffer.open_groups()] == [
-        group for group, _, _ in before.buffer.open_groups()
+    assert [(group.group_id, group.tickets) for group in after.buffer.groups] == [
+        (group.group_id, group.tickets) for group in before.buffer.groups if group.entries
     ]
     assert {step.number: step.digest for step in after.ledger.steps.uncommitted()} == {
         step.number: step.digest for step in before.ledger.steps.uncommitted()

@@ -1,9 +1,13 @@
 """Generations: who may join one, and who is fenced."""
 
+import re
+
 import pytest
 
+from dispatcher.core.config import SizeCheck
 from dispatcher.core.events import Release
 from dispatcher.core.generation import Generation
+from dispatcher.core.ledger import StepLedger
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import GenerationFenced, RankRefused
 from tests.support.ledgers import hello, in_pairs_only, make_elastic_ledger, make_ledger, prepare
@@ -57,3 +61,27 @@ def test_a_rank_of_another_generation_is_fenced(generation: int, words: str) -> 
     ledger.join(hello(0, None, client_id="new-0"), 0.0)
     with pytest.raises(GenerationFenced, match=words):
         ledger.join(hello(1, generation), 0.0)
+
+
+@pytest.mark.parametrize("check_size", [None, in_pairs_only])
+def test_the_first_group_of_a_run_has_the_ranks_that_were_configured(
+    check_size: SizeCheck | None,
+) -> None:
+    ledger = StepLedger(2, 4, check_size)
+    words = (
+        "DP rank 0 says there are 4 DP ranks, and this dispatcher was started with --dp-size 2, "
+        "which the first process group of a run must have; start it with --dp-size 4, or, if the "
+        "ranks' mesh has other dimensions as well (tensor, pipeline, context), pass dp_rank= and "
+        "dp_size= of its data-parallel dimension"
+    )
+    with pytest.raises(RankRefused, match=re.escape(words)):
+        ledger.join(RankHello("x", 0, 4, None), 0.0)
+    assert (ledger.generation.number, ledger.generation.dp_size, ledger.ranks) == (0, 2, {})
+    ledger.join(hello(0, None), 0.0)
+    assert (ledger.generation.number, ledger.generation.dp_size) == (1, 2)
+
+
+def test_a_group_of_an_earlier_process_was_the_first() -> None:
+    generation = Generation(2, in_pairs_only)
+    generation.restore(1, 2, None)
+    generation.check(RankHello("x", 0, 4, None))

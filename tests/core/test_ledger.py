@@ -251,3 +251,20 @@ def test_no_more_steps_are_open_than_allowed() -> None:
     for rank in (0, 1):
         ledger.commit(rank, 0)
     assert ledger.wanted
+
+
+def test_what_ranks_of_a_failed_generation_say_is_void() -> None:
+    ledger = make_ledger()
+    open_step(ledger)
+    prepare(ledger, 0, 0)
+    ledger.prepared(1, 0, "another plan")
+    digest = ledger.steps[0].digest
+    for dp_rank in (0, 1):
+        with pytest.raises(GenerationFenced, match="another plan"):
+            ledger.prepared(dp_rank, 0, digest)
+        with pytest.raises(GenerationFenced, match="another plan"):
+            ledger.demand(dp_rank, -1, hungry=True)
+        with pytest.raises(GenerationFenced, match="another plan"):
+            ledger.commit(dp_rank, -1)
+    assert ledger.steps[0].state is StepState.PLANNED
+    assert not ledger.hungry

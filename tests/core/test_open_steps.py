@@ -1,6 +1,6 @@
 """Open steps, and those that wait behind them: one row of numbers without a gap."""
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.open_steps import OpenSteps
 from dispatcher.core.step import MicroBatches, OpenStep, StepState
 from tests.support.samples import make_sample

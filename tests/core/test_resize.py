@@ -6,11 +6,11 @@ import pytest
 
 from dispatcher.balance.cost import parse_cost
 from dispatcher.balance.planner import plan
-from dispatcher.core.admission import Push
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import Deliver, Effect, EndRanks, PlanWanted, ReplanWanted
-from dispatcher.core.room import BufferLimits
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.push import Push
 from dispatcher.core.standing import RankHello
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import PlanConfig
@@ -192,7 +192,7 @@ def test_a_dispatcher_that_dies_in_the_middle_goes_on_with_the_new_size(answers:
 
 def test_the_end_is_told_only_behind_the_last_step_that_is_planned_again() -> None:
     bench = two_open_steps()
-    bench.perform(bench.core.end_stream(0.0))
+    bench.perform(bench.core.end_stream(0.0, force=True))
     bench.log.clear()
     bench.join(1)
     assert not any(isinstance(effect, EndRanks) for effect in bench.log)

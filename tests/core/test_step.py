@@ -2,7 +2,7 @@
 
 import pytest
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.step import NEXT, OpenStep, StepEvent, StepState, step_digest
 from dispatcher.errors import IllegalTransition
 from tests.support.samples import make_sample

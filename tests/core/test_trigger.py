@@ -1,9 +1,11 @@
 """When a wanted step is planned."""
 
+import math
+
 import pytest
 
 from dispatcher.core.events import Trigger
-from dispatcher.core.trigger import Go, Standing, TriggerConfig, Wait, decide
+from dispatcher.core.trigger import Go, MakeRoom, Standing, TriggerConfig, Wait, decide
 
 CONFIG = TriggerConfig(batch=64, window=96, max_wait=2.0)
 
@@ -16,8 +18,11 @@ def standing(
     flush: bool = False,
     hungry_for: float | None = None,
     tried: int | None = None,
+    stuck: bool = False,
+    quiet_for: float = 0.0,
+    helped_for: float = math.inf,
 ) -> Standing:
-    return Standing(ready, full, growing, flush, hungry_for, tried)
+    return Standing(ready, full, growing, flush, hungry_for, tried, stuck, quiet_for, helped_for)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +41,19 @@ def standing(
         (standing(63), Wait()),
         (standing(63, hungry_for=99.0), Wait()),
         (standing(63, flush=True), Go(Trigger.FLUSH)),
-        (standing(63, full=True), Go(Trigger.BUFFER_FULL)),
-        (standing(63, full=True, growing=True, hungry_for=99.0), Wait()),
+        (standing(63, full=True, hungry_for=99.0), Wait()),  # a soft cap: more can come
+        (standing(63, full=True, stuck=True), Wait()),  # nobody is hungry
+        (standing(63, full=True, stuck=True, growing=True, hungry_for=0.5), Wait(1.5)),
+        (
+            standing(63, full=True, stuck=True, growing=True, hungry_for=2.0),
+            Go(Trigger.BUFFER_FULL),
+        ),
+        (standing(63, full=True, stuck=True, hungry_for=9.0, helped_for=1.5), Wait(0.5)),
+        (standing(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=1.5), Wait(0.5)),
+        (standing(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=2), MakeRoom()),
+        (standing(0, full=True, stuck=True, hungry_for=9, quiet_for=2), Wait()),
         (standing(0, flush=True, full=True), Wait()),
     ],
 )
-def test_decisions(at: Standing, expected: Go | Wait) -> None:
+def test_decisions(at: Standing, expected: Go | Wait | MakeRoom) -> None:
     assert decide(CONFIG, at) == expected

@@ -1,6 +1,6 @@
 """The sans-IO session under any bytes, cut anywhere: what must be true of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from hypothesis import strategies as st
@@ -42,9 +42,13 @@ Heard = list[tuple[m.Message, tuple[bytes, ...]]]
 
 
 def check_session(stream: bytes, cuts: list[int], rest: int) -> None:
-    """The session hears the same however the stream is cut, or fails for the same reason."""
+    """The session hears the same however the stream is cut, or fails for the same reason.
+
+    Whether its frames have to wait for room makes no difference either.
+    """
     whole = _hear(stream, [], len(stream) or 1)
     assert _hear(stream, cuts, rest) == whole, "the cuts make a difference"
+    assert _hear(stream, cuts, rest, wait=True) == whole, "waiting makes a difference"
     pushes = [(message, spans) for message, spans in whole[0] if isinstance(message, m.Push)]
     for (message, spans), payload in zip(pushes, _payloads(stream), strict=False):
         assert b"".join(spans) == payload, "a push is not cut where its frame ends"
@@ -68,7 +72,9 @@ def _check_push(push: m.Push, spans: tuple[bytes, ...]) -> None:
         assert sample.nbytes == sample.schema.nbytes(sample.tokens)
 
 
-def _hear(stream: bytes, cuts: list[int], rest: int) -> tuple[Heard, type[ProtocolError] | None]:
+def _hear(
+    stream: bytes, cuts: list[int], rest: int, *, wait: bool = False
+) -> tuple[Heard, type[ProtocolError] | None]:
     session = ServerSession(LIMITS)
     heard: Heard = []
     at, sizes = 0, iter(cuts)
@@ -76,13 +82,13 @@ def _hear(stream: bytes, cuts: list[int], rest: int) -> tuple[Heard, type[Protoc
         while at < len(stream):
             part = stream[at : at + next(sizes, rest)]
             at += len(part)
-            _feed(session, part, heard)
+            _feed(session, part, heard, wait=wait)
     except ProtocolError as error:
         return heard, type(error)
     return heard, None
 
 
-def _feed(session: ServerSession, part: bytes, heard: Heard) -> None:
+def _feed(session: ServerSession, part: bytes, heard: Heard, *, wait: bool) -> None:
     while part:
         before = session.state
         target = session.get_buffer()
@@ -92,7 +98,16 @@ def _feed(session: ServerSession, part: bytes, heard: Heard) -> None:
         taken = min(len(target), len(part))
         target[:taken] = part[:taken]
         part = part[taken:]
-        for message, payload in session.received(taken):
+        for message, payload in _received(session, taken, wait=wait):
             assert type(message) in LEGAL[before], f"{message!r} in {before}"
             heard.append((message, tuple(map(bytes, payload))))
             before = session.state
+
+
+def _received(
+    session: ServerSession, nbytes: int, *, wait: bool
+) -> Iterator[tuple[m.Message, Sequence[memoryview]]]:
+    """What the session hears; if it has to `wait`, every frame that asks for room is refused it."""
+    yield from session.received(nbytes, lambda _: not wait)
+    while session.waits_for:
+        yield from session.go_on(lambda _: False)

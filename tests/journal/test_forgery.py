@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import Accepted, Dropped
 from dispatcher.journal.blocks import _HEADER, HEADER_SIZE, MAGIC, draft

@@ -45,6 +45,9 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         """Nothing is in flight here."""
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def say(self, message: m.Message, payload: bytes = b"") -> None:
         data = codec.encode(message, len(payload)) + payload
         while data:
@@ -60,28 +63,41 @@ class Wire(asyncio.Transport):
             await self._more.wait()
         return self.heard()
 
+    async def hears_first(self, name: str) -> None:
+        """Wait for a message of this name; it and what came before it are heard."""
+        while name not in (names := [type(message).__name__ for message in self._heard]):
+            self._more.clear()
+            await self._more.wait()
+        del self._heard[: names.index(name) + 1]
+
     def heard(self) -> list[str]:
         """The names of the messages since the last look."""
-        names = [type(message).__name__ for message in self._heard]
+        return [type(message).__name__ for message in self.messages()]
+
+    def messages(self) -> list[m.Message]:
+        """The messages since the last look."""
+        heard = self._heard.copy()
         self._heard.clear()
-        return names
+        return heard
 
 
-def hub_with(log: SlowLog) -> Hub:
-    """A hub of one rank and steps of one sample; its journal is durable when the test says so."""
+def hub_with(log: SlowLog, dp_size: int = 1) -> Hub:
+    """A hub whose steps have one sample a rank; its journal is durable when the test says so."""
     config = ServeConfig(
-        dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=Path("unused")
-    )
+        dp_size=dp_size, dispatch_batch_size=dp_size, micro_batch_size=1,
+        journal_dir=Path("unused"),
+    )  # fmt: skip
     clock = asyncio.get_running_loop().time
     core = Dispatch(core_config(config))
     return Hub(config, core, Metrics(config, core, clock), clock, log)
 
 
-def push_one(wire: Wire) -> None:
+def push_one(wire: Wire, seq: int = 0) -> None:
     tokens = np.arange(3, dtype=np.int64).tobytes()
     wire.say(
         m.Push(
-            first_seq=0, floor=0, fields=[IDS], tokens=[3], loss_tokens=[3], sample_ids=["s"]
+            first_seq=seq, floor=0, fields=[IDS], tokens=[3], loss_tokens=[3],
+            sample_ids=[f"s{seq}"],
         ),
         tokens,
     )  # fmt: skip

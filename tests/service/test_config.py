@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from dispatcher.errors import ConfigError
 from dispatcher.plan import Layout, Strategy
 from dispatcher.service.config import ServeConfig
+from dispatcher.service.memory_size import machine_memory
 from dispatcher.service.units import DURATION, SIZE
 from dispatcher.wire.endpoint import Endpoint
 
@@ -37,6 +38,12 @@ def test_the_window_is_counted_in_decimal_not_in_binary() -> None:
 def test_the_buffer_holds_the_window_unless_told_otherwise() -> None:
     assert config(window_multiple=1.5).buffer_samples == 12
     assert config(window_multiple=1.5, buffer_capacity=40).buffer_samples == 40
+
+
+def test_frames_may_have_a_share_of_the_memory_there_is_and_one_always_finds_room() -> None:
+    assert config(receive_bytes="1MiB").received_bytes == 2**20
+    assert config(max_frame_bytes="1B").received_bytes == machine_memory() // 16
+    assert config(max_frame_bytes="1TiB").received_bytes == 2**40
 
 
 @pytest.mark.parametrize("multiple", [1, 1.25, 1.5, 2, 8, 64])

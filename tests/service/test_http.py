@@ -185,7 +185,7 @@ def test_the_description_is_openapi_with_the_fields_of_the_model(shared: ServePr
     }  # fmt: skip
     assert request["required"] == ["fields"]
     responses = described["paths"]["/v1/samples"]["post"]["responses"]
-    assert set(responses) == {"200", "400", "401", "408", "413", "422", "429"}
+    assert set(responses) == {"200", "400", "401", "408", "413", "422", "429", "503"}
 
 
 def test_metrics_are_prometheus_text_without_created_series(serve: Serve) -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dispatcher.core.admission import Push
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.push import Push
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.gate import Gate
 from dispatcher.service.journaling import open_journal

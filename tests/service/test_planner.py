@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
 from dispatcher.balance.cost import Quadratic
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import PlanWanted, Trigger
 from dispatcher.core.plan_requests import request_plan
 from dispatcher.core.trigger import Go

@@ -312,7 +312,7 @@ def test_staleness_is_judged_by_the_version_that_rank_0_reports(serve: Serve) ->
     producer = Producer(server.endpoint, "p")
     producer.push([3] * 4, policy_versions=[1, 4, 4, 5])
     first = Rank(server.endpoint, 0, 2)
-    first.send(m.PolicyVersion(policy_version=5))
+    first.send(m.PolicyVersion(policy_version=5, first_step=0))
     first.settle()
     second = Rank(server.endpoint, 1, 2, generation=first.generation)
     second.settle()
@@ -322,3 +322,24 @@ def test_staleness_is_judged_by_the_version_that_rank_0_reports(serve: Serve) ->
     for rank in (first, second):
         rank.demand(taken=-1)
         rank.hold(0)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"saved": 9}, "a checkpoint after step 9, which was never planned"),
+        ({"taken": 9}, "says that it has taken step 9, and the last one"),
+        ({"received": [(9, 1)]}, "says that it has got step 9, and the last one"),
+    ],
+)
+def test_a_hello_that_cannot_be_true_begins_no_generation(
+    told: dict[str, object], words: str, serve: Serve
+) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    trainer = Trainer(server.endpoint, 2)
+    with WireClient(server.endpoint) as liar:
+        liar.send(m.HelloRank.model_validate({"client_id": "x", "dp_rank": 0, "dp_size": 2} | told))
+        assert words in liar.expect_error("protocol").message
+    assert len(trainer.train()) == 2
+    server.await_status(steps_committed=1, generation=1, ranks_connected=2)

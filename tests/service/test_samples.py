@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import DType, Field, Sample
+from dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample
 from dispatcher.service.samples import parse_body
 from dispatcher.wire import columns
 from dispatcher.wire import messages as m
-from dispatcher.wire.assemble import UNKNOWN_GROUP_SIZE
 
 
 def parse(group_size: int | None = None, **fields: object) -> Sample:
@@ -47,8 +46,10 @@ def test_a_sample_is_its_fields_in_the_order_of_their_names() -> None:
     assert values_of(sample, "reward") == [0.5]
 
 
-def test_without_a_mask_every_token_counts_for_the_loss() -> None:
-    assert parse(input_ids=[5, 6, 7]).loss_tokens == 3
+def test_without_a_mask_every_token_that_has_one_before_it_counts_for_the_loss() -> None:
+    assert parse(input_ids=[5, 6, 7]).loss_tokens == 2
+    assert parse(input_ids=[5]).loss_tokens == 0
+    assert parse(input_ids=[5, 6], loss_mask=[True, True]).loss_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,27 @@ def test_input_ids_must_be_a_list_of_integers(ids: object) -> None:
         parse(input_ids=ids)
 
 
+@pytest.mark.parametrize("mask", [[0.5, 1.0], [1, 2], [0, -1]], ids=json.dumps)
+def test_a_mask_is_of_zeros_and_ones(mask: object) -> None:
+    """Other numbers would weigh tokens, and not be in the step's totals."""
+    with pytest.raises(ProtocolError, match="loss_mask must be zeros and ones"):
+        parse(input_ids=[1, 2], loss_mask=mask)
+    assert parse(input_ids=[1, 2], loss_mask=[0.0, 1.0]).loss_tokens == 1
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "loss_weights"])
+def test_a_name_that_a_micro_batch_uses_itself_is_refused(name: str) -> None:
+    with pytest.raises(ProtocolError, match=f"a field may not be called '{name}'"):
+        parse(None, **{"input_ids": [1, 2], name: [1, 2]})
+
+
+@pytest.mark.parametrize("name", ["policy_version", "group_id", "sample_id"])
+def test_metadata_among_the_fields_is_refused(name: str) -> None:
+    """It would be a tensor that nobody asks for, and the sample would have no version or group."""
+    with pytest.raises(ProtocolError, match=f"{name} is no field.*beside them"):
+        parse(None, **{"input_ids": [1, 2], name: 3})
+
+
 @pytest.mark.parametrize("mask", [[True], [[True, True]], True, [True, True, True]], ids=json.dumps)
 def test_a_mask_must_fit_the_tokens(mask: object) -> None:
     with pytest.raises(ProtocolError, match="loss_mask has shape"):
@@ -126,7 +148,7 @@ def test_samples_without_an_id_get_one_each() -> None:
     assert len({sample.sample_id for sample in samples}) == 2
 
 
-@pytest.mark.parametrize(("default", "size"), [(None, UNKNOWN_GROUP_SIZE), (8, 8)])
+@pytest.mark.parametrize(("default", "size"), [(None, SIZE_NOT_TOLD), (8, 8)])
 def test_a_group_that_does_not_say_its_size_gets_the_default(
     default: int | None, size: int
 ) -> None:

@@ -36,12 +36,56 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
     producer.expect_end()
 
 
-def test_without_ranks_a_signal_ends_at_once_and_counts_what_it_drops(serve: Serve) -> None:
+def test_without_ranks_a_signal_ends_at_once_and_names_what_it_drops(serve: Serve) -> None:
     server = serve(drain_timeout="60s")
-    Producer(server.endpoint, "p").push([3, 4])
+    producer = Producer(server.endpoint, "p")
+    producer.push([3, 4])
+    producer.push([5], group_ids=["prompt"], group_sizes=[2])
     server.send_signal(signal.SIGTERM)
+    assert server.wait() == 1
+    log = server.log()
+    assert "SIGTERM: draining" in log
+    assert (
+        "3 accepted samples are lost, dropped by the shutdown (incomplete-group 1, shutdown 2): "
+        "p/2 (group prompt), p/0, p/1; with --journal-dir they would wait for the next start"
+    ) in log
+
+
+def test_of_many_lost_samples_the_first_are_named(serve: Serve) -> None:
+    server = serve(buffer_capacity=100)
+    Producer(server.endpoint, "p").push([3] * 50)
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 1
+    log = server.log()
+    assert "50 accepted samples are lost, dropped by the shutdown (shutdown 50): p/0, p/1" in log
+    assert "p/7 and 42 more; with --journal-dir" in log
+
+
+def test_a_group_that_the_drain_cut_off_is_named_though_ranks_train_the_rest(serve: Serve) -> None:
+    server = serve()
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5])
+    producer.push([6], group_ids=["prompt"], group_sizes=[2])
+    server.send_signal(signal.SIGTERM)
+    server.await_status(phase="draining")
+    assert trainer.train()
+    assert trainer.train() == []
+    trainer.bye()
+    assert server.wait() == 1
+    assert "1 accepted sample is lost, dropped by the shutdown (incomplete-group 1): p/3" in (
+        server.log()
+    )
+
+
+def test_what_the_settings_ask_to_drop_is_no_loss(serve: Serve) -> None:
+    server = serve(last_batch="drop")
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5])
+    server.send_signal(signal.SIGTERM)
+    assert trainer.train() == []
+    trainer.bye()
     assert server.wait() == 0
-    assert "SIGTERM: draining" in server.log()
+    assert "lost" not in server.log()
 
 
 def test_a_dispatcher_that_did_nothing_ends_with_0(serve: Serve) -> None:
@@ -59,7 +103,10 @@ def test_the_second_signal_quits(serve: Serve) -> None:
     server.await_status(phase="draining")
     server.send_signal(signal.SIGTERM)
     assert server.wait() == 1
-    assert "stopped with 0 samples buffered and 4 in open steps" in server.log()
+    assert (
+        "stopped with 0 samples buffered and 4 in open steps, which are given up: "
+        "p/0, p/1, p/2, p/3"
+    ) in server.log()
     for rank in trainer.ranks:
         rank.await_end()
         rank.expect_end()

@@ -8,7 +8,7 @@ import pytest
 
 from dispatcher.balance.cost import Quadratic
 from dispatcher.core.config import DispatchConfig
-from dispatcher.core.room import BufferLimits
+from dispatcher.core.limits import BufferLimits
 from dispatcher.core.trigger import TriggerConfig
 from dispatcher.plan import Grouping, Oversize, PlanConfig, Strategy, Sync
 from dispatcher.simulate.trace import Trace

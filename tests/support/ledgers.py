@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.core.events import Effect
 from dispatcher.core.ledger import StepLedger
 from dispatcher.core.standing import RankHello

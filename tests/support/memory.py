@@ -1,10 +1,11 @@
 """What facts add up to, kept in dictionaries: the journal without files, to check cores against."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dispatcher.core import facts as f
-from dispatcher.core.buffer import Entry
+from dispatcher.core.entry import Entry
 from dispatcher.sample import Sample
 
 
@@ -25,6 +26,8 @@ class Memory:
         self._next_ticket = self._next_step = self._generation = 0
         self._dp_size: int | None = None
         self._version: int | None = None
+        self._version_step = 0
+        self._words: dict[str, tuple[int, bool]] = {}
         self._phases: list[int] = []
         self._ended = False
         self._totals: Mapping[str, Any] = {}
@@ -56,6 +59,8 @@ class Memory:
             generation=self._generation,
             dp_size=self._dp_size,
             policy_version=self._version,
+            policy_step=None if self._version is None else self._version_step,
+            words=self._words,
             phases=tuple(self._phases),
             ended=self._ended,
             producers={
@@ -102,6 +107,10 @@ class Memory:
                     self._forget(_tickets(plan))
             case f.Dropped():
                 self._forget(fact.tickets)
+            case f.GroupSized():
+                for ticket in fact.tickets:
+                    entry = self._entries[ticket]
+                    entry.sample = entry.sample._replace(group_size=fact.size)
             case f.Resumed() | f.CheckpointSaved():
                 self._note_checkpoint(fact)
             case _:
@@ -115,7 +124,9 @@ class Memory:
                 self._generation, self._dp_size = fact.generation, fact.dp_size
                 self._resumed = None
             case f.VersionReported():
-                self._version = fact.version
+                self._version, self._version_step = fact.version, fact.first_step
+            case f.ProducerSaid():
+                self._words[fact.producer] = fact.phase, fact.ended
             case f.PhaseEnded():
                 self._phases.append(fact.version)
             case f.StreamEnded():
@@ -144,7 +155,7 @@ def _tickets(plan: f.Planned) -> list[int]:
 
 
 def _copy(entry: Entry) -> Entry:
-    return Entry(entry.sample, entry.ticket, entry.arrived, entry.group, entry.skips)
+    return replace(entry, oldest=None)  # what the journal does not keep is found again
 
 
 def _without_payload(sample: Sample) -> Sample:

@@ -29,7 +29,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.EndPhase(policy_version=3),
         m.EndStream(),
         m.Demand(taken=-1, hungry=True),
-        m.PolicyVersion(policy_version=3),
+        m.PolicyVersion(policy_version=3, first_step=7),
         m.Step(
             step=0, digest="d", num_micro_batches=1, num_samples=2, tokens=9, loss_tokens=5,
             loss_samples=1, fields=[IDS],
@@ -114,6 +114,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         hungry=st.booleans(),
         received=st.lists(st.tuples(_counts, _counts), max_size=4),
         policy_version=st.none() | _counts,
+        policy_step=st.none() | _counts,
         resume=st.none() | st.builds(m.Position, run_id=_names, step=_watermarks),
         saved=_watermarks,
     ),
@@ -139,12 +140,14 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         outcomes=st.lists(_text, max_size=4),
         errors=st.dictionaries(_text, _text, max_size=4),
     ),
-    m.Blocked: st.builds(m.Blocked, first_seq=_counts, cap=_text, held=_counts, capacity=_counts),
+    m.Blocked: st.builds(
+        m.Blocked, first_seq=st.none() | _counts, cap=_text, held=_counts, capacity=_counts
+    ),
     m.CloseGroup: st.builds(m.CloseGroup, group_id=_names),
     m.EndPhase: st.builds(m.EndPhase, policy_version=_counts),
     m.EndStream: st.builds(m.EndStream),
     m.Demand: st.builds(m.Demand, taken=_watermarks, hungry=st.booleans()),
-    m.PolicyVersion: st.builds(m.PolicyVersion, policy_version=_counts),
+    m.PolicyVersion: st.builds(m.PolicyVersion, policy_version=_counts, first_step=_counts),
     m.Step: st.builds(
         m.Step,
         step=_counts,

@@ -62,10 +62,17 @@ class ServeProcess:
     A list gives an option several times; True and False are `--x` and `--no-x`.
     warm: fork a process that has everything imported, which is up in a tenth of the time, instead
     of starting the command. checked: run the command with Python's own checks, which cost time.
+    module: what is started instead, if not warm; it takes the command's arguments.
     """
 
     def __init__(
-        self, folder: Path, *, warm: bool = False, checked: bool = True, **options: object
+        self,
+        folder: Path,
+        *,
+        warm: bool = False,
+        checked: bool = True,
+        module: str = "dispatcher.cli.main",
+        **options: object,
     ) -> None:
         self._ready = folder / "ready.json"
         self._log = folder / "serve.log"
@@ -73,7 +80,9 @@ class ServeProcess:
         options = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"} | options
         arguments = ["serve", *self.flags(options), "--ready-file", str(self._ready)]
         self.process: _Started | _Forked = (
-            _Forked(arguments, self._log) if warm else _Started(arguments, self._log, checked)
+            _Forked(arguments, self._log)
+            if warm
+            else _Started(module, arguments, self._log, checked)
         )
         self.endpoints: list[str] = []
         self.http = ""
@@ -122,7 +131,9 @@ class ServeProcess:
         """POST to the HTTP plane."""
         return self.request("POST", path, body)
 
-    def request(self, method: str, path: str, body: bytes | None = None) -> Response:
+    def request(
+        self, method: str, path: str, body: bytes | Iterator[bytes] | None = None
+    ) -> Response:
         """One request on a connection of its own."""
         at = Endpoint.parse(self.http)
         connection = http.client.HTTPConnection(at.host, at.port, timeout=PATIENCE_S)
@@ -184,9 +195,9 @@ def serve(folder: Path, **options: Any) -> Iterator[str]:
 class _Started:
     """The command, as a user starts it; `checked` switches Python's own checks on."""
 
-    def __init__(self, arguments: list[str], log: Path, checked: bool) -> None:
+    def __init__(self, module: str, arguments: list[str], log: Path, checked: bool) -> None:
         checks = ["-X", "dev"] if checked else []
-        command = [sys.executable, *checks, "-m", "dispatcher.cli.main", *arguments]
+        command = [sys.executable, *checks, "-m", module, *arguments]
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
         self.pid = self._process.pid

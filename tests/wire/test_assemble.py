@@ -8,11 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import ALIGNMENT, DType, Field, Sample, Schema, aligned
+from dispatcher.sample import ALIGNMENT, SIZE_NOT_TOLD, DType, Field, Sample, Schema, aligned
 from dispatcher.wire import codec, columns
 from dispatcher.wire import messages as m
 from dispatcher.wire.assemble import (
-    UNKNOWN_GROUP_SIZE,
     filler,
     micro_batch,
     samples_of,
@@ -152,7 +151,7 @@ def test_gathering_copies_no_field_of_some_size() -> None:
 
 def test_group_sizes_come_from_the_push_then_from_the_default() -> None:
     push, payload = make_push("p", 0, [1, 1], group_ids=["g", None])
-    assert [s.group_size for s in pushed(push, payload)] == [UNKNOWN_GROUP_SIZE, 1]
+    assert [s.group_size for s in pushed(push, payload)] == [SIZE_NOT_TOLD, 1]
     assert [s.group_size for s in pushed(push, payload, 8)] == [8, 1]
     told = push.model_copy(update={"group_sizes": [4, 4]})
     assert [s.group_size for s in pushed(told, payload, 8)] == [4, 1]

@@ -1,5 +1,8 @@
 """Frames: the stream may be cut anywhere, sizes are checked first, and garbage is an error."""
 
+import weakref
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,3 +200,97 @@ def test_a_large_payload_is_received_into_its_own_memory() -> None:
     reader = FrameReader(LIMITS)
     assert reader.feed(encode_frame(1, b"{}", 1 << 20), allocate) == []
     assert [target.obj for target in reader.get_buffers()[:4]] == [part.obj for part in own]
+
+
+def refuse(nbytes: int) -> bool:
+    return False
+
+
+@given(frames=st.lists(parts, max_size=6), data=st.data())
+def test_a_reader_that_has_to_wait_for_room_finds_the_same_frames(
+    frames: list[Parts], data: st.DataObject
+) -> None:
+    stream, asked = stream_of(frames), list[int]()
+    reader = FrameReader(LIMITS)
+
+    def admit(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return data.draw(st.booleans())
+
+    sizes = [len(body) for _, _, body in frames]
+    found: list[Frame] = []
+    while stream:
+        target = reader.get_buffer()
+        taken = data.draw(st.integers(1, min(len(target), len(stream))))
+        target[:taken], stream = stream[:taken], stream[taken:]
+        found += reader.received(taken, admit=admit)
+        while reader.waits_for and (not stream or data.draw(st.booleans())):
+            assert reader.waits_for == asked[-1]
+            found += reader.go_on(admit=admit)
+    assert plain(found) == padded(frames)
+    unasked = iter(sizes)
+    assert all(size in unasked for size in asked), "asked once for a frame, and for all of it"
+
+
+def test_nothing_is_allocated_for_a_frame_that_waits_for_room() -> None:
+    # Memory of this size does not exist: an attempt to allocate it would be an error.
+    reader = FrameReader(FrameLimits(header=1 << 20, payload=1 << 62))
+    assert reader.feed(encode_frame(1, b"{}", 1 << 61), admit=refuse) == []
+    assert reader.waits_for == 1 << 61
+
+
+def test_a_large_header_waits_for_room_like_a_payload_and_a_small_one_never() -> None:
+    reader = FrameReader(FrameLimits(header=1 << 62, payload=0))
+    assert len(reader.feed(encode_frame(1, b"x" * STAGING_BYTES), admit=refuse)) == 1
+    assert reader.feed(PREFIX.pack(MAGIC, 1, 0, STAGING_BYTES + 8, 0), admit=refuse) == []
+    assert reader.waits_for == STAGING_BYTES + 8
+
+
+def test_frames_before_the_one_that_waits_are_shown_and_those_behind_it_follow() -> None:
+    frames = [(1, b"{}", b"here"), (2, b"{}", b"payload!"), (3, b"{}", b"")]
+    reader, stream = FrameReader(LIMITS), stream_of(frames)
+    begun = len(stream_of(frames[:1])) + PREFIX.size
+    assert plain(reader.feed(stream[:begun], admit=refuse)) == padded(frames[:1])
+    assert reader.feed(stream[begun:], admit=refuse) == []
+    assert plain(list(reader.go_on())) == padded(frames[1:])
+    assert reader.waits_for == 0
+
+
+def test_a_size_beyond_the_limit_is_refused_before_anybody_is_asked_for_room() -> None:
+    def admit(nbytes: int) -> bool:
+        raise AssertionError("asked")
+
+    with pytest.raises(FrameTooLarge):
+        FrameReader(LIMITS).feed(encode_frame(1, b"", LIMITS.payload + 1), admit=admit)
+
+
+def test_a_frame_that_is_here_already_asks_for_no_room() -> None:
+    stream = stream_of([(1, b"{}", b"payload")])
+    assert len(FrameReader(LIMITS).feed(stream, admit=refuse)) == 1
+    for cut in range(PREFIX.size, len(stream)):
+        reader = FrameReader(LIMITS)
+        assert (reader.feed(stream[:cut], admit=refuse), reader.waits_for) == ([], 7)
+
+
+def test_a_reader_keeps_nothing_of_a_frame_that_it_has_shown() -> None:
+    own = [np.zeros(1 << 20, np.uint8)]
+    alive = weakref.ref(own[0])
+    reader = FrameReader(LIMITS)
+    frame = encode_frame(1, b"{}", 1 << 20) + bytes(1 << 20)
+    assert len(reader.feed(frame, lambda *_: [own.pop().data])) == 1
+    assert alive() is None
+
+
+def test_a_reader_knows_how_much_of_a_frame_has_arrived_and_forgets_it_when_told() -> None:
+    own = [np.zeros(1 << 20, np.uint8)]
+    alive = weakref.ref(own[0])
+    reader = FrameReader(LIMITS)
+    assert reader.filled == 0
+    frame = encode_frame(1, b"{}", 1 << 20)
+    reader.feed(frame[:-4])
+    assert reader.filled == 4
+    reader.feed(frame[-4:] + bytes(5000), lambda *_: [own.pop().data])
+    assert reader.filled == 8 + 5000
+    assert alive() is not None
+    reader.drop()
+    assert (alive(), reader.filled) == (None, 0)

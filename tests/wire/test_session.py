@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dispatcher.errors import FrameTooLarge, ProtocolError, VersionMismatch
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
-from dispatcher.wire.frame import HANDSHAKE_LIMITS, FrameLimits, encode_frame
+from dispatcher.wire.frame import HANDSHAKE_LIMITS, PREFIX, FrameLimits, encode_frame
 from dispatcher.wire.session import ServerSession, State
 from tests.support.client import make_push
 from tests.support.messages import EXAMPLES
@@ -163,3 +163,52 @@ def test_random_frames_raise_nothing_but_a_protocol_error(
     except ProtocolError:
         return
     assert session.state in {state, State.CLOSED}
+
+
+def never(nbytes: int) -> bool:
+    return False
+
+
+def test_a_push_waits_to_be_admitted_before_its_header_is_read() -> None:
+    push, payload = make_push("p", 0, [3, 5])
+    frame, session = codec.encode(push, len(payload)) + payload, session_in(State.PRODUCER)
+    session.get_buffer()[: PREFIX.size] = frame[: PREFIX.size]
+    assert list(session.received(PREFIX.size, never)) == []
+    assert session.waits_for == len(payload)
+    rest = frame[PREFIX.size :]
+    session.get_buffer()[: len(rest)] = rest
+    assert list(session.received(len(rest), never)) == []
+    ((heard, spans),) = session.go_on(never)
+    assert (heard, b"".join(spans), session.waits_for) == (push, payload, 0)
+
+
+@pytest.mark.parametrize("state", [State.PRODUCER, State.RANK])
+def test_what_has_no_payload_asks_for_no_room(state: State) -> None:
+    for kind in LEGAL[state]:
+        session, frame = session_in(state), codec.encode(EXAMPLES[kind])
+        session.get_buffer()[: len(frame)] = frame
+        assert [message for message, _ in session.received(len(frame), never)] == [EXAMPLES[kind]]
+
+
+@given(sizes=st.lists(st.integers(1, 5000), max_size=9), admitted=st.lists(st.booleans()))
+def test_pushes_are_heard_alike_whether_they_wait_or_not(
+    sizes: list[int], admitted: list[bool]
+) -> None:
+    pushes = [make_push("p", 0, [3, 5]), make_push("p", 2, [900]), make_push("p", 3, [])]
+    said: list[tuple[m.Message, bytes]] = [(m.Ping(), b"")]
+    for push in pushes:
+        said += [push, (m.CloseGroup(group_id="g"), b"")]
+    stream = b"".join(codec.encode(it, len(payload)) + payload for it, payload in said)
+    session, heard = session_in(State.PRODUCER), list[tuple[m.Message, bytes]]()
+
+    def admit(nbytes: int) -> bool:
+        return not admitted or admitted.pop()
+
+    while stream:
+        target = session.get_buffer()
+        taken = min(sizes.pop() if sizes else len(stream), len(target), len(stream))
+        target[:taken], stream = stream[:taken], stream[taken:]
+        heard += [(it, b"".join(spans)) for it, spans in session.received(taken, admit)]
+        while session.waits_for:
+            heard += [(it, b"".join(spans)) for it, spans in session.go_on(admit)]
+    assert heard == said

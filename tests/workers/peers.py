@@ -5,7 +5,7 @@ It speaks `dispatcher.wire` and blocks with a deadline, so that a test reads as 
 
 import socket
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Self, TypeVar
 
 import numpy as np
@@ -28,6 +28,8 @@ SCHEMA = Schema(
         Field("reward", DType.FLOAT32, per_token=False),
     )
 )
+#: Of samples without a mask.
+UNMASKED = Schema((Field("input_ids", DType.INT64),))
 
 
 class Peer:
@@ -51,6 +53,16 @@ class Peer:
         message, self.payload = self._next(monotonic() + within)
         assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r}"
         return message
+
+    def expect_slowly(self, kind: type[M], nbytes: int, seconds: float) -> M:
+        """`expect`, where so many bytes are read over so many seconds, and nothing is said."""
+        piece = 64 * 1024
+        for _ in range(nbytes // piece):
+            target = self._reader.get_buffer()[:piece]
+            frames = self._reader.received(self._sock.recv_into(target))
+            self._arrived += [(codec.decode(frame), frame.payload) for frame in frames]
+            sleep(seconds * piece / nbytes)
+        return self.expect(kind)
 
     def wait_for(self, kind: type[M]) -> M:
         """The next message that is no Demand, which must be of this kind.
@@ -167,6 +179,12 @@ def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sa
     values.append(np.array([sum(ids)], np.float32))
     span = b"".join(item.tobytes().ljust(aligned(item.nbytes), b"\0") for item in values)
     return Sample(name, len(ids), int(loss.sum()), SCHEMA, memoryview(span), policy_version=1)
+
+
+def unmasked(ids: list[int]) -> Sample:
+    """A sample of `input_ids` alone, as a producer that gives no mask sends it."""
+    span = memoryview(np.array(ids, np.int64).tobytes())
+    return Sample("s", len(ids), len(ids) - 1, UNMASKED, span)
 
 
 def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Step:

@@ -1,19 +1,22 @@
 """Micro-batches as tensors, and the normalisation that makes the gradient one big batch's."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from dispatcher.errors import ProtocolError
-from dispatcher.sample import Sample
+from dispatcher.sample import DType, Field, Sample, Schema
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
 from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step
+from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
 from workers.collate import (
     CollateConfig,
     Collation,
@@ -30,17 +33,17 @@ SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)
 LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
 
 
-def received(frame: bytes) -> Received:
+def received(frame: bytes, schema: Schema = SCHEMA) -> Received:
     (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
     message = codec.decode(found)
     assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload, cut(SCHEMA, message, found.payload))
+    return Received(message, found.payload, cut(schema, message, found.payload))
 
 
 def batch(
     *samples: Sample, config: CollateConfig | None = None, header: m.Step = HEADER, index: int = 1
 ) -> MicroBatch:
-    frame = received(micro_batch(3, index, *samples))
+    frame = received(micro_batch(3, index, *samples), samples[0].schema)
     return collate(frame, header, config or CollateConfig(dp_size=2))
 
 
@@ -77,12 +80,56 @@ def test_jagged_is_a_nested_tensor_with_the_same_rows() -> None:
     assert [row.tolist() for row in jagged.loss_weights.unbind()] == [[0, 1, 1], [1, 1]]
 
 
-def test_packed_tensors_are_views_of_what_was_received() -> None:
-    frame = received(micro_batch(3, 0, *TWO))
-    packed = collate(frame, HEADER, CollateConfig(2))
-    base = torch.frombuffer(frame.payload, dtype=torch.uint8).data_ptr()
-    for name in ("input_ids", "loss_mask", "reward"):
-        assert base <= packed[name].data_ptr() < base + frame.payload.nbytes
+#: Everything that one can make of a tensor in order to write into it.
+ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "the tensor": lambda tensor: tensor,
+    "a slice": lambda tensor: tensor[:2],
+    "a view": lambda tensor: tensor.view(-1),
+    "detached": lambda tensor: tensor.detach(),
+    "its data": lambda tensor: tensor.data,
+    "an array": lambda tensor: torch.from_numpy(tensor.numpy()[:1]),
+    "dlpack": from_dlpack,
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+@pytest.mark.parametrize("layout", list(Collation))
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_what_is_written_into_a_tensor_is_not_in_the_next_hand_out(
+    layout: Collation, device: torch.device | None, alias: Callable[[Tensor], Tensor]
+) -> None:
+    frame, config = received(micro_batch(3, 0, *TWO)), CollateConfig(2, layout, device=device)
+    first, expected = (plain(collate(frame, HEADER, config)) for _ in range(2))
+    for tensor in first.values():
+        change(alias(tensor))
+    second = plain(collate(frame, HEADER, config))
+    for name, tensor in second.items():
+        assert torch.equal(tensor, expected[name]), name
+        assert not torch.equal(tensor, first[name]), name
+
+
+def change(tensor: Tensor) -> None:
+    """Write another value over every one."""
+    tensor.logical_not_() if tensor.dtype is torch.bool else tensor.add_(1)
+
+
+def plain(found: MicroBatch) -> dict[str, Tensor]:
+    """All tensors; of nested ones their values."""
+    return {n: t.values() if t.is_nested else t for n, t in found.tensors.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_are_changed_leave_a_mask_of_the_same_type(dtype: torch.dtype) -> None:
+    """For example weights that are multiplied by advantages in place."""
+    schema = Schema(
+        (Field("input_ids", DType.INT64), Field("loss_mask", DType(str(dtype).split(".")[1])))
+    )
+    mask = torch.ones(2, dtype=dtype)
+    span = np.array([5, 6]).tobytes() + mask.numpy().tobytes().ljust(16, b"\0")
+    one = Sample("s", 2, 2, schema, memoryview(span[: schema.nbytes(2)]))
+    found = batch(one, config=CollateConfig(2, weights_dtype=dtype))
+    found.loss_weights.mul_(7)
+    assert found.loss_mask.tolist() == [1, 1]
 
 
 def test_token_mean_divides_by_the_loss_tokens_of_the_whole_step() -> None:
@@ -96,6 +143,43 @@ def test_sequence_mean_divides_by_each_sample_and_by_their_number() -> None:
     packed = batch(*TWO, config=SEQUENCE)
     assert packed.loss_weights.tolist() == [0, 0.5, 0.5, 0.5, 0.5]
     assert packed.loss_scale == 2 / 2
+
+
+@pytest.mark.parametrize("layout", list(Collation))
+@pytest.mark.parametrize(
+    ("normalisation", "expected"),
+    [("token-mean", [0, 1, 1, 0, 0, 1]), ("sequence-mean", [0, 0.5, 0.5, 0, 0, 1])],
+)
+def test_without_a_mask_the_first_token_of_a_sample_weighs_nothing(
+    layout: Collation, normalisation: str, expected: list[float]
+) -> None:
+    """Nothing in its sample predicts it; end to end it would be scored by the sample before."""
+    config = CollateConfig(2, layout, LossNormalisation(normalisation))
+    samples = [unmasked(ids) for ids in ([5, 6, 7], [8], [9, 1])]
+    weights = batch(*samples, config=config).loss_weights
+    match layout:
+        case Collation.PACKED:
+            assert weights.tolist() == expected
+        case Collation.JAGGED:
+            assert weights.values().tolist() == expected
+        case Collation.PADDED:
+            rows = [expected[:3], [expected[3], 0, 0], [*expected[4:], 0]]
+            assert weights.tolist() == rows
+
+
+def test_with_a_mask_the_first_token_weighs_what_the_mask_says() -> None:
+    weights = batch(sample([5, 6], [1, 1]), sample([8], [1])).loss_weights
+    assert weights.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("normalisation", list(LossNormalisation))
+def test_a_step_of_one_token_samples_without_a_mask_has_no_gradient(
+    normalisation: LossNormalisation,
+) -> None:
+    header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
+    config = CollateConfig(2, loss_normalisation=normalisation)
+    empty = batch(unmasked([5]), unmasked([6]), config=config, header=header)
+    assert (empty.loss_scale, empty.loss_weights.tolist()) == (0.0, [0, 0])
 
 
 def test_summed_gradients_are_not_scaled_by_the_ranks() -> None:

@@ -84,8 +84,10 @@ def test_a_scalar_or_a_named_field_is_per_sample_and_others_are_per_token() -> N
     assert found["input_ids"] == (True, ())
 
 
-def test_loss_tokens_are_those_of_the_mask_or_all() -> None:
-    assert encode().loss_tokens == 3
+def test_loss_tokens_are_those_of_the_mask_or_all_that_have_one_before_them() -> None:
+    assert encode().loss_tokens == 2
+    assert encode_only(input_ids=[5]).loss_tokens == 0
+    assert encode(loss_mask=[1, 1, 1]).loss_tokens == 3
     assert encode(loss_mask=[0, 1, 1]).loss_tokens == 2
     assert encode(loss_mask=torch.tensor([0, 1, 0], dtype=torch.bfloat16)).loss_tokens == 1
 
@@ -106,6 +108,8 @@ def test_loss_tokens_are_those_of_the_mask_or_all() -> None:
         ({"loss_mask": [0.5, 1, 1]}, "zeros and ones"),
         ({"loss_mask": 1}, "one a token"),
         ({"cu_seqlens": [1, 2, 3]}, "may not be called 'cu_seqlens'"),
+        ({"policy_version": 3}, "policy_version is no field.*RolloutSample"),
+        ({"group_id": 3}, "group_id is no field"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], complaint: str) -> None:

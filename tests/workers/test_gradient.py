@@ -17,25 +17,35 @@ import torch
 
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
-from tests.workers.tiny_model import VOCABULARY, TinyModel, flat, optimizers
+from tests.workers.tiny_model import VOCABULARY, TinyModel, flat, flat_tensor, optimizers
 from workers import RolloutProducer, RolloutSample
 
 NORMALISATIONS = ("token-mean", "sequence-mean")
+RUNS = (*NORMALISATIONS, *(f"unmasked-{word}" for word in NORMALISATIONS))
 BATCH, SAMPLES = 12, 49
 SERVE = {"dispatch_batch_size": BATCH, "micro_batch_tokens": 48, "strategy": "window"}
 TOLERANCE = 1e-9
 
 
-def rollouts() -> dict[str, RolloutSample]:
-    """Samples of 1 to 40 tokens; every seventh has no token that the loss counts."""
+def rollouts(run: str) -> dict[str, RolloutSample]:
+    """Samples of 1 to 40 tokens; every seventh has no token that the loss counts.
+
+    Those of an `unmasked` run have no mask, and every seventh is of one token.
+    """
     random = np.random.default_rng(11)
     made = {}
     for index in range(SAMPLES):
         tokens = int(random.integers(1, 41))
         mask = random.random(tokens) < (0.0 if index % 7 == 3 else 0.6)
-        ids = random.integers(0, VOCABULARY, tokens)
-        made[f"s{index}"] = RolloutSample({"input_ids": ids, "loss_mask": mask}, f"s{index}")
+        fields = {"input_ids": random.integers(0, VOCABULARY, tokens), "loss_mask": mask}
+        if is_unmasked(run):
+            fields = {"input_ids": fields["input_ids"][: 1 if index % 7 == 3 else None]}
+        made[f"s{index}"] = RolloutSample(fields, f"s{index}")
     return made
+
+
+def is_unmasked(run: str) -> bool:
+    return run.startswith("unmasked-")
 
 
 def torchrun(ranks: int, *arguments: str) -> None:
@@ -46,9 +56,9 @@ def torchrun(ranks: int, *arguments: str) -> None:
         finish(process)
 
 
-def push_all(endpoint: str) -> None:
+def push_all(run: str, endpoint: str) -> None:
     with RolloutProducer(endpoint) as producer:
-        for sample in rollouts().values():
+        for sample in rollouts(run).values():
             producer.push_many([sample])
         producer.end_stream()
 
@@ -57,22 +67,22 @@ def push_all(endpoint: str) -> None:
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """What every rank saw and ended with, by normalisation."""
+    """What every rank saw and ended with, by run."""
     ranks: int = request.param
     directory = tmp_path_factory.mktemp(f"ranks{ranks}")
     with ExitStack() as stack:
         endpoints = {
             word: stack.enter_context(serve(directory / word, dp_size=ranks, **SERVE))
-            for word in NORMALISATIONS
+            for word in RUNS
         }
         pool = stack.enter_context(ThreadPoolExecutor())
-        pushing = [pool.submit(push_all, endpoint) for endpoint in endpoints.values()]
+        pushing = [pool.submit(push_all, *item) for item in endpoints.items()]
         torchrun(ranks, str(directory), *(f"{w}={endpoint}" for w, endpoint in endpoints.items()))
         for push in pushing:
             push.result(30)
     return {
         word: [json.loads((directory / f"{word}-{r}.json").read_text()) for r in range(ranks)]
-        for word in NORMALISATIONS
+        for word in RUNS
     }
 
 
@@ -82,39 +92,44 @@ def samples_of(ranks: list[dict[str, Any]], step: int) -> list[str]:
     return [name for batch in batches if not batch["filler"] for name in batch["ids"]]
 
 
-def reference(ranks: list[dict[str, Any]], normalisation: str) -> dict[str, list[float]]:
+def reference(ranks: list[dict[str, Any]], run: str) -> dict[str, list[float]]:
     """Parameters after the same steps in one process, each one big batch."""
     models = {name: TinyModel() for name in ("sgd", "adamw")}
     solvers = optimizers(models)
-    samples = rollouts()
+    samples = rollouts(run)
     for step in range(len(ranks[0]["steps"])):
         chosen = [samples[name].fields for name in samples_of(ranks, step)]
         for name, model in models.items():
             solvers[name].zero_grad()
-            textbook_loss(model, chosen, normalisation).backward()  # type: ignore[no-untyped-call]
+            textbook_loss(model, chosen, run).backward()  # type: ignore[no-untyped-call]
             solvers[name].step()
     return {name: flat(model) for name, model in models.items()}
 
 
-def textbook_loss(model: TinyModel, chosen: list[Any], normalisation: str) -> torch.Tensor:
-    """Mean over all counted tokens, or mean over samples of their mean over counted tokens."""
+def textbook_loss(model: TinyModel, chosen: list[Any], run: str) -> torch.Tensor:
+    """Mean over all counted tokens, or mean over samples of their mean over counted tokens.
+
+    Without a mask these are the tokens that others of their sample come before.
+    """
     counted = [
         model.sample_loss(torch.as_tensor(fields["input_ids"]))[torch.as_tensor(mask)]
         for fields in chosen
-        if (mask := fields["loss_mask"]).any()
+        if (mask := fields.get("loss_mask", np.arange(len(fields["input_ids"])) > 0)).any()
     ]
-    if normalisation == "token-mean":
+    if not counted:
+        return flat_tensor(model).sum() * 0.0
+    if run.endswith("token-mean"):
         return torch.cat(counted).mean()
     return torch.stack([losses.mean() for losses in counted]).mean()
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize("run", RUNS)
 def test_parameters_equal_those_of_one_process(
-    trained: dict[str, list[dict[str, Any]]], normalisation: str
+    trained: dict[str, list[dict[str, Any]]], run: str
 ) -> None:
-    ranks = trained[normalisation]
-    expected = reference(ranks, normalisation)
+    ranks = trained[run]
+    expected = reference(ranks, run)
     for rank in ranks:
         for name, parameters in rank["parameters"].items():
             worst = np.abs(np.subtract(parameters, expected[name])).max()
@@ -136,13 +151,13 @@ def test_the_steps_were_worth_the_test(trained: dict[str, list[dict[str, Any]]])
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize("run", RUNS)
 def test_all_ranks_saw_the_same_steps_and_each_sample_was_trained_once(
-    trained: dict[str, list[dict[str, Any]]], normalisation: str
+    trained: dict[str, list[dict[str, Any]]], run: str
 ) -> None:
-    ranks = trained[normalisation]
+    ranks = trained[run]
     views = [[(s["number"], s["digest"], len(s["batches"])) for s in r["steps"]] for r in ranks]
     assert all(view == views[0] for view in views)
     assert {rank["generation"] for rank in ranks} == {1}
     everything = [name for step in range(len(views[0])) for name in samples_of(ranks, step)]
-    assert sorted(everything) == sorted(rollouts())
+    assert sorted(everything) == sorted(rollouts(run))

@@ -30,6 +30,8 @@ def test_every_field_is_the_concatenation_over_the_samples(lists: list[list[int]
     assert found["loss_mask"].tolist() == [True for ids in lists for _ in ids]
     assert found["reward"].tolist() == [sum(ids) for ids in lists]
     assert all(block.offset % 8 == 0 for block in blocks)
+    with pytest.raises(ValueError, match="read-only"):
+        found["input_ids"][0] = -100
     assert all(np.shares_memory(np.frombuffer(payload, np.uint8), one) for one in found.values())
 
 

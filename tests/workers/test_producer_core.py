@@ -145,7 +145,7 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     blocked = m.Blocked(first_seq=0, cap="tokens", held=9, capacity=9)
     core.handle(blocked, 0.0)
     assert core.abandon(0) == (False, blocked)
-    assert core.abandon(1) == (True, None)
+    assert core.abandon(1) == (True, blocked)  # behind the other, it waits for the same
     core.disconnected()
     core.connected(welcome(1))
     assert core.abandon(0) == (False, blocked)
@@ -153,6 +153,20 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     core.handle(pushed(0, "full"), 0.0)
     assert core.abandon(0) == (True, blocked)
     assert pushes(core, 1.0) == []
+
+
+def test_what_the_dispatcher_does_not_read_yet_is_blocked_whichever_push_it_is() -> None:
+    core = connected(credits_=2)
+    for _ in range(3):
+        core.submit([encoded()])
+    said(core)
+    held = m.Blocked(first_seq=1, cap="samples", held=9, capacity=9)
+    unread = m.Blocked(cap="receive-bytes", held=9, capacity=9)
+    for message in (held, unread):
+        core.handle(message, 0.0)
+    assert [core.abandon(first) for first in range(3)] == [
+        (False, unread), (False, held), (True, unread),
+    ]  # fmt: skip
 
 
 def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None:
@@ -374,3 +388,36 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+def test_what_the_dispatcher_let_go_of_is_sent_again_when_it_asks() -> None:
+    core = connected(credits_=1)
+    core.submit([encoded()])
+    (first,) = said(core)
+    core.handle(m.Blocked(first_seq=0, cap="samples", held=9, capacity=9), 0.0)
+    assert said(core) == []
+    core.handle(m.Resend(first_seq=0), 0.0)
+    assert said(core) == [first]
+    with pytest.raises(ProtocolError, match="not outstanding"):
+        core.handle(m.Resend(first_seq=7), 0.0)
+
+
+def test_a_withdrawn_member_closes_its_group_as_soon_as_the_dispatcher_can_hear_it() -> None:
+    core = ProducerCore("p")
+    core.max_payload_bytes = 1 << 20
+    ticket = core.submit([encoded(group_id="g", size=2)])
+    assert core.abandon(ticket)[0]
+    core.connected(welcome(1))
+    assert said(core) == [m.CloseGroup(group_id="g"), m.Ping()]
+
+
+def test_a_member_that_is_withdrawn_and_pushed_again_keeps_its_group_open() -> None:
+    core = ProducerCore("p")
+    core.max_payload_bytes = 1 << 20
+    assert core.abandon(core.submit([encoded(group_id="g", size=2)]))[0]
+    core.submit([encoded(group_id="g", size=2)])
+    core.connected(welcome(1))
+    assert [type(message) for message in said(core)] == [m.Push]

@@ -80,7 +80,7 @@ def test_what_happened_is_said_in_that_order_and_only_the_newest_of_a_kind() -> 
     core.wait(hungry=True)
     assert core.outgoing() == [
         m.Demand(taken=0, hungry=False),
-        m.PolicyVersion(policy_version=2),
+        m.PolicyVersion(policy_version=2, first_step=0),
         m.Commit(step=0),
         m.Demand(taken=0, hungry=True),
     ]
@@ -104,6 +104,86 @@ def test_a_hello_tells_all_that_a_lost_connection_may_have_swallowed() -> None:
     assert (hello.received, hello.hungry, hello.policy_version) == ([(1, 2)], True, 9)
 
 
+def first_step_of(core: RankCore, version: int) -> int:
+    """The first step that trains with a version reported now, as the dispatcher hears of it."""
+    core.outgoing()
+    core.set_policy_version(version)
+    (said,) = core.outgoing()
+    assert isinstance(said, m.PolicyVersion)
+    assert core.hello().policy_step == said.first_step
+    return said.first_step
+
+
+def test_a_version_counts_from_the_first_step_that_has_not_begun_to_train() -> None:
+    core = connected()
+    assert first_step_of(core, 1) == 0
+    hear(core, *(step(n, 2) for n in range(3)), *(m.Release(step=n) for n in range(3)))
+    take(core)
+    assert first_step_of(core, 2) == 0, "taken, and nothing of it was trained"
+    core.begin(0)
+    assert first_step_of(core, 3) == 1
+    take(core)
+    assert first_step_of(core, 4) == 1
+    core.commit(0)
+    assert first_step_of(core, 5) == 1
+    core.commit(1)
+    assert first_step_of(core, 6) == 2
+
+
+def test_a_version_counts_for_all_taken_steps_that_have_not_begun() -> None:
+    core = connected()
+    hear(core, step(0), step(1), m.Release(step=0), m.Release(step=1))
+    take(core), take(core)
+    assert first_step_of(core, 1) == 0
+    core.begin(1)
+    assert first_step_of(core, 2) == 2
+
+
+def test_a_version_reported_before_the_first_step_counts_from_where_training_goes_on() -> None:
+    core = RankCore("me", 0, 2, None, prefetch=1)
+    hear(core, welcome(committed=41))
+    assert first_step_of(core, 3) == 42
+    core.resume(m.Position(run_id="run", step=20))
+    assert (core.hello().policy_version, core.hello().policy_step) == (3, 21)
+
+
+def test_the_same_version_again_is_no_news() -> None:
+    core = connected()
+    assert first_step_of(core, 3) == 0
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.begin(0)
+    core.outgoing()
+    core.set_policy_version(3)
+    assert core.outgoing() == []
+    assert core.hello().policy_step == 0
+
+
+def test_a_version_that_a_step_has_trained_with_is_said_though_a_newer_one_follows() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.outgoing()
+    core.set_policy_version(1)
+    core.begin(0)
+    core.set_policy_version(2)
+    assert core.outgoing() == [
+        m.PolicyVersion(policy_version=1, first_step=0),
+        m.PolicyVersion(policy_version=2, first_step=1),
+    ]
+
+
+def test_a_version_may_not_go_back_once_training_has_begun() -> None:
+    core = connected()
+    core.set_policy_version(5)
+    assert first_step_of(core, 4) == 0
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    with pytest.raises(StepContractError, match=r"policy version 3 comes after 4.*only rise"):
+        core.set_policy_version(3)
+    assert core.hello().policy_version == 4
+
+
 def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
     core = connected()
     hear(core, step(0, 2), m.Release(step=0))
@@ -114,7 +194,7 @@ def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
     assert hear(core, step(0, 2), m.Release(step=0)) == [m.Prepared(step=0, digest="d")]
     deliver(core, 0, 0)
     deliver(core, 0, 1)
-    assert [item.header.index for item in core.find(0).micro_batches] == [0, 1]
+    assert [item.header.index for item in core.begin(0).micro_batches] == [0, 1]
 
 
 def test_a_delivery_of_a_committed_step_is_ignored() -> None:

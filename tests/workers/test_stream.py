@@ -51,6 +51,21 @@ def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) 
     assert stream.statistics().steps_committed == 2
 
 
+@pytest.mark.parametrize("tokens", [4, 20_000], ids=["small", "of recycled memory"])
+def test_labels_that_are_written_over_are_whole_in_the_next_epoch(
+    pair: tuple[MicroBatchStream, Peer], tokens: int
+) -> None:
+    """`labels = input_ids; labels[...] = -100`, as trainers of Hugging Face models do."""
+    stream, peer = pair
+    give(peer, 0, list(range(tokens)))
+    taken = next(stream)
+    for _ in range(3):
+        (batch,) = taken
+        assert torch.equal(batch.input_ids, torch.arange(tokens))
+        labels = batch.input_ids
+        labels[: tokens // 2] = -100
+
+
 def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, Peer]) -> None:
     """However many steps of large micro-batches come after them."""
     stream, peer = pair

@@ -112,7 +112,7 @@ def test_an_id_of_the_users_is_accepted_once_from_whomever(endpoint: str) -> Non
 async def test_members_of_a_group_are_never_held_back_by_others(endpoint: str) -> None:
     async with AsyncRolloutProducer(endpoint, group_size=4) as producer:
         assert await producer.push(FIELDS, group_id="g") is Outcome.ACCEPTED
-        assert await producer.push_many([RolloutSample(FIELDS)] * 2, timeout=10)
+        assert await producer.push_many([RolloutSample(FIELDS)] * 6, timeout=10)
         with pytest.raises(BufferFull):
             await producer.push(FIELDS, timeout=0.3)
         members = [RolloutSample(FIELDS, group_id="g")] * 3

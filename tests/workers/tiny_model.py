@@ -24,16 +24,28 @@ class TinyModel(nn.Module):
         self.mixing = parameter(WIDTH, WIDTH)
         self.head = parameter(WIDTH, VOCABULARY)
 
-    def forward(self, input_ids: Tensor, bounds: list[int]) -> Tensor:
-        """Loss of every token, [total], of samples that lie between consecutive bounds."""
-        return torch.cat([self.sample_loss(input_ids[a:b]) for a, b in pairwise(bounds)])
+    def forward(self, input_ids: Tensor, bounds: list[int], *, shifted: bool = False) -> Tensor:
+        """Loss of every token, [total], of samples that lie between consecutive bounds.
+
+        shifted: score token i by the logits of token i - 1 of the whole row, as trainers of causal
+            models do; the first token of a sample then meets the logits of the sample before.
+        """
+        rows = [input_ids[a:b] for a, b in pairwise(bounds)]
+        if not shifted:
+            return torch.cat([self.sample_loss(ids) for ids in rows])
+        logits = torch.cat([self._logits(ids)[1:] for ids in rows])
+        losses = functional.cross_entropy(logits[:-1], input_ids[1:], reduction="none")
+        return functional.pad(losses, (1, 0))
 
     def sample_loss(self, ids: Tensor) -> Tensor:
         """Loss of every token of one sample, [tokens]."""
-        before = torch.cat([self.start[None], self.embedding[ids[:-1]]])
-        context = before.cumsum(0) / torch.arange(1, len(ids) + 1)[:, None]
-        logits = torch.tanh(context @ self.mixing) @ self.head
-        return functional.cross_entropy(logits, ids, reduction="none")
+        return functional.cross_entropy(self._logits(ids)[:-1], ids, reduction="none")
+
+    def _logits(self, ids: Tensor) -> Tensor:
+        """What is expected before, between and after the tokens, [tokens + 1, VOCABULARY]."""
+        before = torch.cat([self.start[None], self.embedding[ids]])
+        context = before.cumsum(0) / torch.arange(1, len(ids) + 2)[:, None]
+        return torch.tanh(context @ self.mixing) @ self.head
 
 
 def optimizers(models: dict[str, TinyModel]) -> dict[str, torch.optim.Optimizer]:
@@ -46,4 +58,9 @@ def optimizers(models: dict[str, TinyModel]) -> dict[str, torch.optim.Optimizer]
 
 def flat(model: nn.Module) -> list[float]:
     """All parameters, one after the other."""
-    return torch.cat([item.detach().reshape(-1) for item in model.parameters()]).tolist()
+    return flat_tensor(model).tolist()
+
+
+def flat_tensor(model: nn.Module) -> Tensor:
+    """The same, for autograd."""
+    return torch.cat([item.reshape(-1) for item in model.parameters()])

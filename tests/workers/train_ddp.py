@@ -1,9 +1,10 @@
 """What torchrun starts on every DP rank: trains, and writes down what it saw and ended with.
 
-    train_ddp.py DIRECTORY NORMALISATION=ENDPOINT ...
+    train_ddp.py DIRECTORY RUN=ENDPOINT ...
 
-For each endpoint it trains one model per optimizer on the same steps, by iterating every step
-once for each, and writes DIRECTORY/NORMALISATION-RANK.json.
+RUN is a normalisation; after `unmasked-` the loss is that of a causal model, shifted by one over
+the whole row. For each endpoint it trains one model per optimizer on the same steps, by iterating
+every step once for each, and writes DIRECTORY/RUN-RANK.json.
 """
 
 import json
@@ -23,14 +24,14 @@ from workers import MicroBatch, MicroBatchStream, Step
 def main(directory: Path, runs: list[str]) -> None:
     dist.init_process_group("gloo")
     for run in runs:
-        normalisation, _, endpoint = run.partition("=")
-        found = train(endpoint, normalisation)
-        file = directory / f"{normalisation}-{dist.get_rank()}.json"
+        name, _, endpoint = run.partition("=")
+        found = train(endpoint, name.removeprefix("unmasked-"), shifted=name.startswith("unmasked"))
+        file = directory / f"{name}-{dist.get_rank()}.json"
         file.write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def train(endpoint: str, normalisation: str) -> dict[str, Any]:
+def train(endpoint: str, normalisation: str, *, shifted: bool) -> dict[str, Any]:
     """Train until the stream ends; steps seen, and the parameters by optimizer."""
     models = {name: TinyModel() for name in ("sgd", "adamw")}
     ranks = {name: DistributedDataParallel(model) for name, model in models.items()}
@@ -41,7 +42,7 @@ def train(endpoint: str, normalisation: str) -> dict[str, Any]:
     ) as stream:
         for step in stream:
             for name, model in ranks.items():
-                accumulate(model, step)
+                accumulate(model, step, shifted=shifted)
                 solvers[name].step()
                 solvers[name].zero_grad()
             seen.append(describe(step))
@@ -51,11 +52,11 @@ def train(endpoint: str, normalisation: str) -> dict[str, Any]:
     return {"steps": seen, "parameters": parameters, "generation": generation}
 
 
-def accumulate(model: DistributedDataParallel, step: Step) -> None:
+def accumulate(model: DistributedDataParallel, step: Step, *, shifted: bool) -> None:
     """Add up the step's gradient over its micro-batches."""
     for batch in step:
         with nullcontext() if batch.is_last else model.no_sync():
-            losses = model(batch.input_ids, batch.cu_seqlens.tolist())
+            losses = model(batch.input_ids, batch.cu_seqlens.tolist(), shifted=shifted)
             ((losses * batch.loss_weights).sum() * batch.loss_scale).backward()
 
 

@@ -1,0 +1,159 @@
+"""Producers as the core knows them: who is there, who has contributed, and who is done.
+
+    there --lost without a goodbye--> away --`timeout` passes--> gone
+      ^          (or a restart)         |
+      +--------- connects again --------+        there --goodbye--> gone
+
+A phase, and the stream, end when everybody who contributed to them has said so or is gone: one
+producer's last sample says nothing of the others'. Who has contributed nothing is not waited for,
+and what is remembered of somebody who is gone is nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+#: Who is away longest is given up beyond so many; far above any fleet.
+MAX_AWAY = 65_536
+
+
+@dataclass(slots=True)
+class _Producer:
+    """connections: that speak for it. away_since: None while it is there.
+
+    oldest: the oldest policy version it has contributed since it last ended a phase, None if it has
+    contributed nothing since. phase: the newest phase that it has ended. ended: its stream.
+    """
+
+    away_since: float | None = None
+    contributed: bool = False
+    oldest: int | None = None
+    phase: int = 0
+    ended: bool = False
+
+
+class Producers:
+    """Those who are there or may come back. timeout: seconds until who is away counts as gone."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._known: dict[str, _Producer] = {}
+        self._away: dict[str, None] = {}  # in order of leaving
+
+    def __contains__(self, producer: object) -> bool:
+        """Whether it is there or may come back."""
+        return producer in self._known
+
+    # -- they come and go -------------------------------------------------------------------
+
+    def connected(self, producer: str) -> None:
+        """It is there."""
+        known = self._known.get(producer)
+        if known is None:
+            self._known[producer] = _Producer()
+        elif known.away_since is not None:
+            known.away_since = None
+            del self._away[producer]
+
+    def lost(self, producer: str, now: float, *, for_good: bool) -> list[str]:
+        """Its connection is lost, `for_good` if it said goodbye; returns who is gone."""
+        known = self._known.get(producer)
+        if known is None:
+            return []
+        if for_good or not known.contributed:
+            self._forget(producer)
+            return [producer]
+        if known.away_since is None:
+            known.away_since = now
+            self._away[producer] = None
+        beyond = list(self._away)[: max(0, len(self._away) - MAX_AWAY)]
+        for other in beyond:
+            self._forget(other)
+        return beyond
+
+    def restore(self, words: Mapping[str, tuple[int, bool]], now: float) -> None:
+        """All of these have contributed to an earlier process; what they said is still so."""
+        for producer, (phase, ended) in words.items():
+            self._known[producer] = _Producer(now, contributed=True, oldest=0)
+            self._known[producer].phase, self._known[producer].ended = phase, ended
+            self._away[producer] = None
+
+    def expire(self, now: float) -> list[str]:
+        """Give up who has been away for too long; returns who is gone."""
+        gone = []
+        for producer in self._away:
+            since = self._known[producer].away_since
+            if since is None or since + self._timeout > now:
+                break
+            gone.append(producer)
+        for producer in gone:
+            self._forget(producer)
+        return gone
+
+    def next_deadline(self) -> float | None:
+        """When somebody may be given up."""
+        first = next(iter(self._away), None)
+        since = None if first is None else self._known[first].away_since
+        return None if since is None else since + self._timeout
+
+    def _forget(self, producer: str) -> None:
+        del self._known[producer]
+        self._away.pop(producer, None)
+
+    # -- they speak -------------------------------------------------------------------------
+
+    def contributed(self, producer: str, oldest: int | None) -> None:
+        """Samples of it were accepted; oldest: their oldest policy version, if tracked."""
+        if not producer:
+            return
+        known = self._known.get(producer)
+        if known is None:
+            self.connected(producer)
+            known = self._known[producer]
+        known.contributed = True
+        version = oldest or 0
+        known.oldest = version if known.oldest is None else min(known.oldest, version)
+
+    def ends_phase(self, producer: str, version: int) -> None:
+        """It will push nothing older than `version` any more."""
+        if producer:
+            self.connected(producer)
+            known = self._known[producer]
+            known.phase = max(known.phase, version)
+            known.oldest = None
+
+    def ends_stream(self, producer: str) -> None:
+        """It will push nothing any more."""
+        if producer:
+            self.connected(producer)
+            self._known[producer].ended = True
+
+    def phase(self, producer: str) -> int:
+        """The newest phase that it has ended, 0 for none."""
+        known = self._known.get(producer)
+        return 0 if known is None else known.phase
+
+    def has_ended(self, producer: str) -> bool:
+        """Whether it has said that it will push nothing any more."""
+        known = self._known.get(producer)
+        return known is not None and known.ended
+
+    # -- who is waited for --------------------------------------------------------------------
+
+    def before_phase(self, version: int) -> Iterator[str]:
+        """Who has contributed to what is older than `version`, and has not said that it is done."""
+        return (
+            producer
+            for producer, known in self._known.items()
+            if known.oldest is not None
+            and known.oldest < version
+            and known.phase < version
+            and not known.ended
+        )
+
+    def before_end(self) -> Iterator[str]:
+        """Who has contributed, and has not said that it is done."""
+        return (
+            producer
+            for producer, known in self._known.items()
+            if known.contributed and not known.ended
+        )

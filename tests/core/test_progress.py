@@ -1,0 +1,293 @@
+"""Nothing waits for itself: under a fair schedule every accepted sample is done with, in so many
+events.
+
+A state machine lets producers push groups in any order, stop, leave and die, over buffers of every
+tightness. Then the schedule becomes fair: ranks ask for steps and commit them, the planner answers,
+the journal syncs, the clock runs, and producers that live go on pushing what they have. After a
+number of rounds that is stated below nothing is left but what a living producer has not finished.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from dispatcher.balance.cost import parse_cost
+from dispatcher.balance.planner import plan
+from dispatcher.core.config import DispatchConfig
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.events import (
+    Effect,
+    Outcome,
+    PayloadsToJournal,
+    PlanWanted,
+    PushAnswered,
+    PushHeld,
+    PushRecalled,
+)
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.push import Push
+from dispatcher.core.standing import RankHello
+from dispatcher.core.trigger import TriggerConfig
+from dispatcher.plan import PlanConfig
+from dispatcher.sample import SIZE_AT_CLOSE, Sample
+from tests.support.samples import make_sample
+
+BATCH, TOKENS = 4, 4
+SAMPLE_BYTES = 8 * TOKENS
+GROUP_TIMEOUT, PRODUCER_TIMEOUT, MAX_WAIT = 20.0, 30.0, 1.0
+#: Rounds of a fair schedule for each sample that was ever pushed: it is pushed or let in, it may
+#: be recalled, its group may be given up for want of room, it is planned and it is committed.
+ROUNDS_A_SAMPLE = 6
+#: Rounds beyond: until the dead are given up, and their groups.
+ROUNDS_BEYOND = 40
+
+
+@dataclass
+class Producer:
+    """todo: what it has still to push. waiting: pushes without an answer, by number."""
+
+    todo: deque[Sample] = field(default_factory=deque)
+    waiting: dict[int, tuple[Sample, ...]] = field(default_factory=dict)
+    next_seq: int = 0
+    alive: bool = True
+
+
+class Progress(RuleBasedStateMachine):
+    """Three producers, two ranks, a planner, and a journal that syncs when it likes."""
+
+    @initialize(drawn=st.data())
+    def start(self, drawn: st.DataObject) -> None:
+        """Buffers of every tightness: soft caps, memory, memory of held pushes."""
+        samples = drawn.draw(st.sampled_from([4, 6]), "ready samples or groups")
+        tokens = drawn.draw(st.sampled_from([None, TOKENS, 5 * TOKENS]), "ready tokens")
+        room = drawn.draw(st.sampled_from([1, 2, 5, 100]), "samples in memory")
+        held = drawn.draw(st.sampled_from([1, 3, 100]), "samples of held pushes in memory")
+        durable, keep, by_groups = (drawn.draw(st.booleans()) for _ in range(3))
+        self.now = 0.0
+        group = None if by_groups else BATCH
+        limits = BufferLimits(
+            samples, group, tokens, room * SAMPLE_BYTES, TOKENS, held * SAMPLE_BYTES
+        )
+        self.core = Dispatch(
+            DispatchConfig(
+                dp_size=2,
+                limits=limits,
+                trigger=TriggerConfig(BATCH, samples, MAX_WAIT),
+                by_groups=by_groups,
+                keep_incomplete=keep,
+                durable=durable,
+                group_timeout=GROUP_TIMEOUT,
+                producer_timeout=PRODUCER_TIMEOUT,
+                producer_credits=3,
+            )
+        )
+        self.plan_config = PlanConfig(
+            dp_size=2,
+            dispatch_batch_size=BATCH,
+            by_groups=by_groups,
+            cost=parse_cost("tokens", lambda _: ""),
+            micro_batch_tokens=64,
+        )
+        self.producers = {name: Producer() for name in "pqr"}
+        self.groups = self.pushed = 0
+        self.accepted: set[str] = set()
+        self.recalled: deque[PushRecalled] = deque()
+        self.to_journal: deque[PayloadsToJournal] = deque()
+        self.wanted: PlanWanted | None = None
+        self.perform(self.core.join(RankHello("0", 0, 2, None), self.now))
+        self.perform(self.core.join(RankHello("1", 1, 2, 1), self.now))
+
+    def perform(self, effects: list[Effect]) -> None:
+        self.core.take_facts()
+        for effect in effects:
+            match effect:
+                case PlanWanted():
+                    assert self.wanted is None
+                    self.wanted = effect
+                case PayloadsToJournal():
+                    self.to_journal.append(effect)
+                case PushAnswered():
+                    self.answered(effect)
+                case PushHeld():
+                    assert effect.first_seq in self.producers[effect.producer].waiting
+                case PushRecalled():
+                    self.recalled.append(effect)
+
+    def answered(self, answer: PushAnswered) -> None:
+        producer = self.producers[answer.producer]
+        samples = producer.waiting.pop(answer.first_seq)
+        for sample, outcome in zip(samples, answer.outcomes, strict=True):
+            if outcome is Outcome.ACCEPTED:
+                self.accepted.add(sample.sample_id)
+            elif outcome is Outcome.FULL:
+                producer.todo.append(sample)
+
+    # -- anything may happen ----------------------------------------------------------------
+
+    @rule(
+        sizes=st.lists(st.integers(1, BATCH), min_size=1, max_size=4),
+        by=st.lists(st.sampled_from("pqr"), min_size=1, max_size=2),
+        lacking=st.sampled_from([0, 0, 0, 1]),
+        order=st.randoms(use_true_random=False),
+        at_close=st.booleans(),
+    )
+    def begin_groups(
+        self, sizes: list[int], by: list[str], lacking: int, order: object, at_close: bool
+    ) -> None:
+        """Prompts whose rollouts finish in any order, and of which one may never finish."""
+        members: list[Sample] = []
+        for size in sizes:
+            self.groups += 1
+            told = SIZE_AT_CLOSE if at_close else size
+            members += [
+                make_sample(
+                    f"{self.groups}.{at}", TOKENS, group_id=f"{self.groups}", group_size=told
+                )
+                for at in range(size - (lacking if size > 1 else 0))
+            ]
+        order.shuffle(members)  # type: ignore[attr-defined]
+        for at, sample in enumerate(members):
+            producer = self.producers[by[at % len(by)]]
+            if producer.alive:
+                producer.todo.append(sample)
+
+    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 5))
+    def begin_plain(self, by: str, count: int) -> None:
+        for at in range(count if self.producers[by].alive else 0):
+            self.groups += 1
+            self.producers[by].todo.append(make_sample(f"{self.groups}.{at}", TOKENS))
+
+    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 3))
+    def push_some(self, by: str, count: int) -> None:
+        producer = self.producers[by]
+        if not producer.alive or not producer.todo:
+            return
+        samples = tuple(producer.todo.popleft() for _ in range(min(count, len(producer.todo))))
+        first, producer.next_seq = producer.next_seq, producer.next_seq + len(samples)
+        producer.waiting[first] = samples
+        self.pushed += len(samples)
+        self.perform(self.core.push(Push(by, first, samples), self.now))
+
+    @rule(by=st.sampled_from("pqr"), for_good=st.booleans())
+    def stop(self, by: str, for_good: bool) -> None:
+        """A producer dies or leaves, in the middle of what it had to push."""
+        producer = self.producers[by]
+        producer.alive = False
+        producer.todo.clear()
+        producer.waiting.clear()
+        self.perform(self.core.producer_lost(by, self.now, for_good=for_good))
+
+    @rule(group=st.integers(1, 9), keep=st.sampled_from([None, True, False]))
+    def close_a_group(self, group: int, keep: bool | None) -> None:
+        self.perform(self.core.close_group(f"{group}", self.now, keep=keep))
+
+    @rule()
+    def send_again(self) -> None:
+        """What was asked for again; no more than once each, however often that may be."""
+        for _ in range(len(self.recalled)):
+            asked = self.recalled.popleft()
+            samples = self.producers[asked.producer].waiting.get(asked.first_seq)
+            if samples is not None:  # else it has died since
+                push = Push(asked.producer, asked.first_seq, samples)
+                self.perform(self.core.push(push, self.now))
+
+    @rule()
+    def sync(self) -> None:
+        while self.to_journal:
+            effect = self.to_journal.popleft()
+            self.perform(self.core.payloads_durable(effect.entries, self.now))
+
+    @rule()
+    def answer_the_planner(self) -> None:
+        wanted, self.wanted = self.wanted, None
+        if wanted is not None:
+            answer = plan(wanted.window, self.plan_config, wanted.take)
+            self.perform(self.core.planned(wanted, answer, self.now))
+
+    @rule()
+    def train(self) -> None:
+        """Both ranks prepare, take and commit what they were given, and ask for more."""
+        for number in list(self.core.ledger.steps):
+            digest = self.core.ledger.steps[number].digest
+            for rank in (0, 1):
+                self.perform(self.core.prepared(rank, number, digest, self.now))
+            for rank in (0, 1):
+                self.perform(self.core.demand(rank, number, self.now, hungry=False))
+            for rank in (0, 1):
+                self.perform(self.core.commit(rank, number, self.now))
+        for rank in (0, 1):
+            taken = self.core.ledger.ranks[rank].taken
+            self.perform(self.core.demand(rank, taken, self.now, hungry=True))
+
+    @rule(seconds=st.sampled_from([0.3, 1.1, 5.0]))
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.perform(self.core.tick(self.now))
+        self.now = end
+
+    # -- what always holds ------------------------------------------------------------------
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        limits, held = self.core.config.limits, self.core.admission.held
+        assert self.core.buffer.held_bytes <= limits.nbytes
+        assert (
+            held.nbytes <= limits.held_bytes or len([p for p in held if p.samples[0].nbytes]) == 1
+        )
+
+    @invariant()
+    def who_waits_has_a_reason(self) -> None:
+        """A push is held at a soft cap only while a step could be planned."""
+        pressed = self.core.admission.pressed
+        if self.core.admission.num_held and self.core._lacking() > 0:
+            waits = [push for push in self.core.admission.held if push.samples[0].nbytes]
+            assert not waits or (pressed is not None and pressed.cap == "bytes")
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        at = self.core.statistics()
+        assert at.balanced
+        assert at.open_group_samples + at.ready == at.buffered
+
+    # -- and in the end ---------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """A fair schedule: everybody who lives gets its turn, again and again."""
+        if not hasattr(self, "core"):
+            return
+        pushed = self.pushed + sum(len(producer.todo) for producer in self.producers.values())
+        self.be_fair(ROUNDS_A_SAMPLE * pushed + ROUNDS_BEYOND, until_nobody_pushes=True)
+        for name, producer in self.producers.items():
+            assert not producer.todo, "a producer that lives gets rid of all it has"
+            assert not producer.waiting, "and has all of it answered"
+            if producer.alive:
+                self.perform(self.core.end_stream(self.now, name))
+        if not any(producer.alive for producer in self.producers.values()):
+            self.perform(self.core.end_stream(self.now, force=True))  # a controller's word
+        self.be_fair(ROUNDS_A_SAMPLE * pushed + ROUNDS_BEYOND, until_nobody_pushes=False)
+        at = self.core.statistics()
+        assert at.buffered == at.in_flight == 0, self.core.waits_for(self.now)
+        assert at.phase in ("drained", "running")
+        assert at.accepted == at.samples_committed + sum(at.dropped.values())
+
+    def be_fair(self, rounds: int, *, until_nobody_pushes: bool) -> None:
+        for _ in range(rounds):
+            for name in self.producers:
+                self.push_some(name, 3)
+            self.send_again()
+            self.sync()
+            self.answer_the_planner()
+            self.train()
+            self.pass_time(1.1)
+            pushing = any(p.todo or p.waiting for p in self.producers.values())
+            if until_nobody_pushes and not pushing:
+                return
+
+
+TestProgress = Progress.TestCase
+TestProgress.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

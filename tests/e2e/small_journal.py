@@ -1,0 +1,10 @@
+"""`dispatcher serve` whose journal has small files: `python -m tests.e2e.small_journal serve`."""
+
+import sys
+
+from dispatcher.cli.main import main
+from tests.chaos.planted import shrink_journal
+
+if __name__ == "__main__":
+    shrink_journal()
+    sys.exit(main(sys.argv[1:]))

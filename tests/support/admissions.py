@@ -1,0 +1,48 @@
+"""Admissions on their own: a buffer, and a batch that a step needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dispatcher.core.admission import Admission
+from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.closed_groups import ClosedGroups
+from dispatcher.core.facts import Note
+from dispatcher.core.limits import BufferLimits
+from dispatcher.core.open_groups import OpenGroups
+from dispatcher.core.producers import Producers
+from dispatcher.core.totals import Totals
+from dispatcher.sample import Sample
+
+
+@dataclass
+class Lobby:
+    """An admission and what it lets into. lost: members that were refused, by sample id."""
+
+    limits: BufferLimits
+    batch: int = 1
+    credits_: int = 2
+    id_horizon: int = 100
+    note: Note | None = None
+    kind: Callable[..., Admission] = Admission
+    lost: list[str] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+
+    def __post_init__(self) -> None:
+        self.producers = Producers(60.0)
+        groups = OpenGroups(self.producers.__contains__, 60.0)
+        self.buffer = SampleBuffer(self.limits, groups)
+        self.closed_groups = ClosedGroups(60.0)
+        self.admission = self.kind(
+            self.buffer,
+            self.totals,
+            self.producers,
+            self.closed_groups,
+            credits_=self.credits_,
+            id_horizon=self.id_horizon,
+            lacking=lambda: self.batch - self.buffer.ready_units,
+            lost=self._lose,
+            note=self.note,
+        )
+
+    def _lose(self, sample: Sample, why: str, now: float) -> None:  # noqa: ARG002
+        self.lost.append(sample.sample_id)

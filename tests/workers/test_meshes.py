@@ -1,0 +1,140 @@
+"""Which ranks are data parallel where torch's meshes have several dimensions.
+
+Real torchrun ranks: four of them on a mesh of 2 x 2, which is refused on all of them unless they
+say which are DP ranks.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import finish, running
+from tests.support.server import serve
+from workers import RolloutProducer
+from workers.meshes import Mesh, sampler_advice, stream_advice
+
+RANKS = 4
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [
+        (("dp",), (4,)),
+        (("0",), (4,)),
+        (("pp", "dp", "tp"), (1, 4, 1)),
+        (("world",), (2,)),
+        (("pp", "tp"), (1, 1)),
+    ],
+)
+def test_a_mesh_of_one_real_dimension_says_nothing_against_the_default_group(
+    names: tuple[str, ...], sizes: tuple[int, ...]
+) -> None:
+    assert Mesh(names, sizes).is_plain(4)
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [
+        (("dp", "tp"), (2, 2)),
+        (("0", "1"), (2, 2)),
+        (("dp_replicate", "dp_shard"), (2, 2)),
+        (("dp", "tp"), (1, 4)),
+        (("tp",), (4,)),
+        (("pp",), (2,)),
+    ],
+)
+def test_any_other_mesh_does(names: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+    assert not Mesh(names, sizes).is_plain(4)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("dp", "tp"), "process_group=mesh['dp'].get_group(), and make a stream only in the DP "),
+        (("data", "tp"), "process_group=mesh['data'].get_group()"),
+        (("0", "1"), "process_group=mesh['dp'].get_group()"),
+        (
+            ("dp_replicate", "dp_shard", "tp"),
+            "process_group=mesh['dp_replicate', 'dp_shard']._flatten().get_group()",
+        ),
+        (("dp_replicate", "dp_shard"), "process_group=torch.distributed.group.WORLD"),
+    ],
+)
+def test_the_advice_names_the_data_parallel_dimensions(
+    names: tuple[str, ...], expected: str
+) -> None:
+    assert expected in stream_advice(Mesh(names, (2,) * len(names)), 2 ** len(names))
+
+
+def test_a_sampler_is_told_its_own_arguments() -> None:
+    advice = sampler_advice(Mesh(("dp", "tp"), (2, 2)), 4)
+    assert advice == "pass dp_rank=mesh['dp'].get_local_rank() and dp_size=mesh['dp'].size()"
+
+
+def test_no_mesh_is_looked_for_in_a_process_without_torch_distributed() -> None:
+    code = "from workers.meshes import ambiguous_mesh; assert ambiguous_mesh(4) is None"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of four ranks was told, and saw once it had said which are DP ranks."""
+    directory = tmp_path_factory.mktemp("mesh")
+    script = str(Path(__file__).with_name("train_mesh.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with serve(directory / "server", dp_size=2, dispatch_batch_size=4, micro_batch_size=1) as at:
+        with RolloutProducer(at) as producer:
+            for index in range(4):
+                producer.push({"input_ids": [index] * 3})
+            producer.end_stream()
+        with running(*command, f"--nproc-per-node={RANKS}", script, at, str(directory)) as process:
+            finish(process)
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.e2e
+def test_meshes_of_one_real_dimension_are_fine(told: list[dict[str, Any]]) -> None:
+    assert [rank["plain"] for rank in told] == [[rank, rank] for rank in range(RANKS)]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("case", ["stream", "frozen"])
+def test_a_stream_over_all_ranks_of_a_mesh_is_refused_on_each(
+    told: list[dict[str, Any]], case: str
+) -> None:
+    for rank in told:
+        assert "(dp=2, tp=2)" in rank[case]
+        assert "pass process_group=mesh['dp'].get_group()" in rank[case]
+        assert "only in the DP leader" in rank[case]
+
+
+@pytest.mark.e2e
+def test_a_sampler_over_all_ranks_of_a_mesh_is_refused_on_each(
+    told: list[dict[str, Any]],
+) -> None:
+    for rank in told:
+        assert "dp_rank=mesh['dp'].get_local_rank()" in rank["sampler"]
+
+
+@pytest.mark.e2e
+def test_a_position_that_the_default_group_does_not_have_is_refused_on_each(
+    told: list[dict[str, Any]],
+) -> None:
+    """The ranks would wait for each other in a broadcast in which others than they take part."""
+    for index, rank in enumerate(told):
+        expected = f"this is DP rank {index // 2} of 2, but rank {index} of 4 in the default"
+        assert expected in rank["position"]
+
+
+@pytest.mark.e2e
+def test_dp_leaders_share_the_samples_and_tp_peers_see_those_of_their_leader(
+    told: list[dict[str, Any]],
+) -> None:
+    seen = [rank["seen"] for rank in told]
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+    assert sorted(map(tuple, seen[0] + seen[2])) == [(index,) * 3 for index in range(4)]
