@@ -125,6 +125,13 @@ class PhaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSizeSet:
+    """From now on groups whose samples do not say have this size; None: they have to say."""
+
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnded:
     """Nothing comes any more."""
 
@@ -143,6 +150,7 @@ Fact = (
     | CheckpointSaved
     | VersionReported
     | PhaseEnded
+    | GroupSizeSet
     | StreamEnded
 )
 Note = Callable[[Fact], None]
@@ -174,7 +182,7 @@ class Remembered:
     that have ended a phase or their stream, the newest such phase (0: none) and whether the stream.
     given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last generation,
     None if there was none. policy_step: the first step that trains with `policy_version`, None if
-    that is.
+    that is. group_size: as it was last set.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -189,6 +197,7 @@ class Remembered:
     saved: int = -1
     policy_version: int | None = None
     policy_step: int | None = None
+    group_size: int | None = None
     phases: tuple[int, ...] = ()
     ended: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from dispatcher.core.facts import (
     FloorRaised,
     GenerationBegan,
     GroupSized,
+    GroupSizeSet,
     PhaseEnded,
     Planned,
     ProducerSaid,
@@ -37,7 +38,7 @@ SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
-SIZED, SAID = "sized", "said"
+SIZED, SAID, SIZE = "sized", "said", "size"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -195,6 +196,8 @@ class Encoder:
                 return [VERSION, version, first_step]
             case PhaseEnded(version):
                 return [PHASE, version]
+            case GroupSizeSet(size):
+                return [SIZE, size]
             case StreamEnded():
                 return [ENDED]
         raise TypeError(f"the journal does not know the fact {type(fact).__name__}")

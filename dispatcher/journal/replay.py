@@ -120,6 +120,7 @@ def remembered(
         dp_size=ledger.dp_size,
         policy_version=ledger.policy_version,
         policy_step=ledger.policy_step,
+        group_size=ledger.group_size,
         phases=tuple(state.phases()),
         ended=ledger.ended,
         producers={

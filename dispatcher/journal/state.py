@@ -97,6 +97,7 @@ class Ledger:
     dp_size: int | None = None
     policy_version: int | None = None
     policy_step: int | None = None
+    group_size: int | None = None
     phases: list[int] = field(default_factory=list)
     ended: bool = False
     totals: str = "{}"
@@ -324,6 +325,8 @@ class State:
             case records.PHASE:
                 if row[1] not in self.ledger.phases:
                     self.ledger.phases.append(row[1])
+            case records.SIZE:
+                self.ledger.group_size = row[1]
             case records.ENDED:
                 self.ledger.ended = True
             case kind:

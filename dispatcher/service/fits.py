@@ -29,7 +29,7 @@ def fit(config: ServeConfig, memory: Remembered) -> None:
         groups = _groups(memory.entries)
         _check_accepted_in_groups(config, memory.entries)
         _check_sizes(config, groups)
-        _check_open_groups(config, groups)
+        _check_open_groups(config, groups, memory.group_size)
 
 
 def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
@@ -68,30 +68,30 @@ def _check_accepted_in_groups(config: ServeConfig, entries: Iterable[Entry]) -> 
 
 
 def _check_sizes(config: ServeConfig, groups: list[list[Entry]]) -> None:
-    batch = config.dispatch_batch_size
-    larger = [] if batch is None else [group for group in groups if _size(group) > batch]
-    if larger:
+    batch = config.batch
+    larger = [group for group in groups if _size(group) > batch]
+    if larger and not config.by_groups:
         largest = max(larger, key=_size)
         raise ConfigError(
             f"{_held(config, sum(map(len, larger)))} in groups that are larger than "
             f"--dispatch-batch-size {batch}, the largest ({largest[0].sample.group_id}) has "
             f"{_size(largest)}: start with --dispatch-batch-size {_size(largest)} or more until "
-            "they are trained on, or with --groups ignore"
+            "they are trained on, with --dispatch-batch-groups, or with --groups ignore"
         )
 
 
-def _check_open_groups(config: ServeConfig, groups: list[list[Entry]]) -> None:
-    """Members still to come would say another size than those that are here, and be refused."""
-    size = config.group_size
-    if size is None:
-        return
-    others = [group for group in groups if _is_open(group) and _said(group) != size]
-    if others:
-        ours = _said(others[0])
+def _check_open_groups(config: ServeConfig, groups: list[list[Entry]], before: int | None) -> None:
+    """Members still to come that do not say would get the new size, and be refused.
+
+    before: the size that those which are here got, unless they said one.
+    """
+    now = config.group_size
+    cut = [group for group in groups if len(group) < _said(group) == before]
+    if cut and now != before:
         raise ConfigError(
-            f"{_held(config, sum(map(len, others)))} in groups that lack members and do not have "
-            f"--group-size {size}, such as {others[0][0].sample.group_id} of {ours}: start with "
-            f"--group-size {ours} until they are complete, or without it if each push says"
+            f"{_held(config, sum(map(len, cut)))} in groups that lack members and have "
+            f"--group-size {before}, such as {cut[0][0].sample.group_id}: start with --group-size "
+            f"{before} until they are complete, instead of {'none' if now is None else now}"
         )
 
 
@@ -104,11 +104,8 @@ def _groups(entries: Iterable[Entry]) -> list[list[Entry]]:
 
 
 def _said(group: list[Entry]) -> int:
-    return group[0].sample.group_size
-
-
-def _is_open(group: list[Entry]) -> bool:
-    return len(group) < _said(group)
+    """The size that its members say, below 1 while nobody knows."""
+    return max(entry.sample.group_size for entry in group)
 
 
 def _size(group: list[Entry]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.facts import GroupSizeSet
 from dispatcher.errors import ConfigError
 from dispatcher.journal.policy import parse_sync
 from dispatcher.service.config import ServeConfig
@@ -52,6 +53,8 @@ def open_journal(
     except ConfigError:
         journal.close()
         raise
+    if config.group_size != memory.group_size:
+        journal.append([GroupSizeSet(config.group_size)], memory.totals)
     core.restore(memory, clock())
     metrics.watch_journal(journal)
     log.info(

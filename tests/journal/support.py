@@ -25,6 +25,7 @@ from dispatcher.core.facts import (
     FloorRaised,
     GenerationBegan,
     GroupSized,
+    GroupSizeSet,
     PhaseEnded,
     Planned,
     ProducerSaid,
@@ -197,6 +198,7 @@ def plain(remembered: Remembered) -> dict[str, object]:
             remembered.next_ticket, remembered.next_step, remembered.generation,
             remembered.dp_size, remembered.policy_version, remembered.policy_step,
             remembered.ended, remembered.run_id, remembered.resumed, remembered.saved,
+            remembered.group_size,
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
@@ -223,6 +225,7 @@ class Model:
         self.version: int | None = None
         self.version_step: int | None = None
         self.ended = False
+        self.group_size: int | None = None
         self.phases: set[int] = set()
         self.floors: dict[str, int] = {}
         self.seqs: dict[str, set[int]] = {}
@@ -262,6 +265,7 @@ class Model:
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
                 self.version_step, self.ended, self.run_id, self.resumed, self.saved,
+                self.group_size,
             ),
             "phases": self._phases(),
             "producers": {
@@ -365,6 +369,8 @@ class Model:
                 self.version, self.version_step = version, first_step
             case PhaseEnded(version):
                 self.phases.add(version)
+            case GroupSizeSet(size):
+                self.group_size = size
             case StreamEnded():
                 self.ended = True
 
@@ -414,6 +420,7 @@ class Player:
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
             RunBegan("run"),
+            GroupSizeSet(random.choice([None, 4])),
         ]
         return [random.choice(others)]
 

@@ -12,6 +12,7 @@ from dispatcher.core.facts import (
     FloorRaised,
     GenerationBegan,
     GroupSized,
+    GroupSizeSet,
     PhaseEnded,
     Planned,
     ProducerSaid,
@@ -187,10 +188,12 @@ def test_given_ids_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
 def test_the_single_values_come_back(tmp_path: Path) -> None:
     found = after(
         tmp_path / "j",
-        [GenerationBegan(4, 3), VersionReported(7, 5), PhaseEnded(8), StreamEnded()],
+        [GenerationBegan(4, 3), VersionReported(7, 5), PhaseEnded(8), GroupSizeSet(6)],
+        [StreamEnded()],
     )
     assert (found.generation, found.dp_size) == (4, 3)
     assert (found.policy_version, found.policy_step, found.ended) == (7, 5, True)
+    assert found.group_size == 6
     assert (found.phases, found.totals) == ((8,), {"n": 1})
 
 

@@ -12,7 +12,7 @@ from dispatcher.core.events import DropReason, Effect, Outcome, PlanWanted, Push
 from dispatcher.core.push import Push
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import ConfigError
-from dispatcher.sample import Sample
+from dispatcher.sample import SIZE_AT_CLOSE, Sample
 from dispatcher.service.config import ServeConfig
 from dispatcher.service.gate import Gate
 from dispatcher.service.journaling import open_journal
@@ -145,13 +145,34 @@ async def test_another_size_for_groups_that_lack_members_is_refused_at_start(
     first = Life(tmp_path, group_size=4)
     await first.push(*group("whole", 4, 4), *group("part", 4, 3))
     first.end()
-    said = refused(tmp_path, group_size=2)
-    assert "has 3 samples in groups that lack members and do not have --group-size 2" in said
-    assert "such as part of 4: start with --group-size 4 until they are complete" in said
-    again = Life(tmp_path)
+    for options in ({"group_size": 2}, {}):
+        said = refused(tmp_path, **options)
+        assert "has 3 samples in groups that lack members and have --group-size 4" in said
+        assert "such as part: start with --group-size 4 until they are complete" in said
+    again = Life(tmp_path, group_size=4)
     await again.push(make_sample("part3", 3, group_id="part", group_size=4), first=7)
     again.end()
     Life(tmp_path, group_size=2).end()
+
+
+async def test_groups_of_a_size_that_was_said_need_no_setting(tmp_path: Path) -> None:
+    first = Life(tmp_path, group_size=4)
+    await first.push(*group("part", 3, 2))
+    first.end()
+    Life(tmp_path, group_size=4).end()
+    Life(tmp_path, group_size=2).end()
+    Life(tmp_path).end()
+
+
+async def test_a_group_whose_size_is_told_at_its_close_fits_as_far_as_it_has_come(
+    tmp_path: Path,
+) -> None:
+    first = Life(tmp_path)
+    await first.push(*group("g", SIZE_AT_CLOSE, 5))
+    first.end()
+    assert "the largest (g) has 5" in refused(tmp_path, dispatch_batch_size=4)
+    Life(tmp_path, dispatch_batch_size=5).end()
+    Life(tmp_path, dispatch_batch_size=None, dispatch_batch_groups=2).end()
 
 
 @pytest.mark.parametrize("groups", ["step", "rank"])

@@ -19,11 +19,13 @@ class SlowLog:
         self.on_broken: Callable[[JournalError], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None
         self.free, self.asked = sys.maxsize, 0
+        self.appended = asyncio.Event()
         self.failure: JournalError | None = None
         self.batches: list[tuple[Sequence[Fact], Mapping[str, object]]] = []
 
     def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
         self.batches.append((facts, totals))
+        self.appended.set()
         return len(self.batches)
 
     def room(self, wanted: int = 1) -> int:
