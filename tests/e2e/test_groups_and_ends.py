@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dispatcher.errors import SampleRefused
-from tests.e2e.groups import BATCH, Found, Run, in_use
-from tests.e2e.rollouts import GROUP, Prompt, joined, prompts, roll_out
+from tests.e2e.groups.found import Found
+from tests.e2e.groups.rollouts import GROUP, Prompt, joined, prompts, roll_out
+from tests.e2e.groups.run import BATCH, Run, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
@@ -180,7 +181,7 @@ def test_what_is_held_when_a_worker_ends_its_stream_is_trained_on(tmp_path: Path
     with in_use(tmp_path, ranks=False) as run:
         run.produce(push())
         found = run.finish()
-    found.assert_all_committed(run.books, [prompts("a", 8), prompts("b", 8)])
+    found.assert_all_committed(run.books, [prompts("first", 6), prompts("a", 8), prompts("b", 6)])
 
 
 @pytest.mark.parametrize("fate", ["drop", "keep"])
