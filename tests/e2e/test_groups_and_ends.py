@@ -166,11 +166,9 @@ def test_what_is_held_when_a_worker_ends_its_stream_is_trained_on(tmp_path: Path
 
     async def push() -> None:
         async with joined(run.endpoint) as producer, joined(run.endpoint) as other:
+            await push_all(run, producer, "first", 6, None)  # as many as a window has
             pushing = asyncio.gather(
-                *(
-                    push_all(run, who, name, 8, None)
-                    for who, name in ((producer, "a"), (other, "b"))
-                )
+                push_all(run, producer, "a", 8, None), push_all(run, other, "b", 6, None)
             )
             await run.until(lambda now: now["pushes_held"] > 0, "pushes wait for room")
             ending = asyncio.gather(producer.end_stream(), other.end_stream())

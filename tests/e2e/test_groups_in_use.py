@@ -49,7 +49,7 @@ def test_the_same_with_a_journal(tmp_path: Path) -> None:
 def test_sixty_four_workers_with_one_prompt_of_eight_each(tmp_path: Path) -> None:
     mine = shares(64, 2)
     with in_use(tmp_path, warm=False) as run:
-        run.produce(together(run.books, run.endpoint, mine, at_a_time=1, slowest_s=0.2))
+        run.produce(together(run.books, run.endpoint, mine, at_a_time=1, slowest_s=0.6))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
     assert_more_begun_than_the_window(run.books, 2 * WINDOW)
