@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dispatcher.errors import SampleRefused
-from tests.e2e.groups import BATCH, Found, Run, in_use
-from tests.e2e.rollouts import GROUP, Prompt, joined, prompts, roll_out
+from tests.e2e.groups.found import Found
+from tests.e2e.groups.rollouts import GROUP, Prompt, joined, prompts, roll_out
+from tests.e2e.groups.run import BATCH, Run, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
@@ -165,11 +166,9 @@ def test_what_is_held_when_a_worker_ends_its_stream_is_trained_on(tmp_path: Path
 
     async def push() -> None:
         async with joined(run.endpoint) as producer, joined(run.endpoint) as other:
+            await push_all(run, producer, "first", 6, None)  # as many as a window has
             pushing = asyncio.gather(
-                *(
-                    push_all(run, who, name, 8, None)
-                    for who, name in ((producer, "a"), (other, "b"))
-                )
+                push_all(run, producer, "a", 8, None), push_all(run, other, "b", 6, None)
             )
             await run.until(lambda now: now["pushes_held"] > 0, "pushes wait for room")
             ending = asyncio.gather(producer.end_stream(), other.end_stream())
@@ -180,7 +179,7 @@ def test_what_is_held_when_a_worker_ends_its_stream_is_trained_on(tmp_path: Path
     with in_use(tmp_path, ranks=False) as run:
         run.produce(push())
         found = run.finish()
-    found.assert_all_committed(run.books, [prompts("a", 8), prompts("b", 8)])
+    found.assert_all_committed(run.books, [prompts("first", 6), prompts("a", 8), prompts("b", 6)])
 
 
 @pytest.mark.parametrize("fate", ["drop", "keep"])

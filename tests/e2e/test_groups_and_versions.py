@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.groups import Run, in_use
-from tests.e2e.rollouts import GROUP, Prompt, group_of, joined, prompts, roll_out, until
+from tests.e2e.groups.rollouts import GROUP, Prompt, group_of, joined, prompts, roll_out, until
+from tests.e2e.groups.run import Run, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 

@@ -25,7 +25,7 @@ from workers import AsyncRolloutProducer, RolloutProducer
 #: Samples of a prompt unless said otherwise.
 GROUP = 8
 #: The longest that a rollout takes unless said otherwise, in seconds.
-SLOWEST_S = 0.1
+SLOWEST_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
