@@ -115,7 +115,8 @@ def test_a_group_belongs_to_the_phase_of_its_oldest_member_whole() -> None:
     assert bench.trained(1) == {"h0", "h1"}
 
 
-def test_what_producers_have_said_outlives_the_dispatcher() -> None:
+@pytest.mark.parametrize("says_so", [True, False])
+def test_what_producers_have_said_outlives_the_dispatcher(says_so: bool) -> None:
     bench, memory = Bench(durable=True, producer_timeout=10.0), Memory()
     push(bench, "p", "p0")
     push(bench, "q", "q0")
@@ -127,7 +128,10 @@ def test_what_producers_have_said_outlives_the_dispatcher() -> None:
         bench.core.producer_connected(producer)
     assert push(bench, "p", "late") == (R,)
     assert bench.core.statistics().phase == "running"
-    bench.perform(bench.core.end_stream(bench.now, "q"))
+    if says_so:
+        bench.perform(bench.core.end_stream(bench.now, "q"))
+    else:
+        bench.perform(bench.core.producer_lost("q", bench.now, for_good=True))
     assert bench.core.statistics().phase == "ended"
 
 
