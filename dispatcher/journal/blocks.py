@@ -183,5 +183,5 @@ def _read_header(reader: Reader, offset: int) -> Header | None:
 
 def _digest(front: Front, head: bytearray, offset: int) -> bytes:
     """Of a whole head without padding, wherever it has its digest."""
-    bare = head[: _DIGEST.start] + bytes(16) + head[_DIGEST.stop :]
-    return front.digest(bare, offset.to_bytes(8, "little"))
+    start = bytes(head[: _DIGEST.start])
+    return front.digest(offset, start, memoryview(head)[_DIGEST.stop :])
