@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from struct import Struct
 from zlib import crc32
 
-from dispatcher.journal.front import Front
+from dispatcher.journal.files.front import Front
+from dispatcher.journal.files.segments import Reader
 from dispatcher.journal.records import ACCEPTED, CHECKSUM, MOVED, NBYTES, Row
-from dispatcher.journal.segments import Reader
 from dispatcher.sample import ALIGNMENT, aligned
 
 MAGIC = b"rdB2"
