@@ -21,7 +21,7 @@ from zlib import crc32
 import lmdb
 
 from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
-from dispatcher.journal.disk import disk_errors
+from dispatcher.journal.files.disk import disk_errors
 from dispatcher.journal.lmdb_check import check_index
 from dispatcher.journal.records import Kept, schema_of, schema_row
 from dispatcher.journal.state import Ledger, Producer, State, Step

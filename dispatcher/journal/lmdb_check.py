@@ -24,7 +24,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from dispatcher.errors import JournalCorrupt
-from dispatcher.journal.disk import disk_errors
+from dispatcher.journal.files.disk import disk_errors
 
 _META = Struct("<16xIIQQ48s48sQQ")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1

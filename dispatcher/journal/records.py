@@ -44,8 +44,6 @@ SIZED, SAID, SIZE = "sized", "said", "size"
 NBYTES, CHECKSUM = 2, 3
 #: Where an accepted row has its producer, and what follows is of that and not of the sample.
 PRODUCER = 14
-#: Where an accepted row has what users name: ids of the sample and its group, producer, given id.
-_NAMES = (6, 7, PRODUCER, PRODUCER + 2)
 #: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
 #: row without names; and what a block takes besides rows, totals and payloads.
 _CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
@@ -115,14 +113,14 @@ class Batch:
 
 def most_bytes(rows: Sequence[Row], totals: str) -> int:
     """The log takes no more than this for a block of these, without its payloads."""
-    return _BLOCK_BYTES + 2 * len(totals) + sum(map(_most_bytes, rows))
-
-
-def _most_bytes(row: Row) -> int:
-    """JSON of a row has no more bytes than this, its comma and its payload's checksum included."""
-    if row[0] == ACCEPTED:
-        return _ACCEPTED_BYTES + _CHARACTER_BYTES * sum(len(row[at] or "") for at in _NAMES)
-    return _most_bytes_of(row)
+    found = _BLOCK_BYTES + 2 * len(totals)
+    for row in rows:
+        if row[0] == ACCEPTED:  # of these there are many, with the names that users give
+            names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[-1] or "")
+            found += _ACCEPTED_BYTES + _CHARACTER_BYTES * names
+        else:
+            found += _most_bytes_of(row)
+    return found
 
 
 def _most_bytes_of(value: object) -> int:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from dispatcher.core.entry import Entry
 from dispatcher.core.facts import Remembered, RememberedStep
 from dispatcher.errors import JournalCorrupt
-from dispatcher.journal.blocks import begins_block, checksum, read_block
-from dispatcher.journal.front import FIRST_BLOCK
+from dispatcher.journal.files.blocks import begins_block, checksum, read_block
+from dispatcher.journal.files.front import FIRST_BLOCK
+from dispatcher.journal.files.segments import Reader, SegmentFiles
 from dispatcher.journal.index import Position
 from dispatcher.journal.records import Kept
-from dispatcher.journal.segments import Reader, SegmentFiles
 from dispatcher.journal.state import Stage, State, Step
 
 

@@ -19,13 +19,13 @@ from time import perf_counter
 
 from dispatcher.core.facts import Remembered
 from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
-from dispatcher.journal.blocks import draft, places
-from dispatcher.journal.directory import Directory
+from dispatcher.journal.files.blocks import draft, places
+from dispatcher.journal.files.directory import Directory
+from dispatcher.journal.files.newest import NewestSegment
+from dispatcher.journal.files.segments import Segment, SegmentFiles
 from dispatcher.journal.index import Index, Position
-from dispatcher.journal.newest import NewestSegment
 from dispatcher.journal.records import MOVED, Row
 from dispatcher.journal.replay import has_blocks, read_payload, remembered, replay
-from dispatcher.journal.segments import Segment, SegmentFiles
 from dispatcher.journal.state import State
 
 #: Segments beyond twice the live bytes that are left alone.

@@ -10,11 +10,11 @@ import pytest
 
 from dispatcher.core.facts import Fact, Planned
 from dispatcher.errors import JournalCorrupt, JournalError
+from dispatcher.journal.files.newest import NewestSegment
+from dispatcher.journal.files.segments import SegmentFiles
 from dispatcher.journal.index import Index
-from dispatcher.journal.newest import NewestSegment
 from dispatcher.journal.policy import parse_sync
 from dispatcher.journal.replay import replay
-from dispatcher.journal.segments import SegmentFiles
 from dispatcher.journal.state import State
 from tests.journal.support import BATCH, OFF, accepted, as_if_killed, opened, plain, recovered
 

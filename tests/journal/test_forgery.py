@@ -14,8 +14,8 @@ import pytest
 from dispatcher.core.entry import Entry
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import Accepted, Dropped
-from dispatcher.journal.blocks import _HEADER, HEADER_SIZE, MAGIC, draft
-from dispatcher.journal.front import FIRST_BLOCK, Front
+from dispatcher.journal.files.blocks import _HEADER, HEADER_SIZE, MAGIC, draft
+from dispatcher.journal.files.front import FIRST_BLOCK, Front
 from dispatcher.sample import DType, Field, Sample, Schema
 from tests.journal.support import BATCH, as_if_killed, opened, recovered
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import Accepted, Committed, Dropped, Fact, Planned, VersionReported
-from dispatcher.journal.blocks import draft
-from dispatcher.journal.front import Front
+from dispatcher.journal.files.blocks import draft
+from dispatcher.journal.files.front import Front
 from dispatcher.journal.journal import Journal
 from dispatcher.journal.records import Encoder
 from dispatcher.journal.room import Room

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from struct import Struct
 from zlib import crc32
 
-from dispatcher.journal.front import Front
+from dispatcher.journal.files.front import Front
+from dispatcher.journal.files.segments import Reader
 from dispatcher.journal.records import ACCEPTED, CHECKSUM, MOVED, NBYTES, Row
-from dispatcher.journal.segments import Reader
 from dispatcher.sample import ALIGNMENT, aligned
 
 MAGIC = b"rdB2"
@@ -183,5 +183,5 @@ def _read_header(reader: Reader, offset: int) -> Header | None:
 
 def _digest(front: Front, head: bytearray, offset: int) -> bytes:
     """Of a whole head without padding, wherever it has its digest."""
-    bare = head[: _DIGEST.start] + bytes(16) + head[_DIGEST.stop :]
-    return front.digest(bare, offset.to_bytes(8, "little"))
+    start = bytes(head[: _DIGEST.start])
+    return front.digest(offset, start, memoryview(head)[_DIGEST.stop :])

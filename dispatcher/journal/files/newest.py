@@ -12,7 +12,7 @@ from pathlib import Path
 from struct import Struct
 
 from dispatcher.errors import JournalCorrupt
-from dispatcher.journal.disk import disk_errors, sync_directory
+from dispatcher.journal.files.disk import disk_errors, sync_directory
 
 _SECTOR = 512
 _RECORD = Struct("<8sQ16s")

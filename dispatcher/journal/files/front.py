@@ -69,9 +69,12 @@ class Front:
                 found.append(sequence)
         return max(found, default=None)
 
-    def digest(self, data: bytes | bytearray, place: bytes) -> bytes:
-        """16 bytes that nobody can make without the salt, of what must stay in its place."""
-        return blake2b(data, key=self.salt, person=place, digest_size=16).digest()
+    def digest(self, offset: int, *parts: bytes | memoryview) -> bytes:
+        """16 bytes that nobody can make without the salt, of what must stay at this offset."""
+        found = blake2b(offset.to_bytes(8, "little"), key=self.salt, digest_size=16)
+        for part in parts:
+            found.update(part)
+        return found.digest()
 
     def header(self) -> bytes:
         """The first 64 bytes."""

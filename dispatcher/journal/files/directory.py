@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from dispatcher.errors import JournalError
-from dispatcher.journal.disk import disk_errors, sync_directory
+from dispatcher.journal.files.disk import disk_errors, sync_directory
 
 FORMAT = 2
 _PREFIX = "rollout-dispatcher journal, format "

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Self
 
 from dispatcher.errors import JournalCorrupt, JournalError, JournalFull
-from dispatcher.journal.disk import disk_errors, sync_directory
-from dispatcher.journal.front import FIRST_BLOCK, MARKS, Front
+from dispatcher.journal.files.disk import disk_errors, sync_directory
+from dispatcher.journal.files.front import FIRST_BLOCK, MARKS, Front
 
 #: Spares that there have to be: one for new samples, and one that these never get.
 SPARES = 2
