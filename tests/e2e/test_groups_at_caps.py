@@ -228,16 +228,16 @@ def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(
 ) -> None:
     mine = shares(4, 16)
     free: list[int] = []
+    over = asyncio.Event()
 
     async def look() -> None:
-        while True:
+        while not over.is_set():
             free.append(shutil.disk_usage(small_disk).free)
             await asyncio.sleep(0.02)
 
     async def push() -> None:
-        looking = asyncio.create_task(look())
         await together(run.books, run.endpoint, mine)
-        looking.cancel()
+        over.set()
 
     with in_use(
         tmp_path,
@@ -246,7 +246,7 @@ def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(
         module="tests.e2e.groups.small_journal",
         journal_dir=small_disk / "journal",
     ) as run:
-        run.produce(push())
+        run.produce(look(), push())
         found = run.finish()
     assert_accounted_in_whole_groups(found, run, mine)
     assert len(found.committed) >= 2 * BATCH

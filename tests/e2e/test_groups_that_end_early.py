@@ -12,7 +12,17 @@ import pytest
 
 from dispatcher.errors import SampleRefused
 from tests.e2e.groups.found import dropped
-from tests.e2e.groups.rollouts import Prompt, joined, named, prompts, shares, together, until, work
+from tests.e2e.groups.rollouts import (
+    Prompt,
+    joined,
+    named,
+    prompts,
+    shares,
+    side_by_side,
+    together,
+    until,
+    work,
+)
 from tests.e2e.groups.run import Run, in_use
 from tests.e2e.groups.unfinished import unfinished
 from workers import RolloutSample
@@ -172,7 +182,7 @@ def test_agents_say_how_many_samples_a_group_has_when_it_is_done(tmp_path: Path)
 
     async def push() -> None:
         async with joined(run.endpoint) as producer:
-            await asyncio.gather(*(agent(producer, prompt) for prompt in mine))
+            await side_by_side(*(agent(producer, prompt) for prompt in mine))
             await producer.end_stream()
 
     with in_use(tmp_path) as run:
@@ -202,7 +212,7 @@ def test_two_workers_contribute_to_each_group(tmp_path: Path) -> None:
     async def push() -> None:
         async with joined(run.endpoint) as even, joined(run.endpoint) as odd:
             both = Both(even, odd)
-            await asyncio.gather(*(work(run.books, both, share) for share in mine))
+            await side_by_side(*(work(run.books, both, share) for share in mine))
             await even.end_stream()
             await odd.end_stream()
 

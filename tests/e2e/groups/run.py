@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.e2e.groups.found import Found
 from tests.e2e.groups.ranks import DP_SIZE, STALL_S, Ranks
-from tests.e2e.groups.rollouts import Books
+from tests.e2e.groups.rollouts import Books, side_by_side
 from tests.support.server import ServeProcess
 
 BATCH, WINDOW = 32, 48
@@ -91,9 +91,7 @@ class Run:
         try:
             async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch())
-                async with asyncio.TaskGroup() as producers:
-                    for one in work:
-                        producers.create_task(one)
+                await side_by_side(*work)
                 watch.cancel()
         except TimeoutError:
             raise AssertionError(f"not done within {PATIENCE_S:g} s: {self.standing()}") from None
