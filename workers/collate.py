@@ -4,10 +4,11 @@ Invariant: over all micro-batches of a step and all DP ranks, `(token_losses * l
 * loss_scale` adds up (after the ranks' gradients are averaged, or summed if so configured) to the
 mean over the step's loss tokens, or over its samples with loss tokens. A filler adds zero.
 
-No tensor looks at the received bytes: a micro-batch belongs to whom it is handed to, who may write
-into it, by whatever view or array (`labels = input_ids; labels[...] = -100`), and finds what was
-received in the next iteration over the step. Where the layout or the device does not ask for a copy
-anyway, the payload is copied whole, which costs less than to tell whether it was changed.
+No tensor looks at bytes that are handed out again: a micro-batch belongs to whom it is handed to,
+who may write into it, by whatever view or array (`labels = input_ids; labels[...] = -100`), and
+finds what was received in the next iteration over the step. Where the layout or the device does not
+ask for a copy anyway, the payload is copied whole: to tell for certain whether it was changed, by an
+array too, would cost more.
 """
 
 from collections.abc import Callable, Mapping
@@ -128,10 +129,16 @@ class MicroBatch:
         return found
 
 
-def collate(received: Received, step: m.Step, config: CollateConfig) -> MicroBatch:
-    """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`."""
+def collate(
+    received: Received, step: m.Step, config: CollateConfig, *, give_away: bool = False
+) -> MicroBatch:
+    """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
+
+    give_away: nobody asks for it again, so that its tensors may look at what was received.
+    """
     header = received.header
-    per_token, per_sample = _fields(received if config.copies else received.copied(config.memory))
+    copy = not (give_away or config.copies)
+    per_token, per_sample = _fields(received.copied(config.memory) if copy else received)
     weights = _loss_weights(header, per_token.get("loss_mask"), config)
     if header.is_filler and "loss_mask" in per_token:
         per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from dispatcher.errors import StepContractError
 from workers.collate import CollateConfig, MicroBatch, collate
+from workers.held_steps import Received
 from workers.rank_client import RankStep
 
 
@@ -12,11 +13,15 @@ class Step:
 
     Every iteration yields the same micro-batches in the same packing, in memory of their own: what
     was written into those of an earlier iteration is not in them.
+
+    epochs: how often it is iterated, the last time in the received memory itself; None: any number
+        of times.
     """
 
-    def __init__(self, step: RankStep, config: CollateConfig) -> None:
-        self._step, self._config = step, config
-        self._handed_out = 0
+    def __init__(self, step: RankStep, config: CollateConfig, epochs: int | None = None) -> None:
+        self._step, self._config, self._epochs = step, config, epochs
+        #: How often each micro-batch was handed out, in order; those never reached are missing.
+        self._handed_out: list[int] = []
 
     def __len__(self) -> int:
         """Micro-batches of this rank, and of every other; known before the first arrives."""
@@ -25,12 +30,24 @@ class Step:
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield micro-batches as they arrive.
 
-        Raises StepContractError once the step is committed, or what ended the stream for good.
+        Raises StepContractError once the step is committed or was iterated as often as said, or
+        what ended the stream for good.
         """
-        for count, item in enumerate(self._step, 1):
-            found = collate(item, self._step.header, self._config)
-            self._handed_out = max(self._handed_out, count)
-            yield found
+        for index, item in enumerate(self._step):
+            yield self._hand_out(index, item)
+
+    def _hand_out(self, index: int, item: Received) -> MicroBatch:
+        before = self._handed_out[index] if index < len(self._handed_out) else 0
+        if before == self._epochs:
+            raise StepContractError(
+                f"micro-batch {index} of step {self.number} was handed out as often as the stream "
+                f"was made for, with epochs={self._epochs}, and its memory is the trainer's now; "
+                "make the stream with the number of times that steps are iterated"
+            )
+        give_away = self._epochs is not None and before + 1 == self._epochs
+        found = collate(item, self._step.header, self._config, give_away=give_away)
+        self._handed_out[index : index + 1] = [before + 1]
+        return found
 
     def commit(self, *, partial: bool = False) -> None:
         """Say that this step's optimizer step is done; queues the message and returns.
@@ -41,9 +58,10 @@ class Step:
         Raises StepContractError out of order, naming the step that is due, and where micro-batches
         are left that no iteration has reached yet.
         """
-        if self._handed_out < len(self) and not partial:
+        reached = len(self._handed_out)
+        if reached < len(self) and not partial:
             raise StepContractError(
-                f"step {self.number} is to be committed, and {self._handed_out} of its {len(self)} "
+                f"step {self.number} is to be committed, and {reached} of its {len(self)} "
                 "micro-batches were handed out: the others would count as trained. Iterate the "
                 "whole step before commit(); to leave them out on purpose, on every rank, call "
                 "commit(partial=True)"

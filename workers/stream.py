@@ -61,6 +61,8 @@ class MicroBatchStream:
     layout: `packed`, `padded` or `jagged`; default: what the dispatcher plans for.
     loss_normalisation: `token-mean` or `sequence-mean`, over the whole step.
     grad_reduction: `mean` where the trainer averages gradients over ranks (DDP, FSDP), or `sum`.
+    epochs: how often the training loop iterates each step, if it is known: the last time needs no
+        copy then, and one more is an error. Default: any number of times, each with a copy.
     prefetch_steps: steps to receive ahead of the training loop.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
     credentials: what to show and trust; default: what the environment says.
@@ -85,6 +87,7 @@ class MicroBatchStream:
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
         grad_reduction: str = "mean",
+        epochs: int | None = None,
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
@@ -98,6 +101,9 @@ class MicroBatchStream:
         collation = None if layout is None else _choice(Collation, "layout", layout)
         self._is_leader = place.dp_rank == 0
 
+        if epochs is not None and epochs < 1:
+            raise ConfigError(f"epochs is {epochs}; a step is iterated at least 1 time")
+        self._epochs = epochs
         target = None if device is None else torch.device(device)
         pool = MemoryPool()
 
@@ -156,7 +162,7 @@ class MicroBatchStream:
         step = self._client.next_step()
         if step is None:
             raise StopIteration
-        return Step(step, self._config)
+        return Step(step, self._config, self._epochs)
 
     @property
     def generation(self) -> int:

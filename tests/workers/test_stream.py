@@ -17,9 +17,13 @@ from workers import MicroBatchStream
 
 @pytest.fixture
 def pair(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, request: pytest.FixtureRequest
 ) -> Iterator[tuple[MicroBatchStream, Peer]]:
-    joining = threads.submit(MicroBatchStream, dispatcher.endpoint, dp_rank=0, dp_size=1)
+    """A stream with the number of epochs that the test asks for, any by default."""
+    epochs = getattr(request, "param", None)
+    joining = threads.submit(
+        MicroBatchStream, dispatcher.endpoint, dp_rank=0, dp_size=1, epochs=epochs
+    )
     peer = dispatcher.accept()
     peer.welcome_rank(generation=5)
     stream = joining.result(10)
@@ -71,6 +75,26 @@ def test_labels_that_are_written_over_are_whole_in_the_next_epoch(
         assert torch.equal(labels[tokens // 2 :], torch.arange(tokens // 2, tokens))
 
 
+@pytest.mark.parametrize("pair", [1, 2, 3], indirect=True)
+def test_the_last_of_so_many_epochs_gets_what_was_received_and_no_further_one_comes(
+    pair: tuple[MicroBatchStream, Peer], request: pytest.FixtureRequest
+) -> None:
+    epochs = request.node.callspec.params["pair"]
+    stream, peer = pair
+    give(peer, 0, [1, 2], [3])
+    taken, received = next(stream), list[int]()
+    for _ in range(epochs):
+        batches = list(taken)
+        assert [batch.input_ids.tolist() for batch in batches] == [[1, 2], [3]]
+        received.append(batches[0].input_ids.data_ptr())
+        batches[0].input_ids[:] = -100
+    assert len(set(received)) == epochs
+    with pytest.raises(StepContractError, match=rf"micro-batch 0 of step 0 .* epochs={epochs}"):
+        next(iter(taken))
+    taken.commit()
+
+
+@pytest.mark.parametrize("pair", [None, 1], indirect=True)
 def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, Peer]) -> None:
     """However many steps of large micro-batches come after them."""
     stream, peer = pair
@@ -220,6 +244,7 @@ def test_only_rank_0_reports_the_policy_version(
         ({"layout": "dense"}, "choose from packed, padded, jagged"),
         ({"dp_rank": 1, "dp_size": 2}, r"init_process_group\(\) first, or pass .* generation="),
         ({"endpoint": "nowhere"}, "is no address"),
+        ({"epochs": 0}, r"epochs is 0; .* at least 1"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_connected(
