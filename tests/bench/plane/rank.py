@@ -39,6 +39,7 @@ class Trainer:
             dp_size=DP_SIZE,
             generation=order.get("generation"),
             prefetch_steps=self._prefetch_steps,
+            epochs=1,  # as `run` does
         )
         return {"generation": self._stream.generation, "began": began}
 
