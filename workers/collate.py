@@ -6,9 +6,9 @@ mean over the step's loss tokens, or over its samples with loss tokens. A filler
 
 No tensor looks at bytes that are handed out again: a micro-batch belongs to whom it is handed to,
 who may write into it, by whatever view or array (`labels = input_ids; labels[...] = -100`), and
-finds what was received in the next iteration over the step. Where the layout or the device does not
-ask for a copy anyway, the payload is copied whole: to tell for certain whether it was changed, by an
-array too, would cost more.
+finds what was received in the next iteration over the step. Where neither the layout nor the device
+asks for a copy anyway, the payload is copied whole: to tell for certain whether it was changed, by
+an array too, would cost more.
 """
 
 from collections.abc import Callable, Mapping
