@@ -118,7 +118,7 @@ class Admission:
             )
         if (known := self.held.find_emptied(push.producer, push.first_seq)) is not None:
             self.held.refill(known, push.samples)
-            return self._try(known, now) + (self.retry(now) if self._lacking() > 0 else [])
+            return self._try(known, now) + self.retry(now)
         raised = bool(push.producer) and self.memory.raise_floor(push.producer, push.floor)
         if raised and self._note is not None:
             self._note(FloorRaised(push.producer, push.floor))
@@ -217,7 +217,7 @@ class Admission:
         if full is not None and not self._buffer.is_expected(first):
             self._press(full, now)
             return []
-        return [PushRecalled(push.producer, push.first_seq)] if self.held.ask(push) else []
+        return [PushRecalled(push.producer, push.first_seq)] if self.held.ask(push, now) else []
 
     def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
         """Decide the samples of a push as far as they may come in.

@@ -156,6 +156,7 @@ class Dispatch:
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> list[Effect]:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._intake.lost(producer, now, for_good=for_good)
+        self._departures = -1  # others may have waited for what it had to say
         return self._after_room(now)
 
     def close_group(
@@ -281,11 +282,14 @@ class Dispatch:
     def tick(self, now: float) -> list[Effect]:
         """Do what has become due; call it at `next_deadline`."""
         self._intake.tick(now)
+        if self.admission.held.give_up_late(now):
+            self._departures = -1
         return self._after_room(now)
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
-        deadlines = (self._intake.next_deadline(), self._planning.wake_at)
+        late = self.admission.held.next_deadline()
+        deadlines = (self._intake.next_deadline(), self._planning.wake_at, late)
         return min((at for at in deadlines if at is not None), default=None)
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:

@@ -16,6 +16,10 @@ from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
 
 
+#: How long a payload that was asked for again keeps others from being asked for theirs.
+RESEND_SECONDS = 10.0
+
+
 @dataclass(slots=True)
 class _Held:
     """nbytes: payload bytes in memory. asked: its payload is on its way."""
@@ -34,7 +38,8 @@ class HeldPushes:
         self._of_producer: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._of_group: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._emptied: dict[tuple[str, int], Push] = {}
-        #: Samples of payloads that were asked for again and are on their way.
+        self._asked: dict[Push, float] = {}  # since when, in that order
+        #: Samples of payloads that were asked for again and are expected to come.
         self.asked_samples = 0
         #: Payload bytes in memory.
         self.nbytes = 0
@@ -102,14 +107,31 @@ class HeldPushes:
         """Whether its payload was let go."""
         return self._held[push].emptied
 
-    def ask(self, push: Push) -> bool:
+    def ask(self, push: Push, now: float) -> bool:
         """Its payload is wanted again; returns whether it was not asked for before."""
         held = self._held[push]
         if held.asked:
             return False
         held.asked = True
+        self._asked[push] = now
         self.asked_samples += len(push.undecided)
         return True
+
+    def give_up_late(self, now: float) -> bool:
+        """Expect no longer what was asked for long ago; returns whether there was any."""
+        late = [push for push, since in self._asked.items() if since + RESEND_SECONDS <= now]
+        for push in late:
+            self._expect_no_more(push)
+        return bool(late)
+
+    def next_deadline(self) -> float | None:
+        """When a payload that was asked for is late."""
+        since = next(iter(self._asked.values()), None)
+        return None if since is None else since + RESEND_SECONDS
+
+    def _expect_no_more(self, push: Push) -> None:
+        if self._asked.pop(push, None) is not None:
+            self.asked_samples -= len(push.undecided)
 
     def find_emptied(self, producer: str, first_seq: int) -> Push | None:
         """The push whose payload comes again, if this is one."""
@@ -124,8 +146,7 @@ class HeldPushes:
 
     def _unmark(self, push: Push) -> None:
         held = self._held[push]
-        if held.asked:
-            self.asked_samples -= len(push.undecided)
+        self._expect_no_more(push)
         if held.emptied:
             del self._emptied[push.producer, push.first_seq]
         held.emptied = held.asked = False

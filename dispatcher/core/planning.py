@@ -89,11 +89,10 @@ class Planning:
 
     def _ask(self, now: float) -> list[Effect]:
         """A step is wanted: ask the trigger, with nothing in the window that it may not have."""
-        effects: list[Effect] = []
-        while self._drop_unwanted():
-            effects += self._admission.retry(now)
+        effects = self._drop_unwanted(now)
         while isinstance(decision := self._decide(now), MakeRoom):
             effects += self._make_room(now)
+            effects += self._drop_unwanted(now)
         if isinstance(decision, Wait):
             self.wake_at = None if decision.seconds is None else now + decision.seconds
             return effects
@@ -117,7 +116,14 @@ class Planning:
         steps = self._ledger.steps
         return NextStep(steps.next_step, steps.committed)
 
-    def _drop_unwanted(self) -> int:
+    def _drop_unwanted(self, now: float) -> list[Effect]:
+        """Drop what the next step may not have, and what comes in for it."""
+        effects: list[Effect] = []
+        while self._drop():
+            effects += self._admission.retry(now)
+        return effects
+
+    def _drop(self) -> int:
         """Drop what the next step may not have; returns how many samples that were."""
         dropped, above = 0, self._config.drop_above
         if above is not None:
