@@ -138,13 +138,14 @@ class Journal:
         """Whether it failed for good."""
         return self._broken
 
-    def room(self, wanted: int = 1) -> int:
+    def room(self, wanted: int = 0) -> int:
         """Bytes that new samples may take now; 0 while the journal is failing. From any thread.
 
         A sample takes its payload and some hundred bytes besides; what is appended counts at once,
-        durable or not. If this is less than `wanted`, `on_room` follows when it may be there; room
-        for more than a segment is made then.
+        durable or not. If this is less than `wanted` (0: than a block may have), `on_room` follows
+        when it may be there; room for more than a segment is made then.
         """
+        wanted = wanted or self._max_block
         found = self._room.ask(wanted)
         if found < wanted:
             with self._wake:
@@ -220,12 +221,13 @@ class Journal:
         return not self._closing or bool(self._queue)
 
     def _tend(self) -> bool:
-        """While something is in the way, see every second whether it still is."""
+        """See every second, or once that helps, whether what was in the way still is."""
         in_trouble = self._store.trouble is not None
         if not in_trouble and not self._room.wide:
             self._tend_due = None
             return True
-        if self._tend_due is not None and monotonic() < self._tend_due:
+        waits = self._tend_due is not None and monotonic() < self._tend_due
+        if waits and not self._store.can_free:
             return True
         self._tend_due = monotonic() + RETRY_SECONDS
         if in_trouble:
