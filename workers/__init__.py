@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from workers.producer_core import Outcome
     from workers.rank_client import RankClient
     from workers.sampler import LengthBucketSampler
-    from workers.stream import MicroBatchStream, Step
+    from workers.step import Step
+    from workers.stream import MicroBatchStream
 
 _HOMES = {
     "AsyncRolloutProducer": "workers.producer_async",
@@ -28,7 +29,7 @@ _HOMES = {
     "RankClient": "workers.rank_client",
     "RolloutProducer": "workers.producer",
     "RolloutSample": "workers.encode",
-    "Step": "workers.stream",
+    "Step": "workers.step",
 }
 
 __all__ = [

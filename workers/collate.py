@@ -90,7 +90,8 @@ class MicroBatch:
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
 
-    loss_scale: factor of the summed, weighted token losses; see the module's invariant.
+    loss_scale: factor of the summed, weighted token losses, to apply exactly once; whether it was,
+        nobody can see from here. See the module's invariant.
     tokens: real tokens, without padding. max_seqlen: tokens of the longest sample.
     is_last: the step's last on this rank, where gradients are synchronised.
     is_filler: one token of no weight, so that this rank joins the others' backward pass.

@@ -13,12 +13,13 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from dispatcher.errors import ClientClosed
 from workers.credentials import Credentials
 from workers.encode import GroupSize, Pushable, RolloutSample
 from workers.liveness import CLOSE_TIMEOUT_S
+from workers.own_process import OwnProcess, refuse_to_travel
 from workers.producer_async import AsyncRolloutProducer, members
 from workers.producer_core import Outcome
 from workers.to_array import ArrayLike
@@ -49,17 +50,21 @@ class RolloutProducer:
             reconnect_timeout=reconnect_timeout,
             credentials=credentials,
         )
+        self._process = process = OwnProcess("producer")
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(
             target=_run_loop, args=(self._loop,), name="rollout-producer", daemon=True
         )
         thread.start()
-        self._stop = weakref.finalize(self, _stop, self._loop, thread, self._inner)
+        self._stop = weakref.finalize(self, _stop, process, self._loop, thread, self._inner)
         try:
             self._call(self._inner.start())
         except BaseException:
             self._stop()
             raise
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("producer")
 
     def __enter__(self) -> Self:
         return self
@@ -124,9 +129,13 @@ class RolloutProducer:
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the private thread; an interrupted wait cancels it."""
-        if not self._stop.alive:
+        try:
+            self._process.check()
+            if not self._stop.alive:
+                raise ClientClosed("the producer is closed")
+        except BaseException:
             work.close()
-            raise ClientClosed("the producer is closed")
+            raise
         future: Future[T] | None = None
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -166,9 +175,14 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _stop(
-    loop: asyncio.AbstractEventLoop, thread: threading.Thread, inner: AsyncRolloutProducer
+    process: OwnProcess,
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    inner: AsyncRolloutProducer,
 ) -> None:
     """Close the connection, then the loop; bounded, as it also runs when the interpreter exits."""
+    if not process.is_here:  # that of a forked child
+        return
 
     async def close() -> None:
         try:

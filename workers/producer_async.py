@@ -7,7 +7,7 @@ run at the same time.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from dispatcher.errors import SampleRefused
 from dispatcher.wire import messages as m
@@ -22,6 +22,7 @@ from workers.encode import (
     RolloutSample,
     rollout_samples,
 )
+from workers.own_process import refuse_to_travel
 from workers.producer_client import ProducerClient
 from workers.producer_core import Outcome
 from workers.to_array import ArrayLike
@@ -38,6 +39,8 @@ class AsyncRolloutProducer:
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
         call raises DispatcherUnreachable.
     credentials: what to show and trust; default: what the environment says.
+
+    It belongs to the process that makes it: in a forked child every call raises ConfigError.
     """
 
     def __init__(
@@ -53,6 +56,9 @@ class AsyncRolloutProducer:
         self._client = ProducerClient(Endpoint.parse(endpoint), reconnect_timeout, shown)
         self._encoder = Encoder(per_sample)
         self._group_size = group_size
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("producer")
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -24,6 +24,7 @@ from workers.batches import batches
 from workers.credentials import Credentials, hopeless
 from workers.encode import EncodedSample
 from workers.liveness import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Backoff
+from workers.own_process import OwnProcess
 from workers.producer_core import Outcome, ProducerCore, Settled
 from workers.producer_link import ProducerLink
 
@@ -37,6 +38,7 @@ class ProducerClient:
         self, endpoint: Endpoint, reconnect_timeout: float, credentials: Credentials
     ) -> None:
         self._endpoint, self._credentials = endpoint, credentials
+        self._process = OwnProcess("producer")
         self._backoff = Backoff(reconnect_timeout)
         self._core = ProducerCore(uuid4().hex)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
@@ -47,6 +49,7 @@ class ProducerClient:
 
     async def start(self) -> None:
         """Connect; returns when welcomed, raises DispatcherError when that is hopeless."""
+        self._process.check()
         loop = asyncio.get_running_loop()
         self._welcomed = loop.create_future()
         self._task = loop.create_task(self._run(), name="rollout-producer")
@@ -97,6 +100,8 @@ class ProducerClient:
 
     async def close(self) -> None:
         """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
+        if not self._process.is_here:
+            return
         task, self._task = self._task, None
         if task is None:
             return
@@ -140,6 +145,7 @@ class ProducerClient:
         return future
 
     def _check(self) -> None:
+        self._process.check()
         if self._failure is not None:
             raise self._failure
         if self._task is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, NoReturn, Self, TypeVar
 from uuid import uuid4
 
 from dispatcher.errors import ClientClosed
@@ -22,6 +22,7 @@ from workers.checked import validated
 from workers.credentials import Credentials
 from workers.held_steps import HeldStep, Received
 from workers.memory_pool import MemoryPool
+from workers.own_process import OwnProcess, refuse_to_travel
 from workers.rank_core import RankCore
 from workers.rank_thread import RankThread
 
@@ -94,7 +95,8 @@ class RankClient:
         shown = Credentials.from_environment() if credentials is None else credentials
         core = RankCore(uuid4().hex, dp_rank, dp_size, generation, prefetch_steps)
         validated(core.hello)
-        self._core, self._changed = core, threading.Condition()
+        self._core, self._condition = core, threading.Condition()
+        self._process = OwnProcess("stream")
         self._steps_taken = self._steps_committed = self._micro_batches = 0
         self._step_wait_s = self._micro_batch_wait_s = 0.0
         self._thread = RankThread(
@@ -121,6 +123,15 @@ class RankClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("stream")
+
+    @property
+    def _changed(self) -> threading.Condition:
+        """What guards the core; in a forked child it may be held by a thread that is not there."""
+        self._process.check()
+        return self._condition
 
     @property
     def end_reason(self) -> str | None:

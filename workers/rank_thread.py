@@ -24,6 +24,7 @@ from workers.liveness import (
     Backoff,
     Heartbeat,
 )
+from workers.own_process import OwnProcess
 from workers.rank_core import RankCore
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class RankThread:
         self._backoff = Backoff(reconnect_timeout)
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="dispatcher-rank", daemon=True)
+        self._process = OwnProcess("stream")
         self._welcomes = 0
         self.bytes_received = 0
         self.stopping = False
@@ -76,6 +78,8 @@ class RankThread:
 
     def stop(self) -> None:
         """Deliver what is said, disconnect, and join; bounded by twice the close timeout."""
+        if not self._process.is_here:  # the exit hook, in a forked child
+            return
         with self._changed:
             if self.stopping:
                 return

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from dispatcher.errors import CheckpointRefused, ConfigError
 from dispatcher.net.memory import Memory
@@ -23,11 +24,10 @@ from workers.collate import (
     Collation,
     GradReduction,
     LossNormalisation,
-    MicroBatch,
-    collate,
 )
 from workers.credentials import Credentials
 from workers.memory_pool import MemoryPool
+from workers.own_process import REMEDY, refuse_to_travel
 from workers.process_group import (
     Place,
     check_group,
@@ -37,70 +37,12 @@ from workers.process_group import (
     share_failure,
     share_generation,
 )
-from workers.rank_client import RankClient, RankStatistics, RankStep
+from workers.rank_client import RankClient, RankStatistics
+from workers.step import Step
 
 log = logging.getLogger(__name__)
 
 Choice = TypeVar("Choice", bound=StrEnum)
-
-
-class Step:
-    """One optimizer step: iterate its micro-batches, once or several times, then `commit()`.
-
-    Every iteration yields the same micro-batches in the same packing, in memory of their own: what
-    was written into those of an earlier iteration is not in them.
-    """
-
-    def __init__(self, step: RankStep, config: CollateConfig) -> None:
-        self._step, self._config = step, config
-
-    def __len__(self) -> int:
-        """Micro-batches of this rank, and of every other; known before the first arrives."""
-        return len(self._step)
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield micro-batches as they arrive.
-
-        Raises StepContractError once the step is committed, or what ended the stream for good.
-        """
-        return (collate(item, self._step.header, self._config) for item in self._step)
-
-    def commit(self) -> None:
-        """Say that this step's optimizer step is done; queues the message and returns.
-
-        Raises StepContractError, which names the step that is due, out of order.
-        """
-        self._step.commit()
-
-    @property
-    def number(self) -> int:
-        """The step's number: the same on every rank, ascending."""
-        return self._step.header.step
-
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the whole step's plan: the same on every rank."""
-        return self._step.header.digest
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of the whole step over all DP ranks."""
-        return self._step.header.num_samples
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole step over all DP ranks."""
-        return self._step.header.tokens
-
-    @property
-    def loss_tokens(self) -> int:
-        """Tokens that the loss counts, of the whole step over all DP ranks."""
-        return self._step.header.loss_tokens
-
-    @property
-    def loss_samples(self) -> int:
-        """Samples with at least one loss token, of the whole step over all DP ranks."""
-        return self._step.header.loss_samples
 
 
 class MicroBatchStream:
@@ -125,6 +67,9 @@ class MicroBatchStream:
     device: where tensors go, through pinned memory if that is a GPU; default: host memory.
     weights_dtype: of `loss_weights`.
 
+    It belongs to the process that makes it: a forked child, and a DataLoader with workers, get
+    ConfigError (with `num_workers=0` a dataset may iterate it).
+
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
     GenerationFenced; iterating raises them too.
     """
@@ -146,6 +91,7 @@ class MicroBatchStream:
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
+        _refuse_loader_workers()
         place = find_place(dp_rank, dp_size, process_group)
         normalisation = _choice(LossNormalisation, "loss_normalisation", loss_normalisation)
         reduction = _choice(GradReduction, "grad_reduction", grad_reduction)
@@ -183,6 +129,9 @@ class MicroBatchStream:
             device=target,
             memory=pool,
         )
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("stream")
 
     def __enter__(self) -> Self:
         return self
@@ -286,6 +235,15 @@ class MicroBatchStream:
     def close(self) -> None:
         """Deliver what was committed and disconnect. Idempotent, bounded in time."""
         self._close()
+
+
+def _refuse_loader_workers() -> None:
+    """Raise ConfigError in a worker of a DataLoader: each would be a DP rank of its own."""
+    if (worker := get_worker_info()) is not None:
+        raise ConfigError(
+            f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
+            f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
+        )
 
 
 def _memory_for(device: torch.device | None) -> Memory | None:

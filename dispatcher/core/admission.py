@@ -72,8 +72,9 @@ class Admission:
         self._buffer, self._totals, self._producers = buffer, totals, producers
         self._closed_groups, self._note = closed_groups, note
         self._credits, self._lacking, self._lost = credits_, lacking, lost
-        #: Payload bytes that the journal can take now; None without one.
-        self.journal_room: Callable[[], int] | None = None
+        #: Whether the journal takes so many samples of so many bytes; None without one.
+        self.journal_has_room: Callable[[int, int], bool] | None = None
+        self._unnoted = Amount()
         self.memory = DuplicateMemory(id_horizon)
         self.held = HeldPushes(buffer.limits.held_bytes)
         self._asked_at = 0.0
@@ -175,6 +176,11 @@ class Admission:
             effects.append(push.answer())
         return effects
 
+    def noted(self) -> None:
+        """What was accepted is with the journal: it counts that from now on."""
+        if self._unnoted.samples:
+            self._unnoted = Amount()
+
     # -- deciding ---------------------------------------------------------------------------
 
     def _let_members_in(self, now: float) -> list[Effect]:
@@ -258,7 +264,7 @@ class Admission:
 
     def _all_pass(self, samples: Columns, amount: Amount) -> bool:
         """Whether not even the last of these plain samples is held back."""
-        if self._no_room(amount.nbytes) is not None:
+        if self._no_room(amount.nbytes, amount.samples) is not None:
             return False
         before, tokens = amount.samples - 1, amount.tokens - samples.tokens[-1]
         return self._buffer.soft_cap(before, tokens) is None or self._lacking() > before
@@ -271,10 +277,12 @@ class Admission:
             full = None if passes else full
         return full
 
-    def _no_room(self, nbytes: int) -> BufferFull | None:
-        """The hard cap that so many bytes more would exceed, if they would."""
-        if self.journal_room is not None and nbytes > (room := self.journal_room()):
-            return BufferFull("journal", nbytes, room)
+    def _no_room(self, nbytes: int, samples: int = 1) -> BufferFull | None:
+        """The hard cap that so many samples and bytes more would exceed, if they would."""
+        if self.journal_has_room is not None:
+            unnoted, held = self._unnoted, self._buffer.held_bytes
+            if not self.journal_has_room(samples + unnoted.samples, nbytes + unnoted.nbytes):
+                return BufferFull("journal", held, held)
         return self._buffer.hard_cap(nbytes)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range, now: float) -> None:
@@ -286,6 +294,7 @@ class Admission:
         self._producers.contributed(push.producer, oldest)
         self.last_moved = now
         if self._note is not None:
+            self._unnoted += Amount.of_entries(entries)
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None
                 self._note(Accepted(entry, push.producer, seq, given_id))

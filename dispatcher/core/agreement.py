@@ -38,6 +38,11 @@ class Agreement:
         """Ends that were asked for and have not come, phases first."""
         return sorted(self._asked, key=lambda end: (end is None, end or 0))
 
+    @property
+    def decided(self) -> bool:
+        """Whether an end is decided, and waits for what was held back before."""
+        return _Stage.DECIDED in self._asked.values()
+
     def ask(self, end: End, *, force: bool = False) -> None:
         """A producer has said so; with `force` it speaks for all, and of what comes before."""
         self._asked.setdefault(end, _Stage.ASKED)
@@ -49,6 +54,10 @@ class Agreement:
         """Producers that have not said so."""
         found = self._producers.before_end() if end is None else self._producers.before_phase(end)
         return list(found)
+
+    def pending_waits(self, end: End) -> list[str]:
+        """The same of an end that was asked for; nobody otherwise."""
+        return self.waits_for(end) if end in self._asked else []
 
     def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
         """Decide what everybody has agreed to, and end what is decided and has come in."""

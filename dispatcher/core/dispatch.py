@@ -9,7 +9,6 @@ accepted = buffered + in flight + (committed - rewound) + dropped.
 from collections.abc import Callable, Sequence
 
 from dispatcher.core.admission import Admission
-from dispatcher.core.agreement import Agreement, End
 from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.checkpoints import Checkpoints
 from dispatcher.core.closed_groups import ClosedGroups
@@ -27,14 +26,12 @@ from dispatcher.core.events import (
 from dispatcher.core.facts import (
     Fact,
     GenerationBegan,
-    PhaseEnded,
-    ProducerSaid,
     Remembered,
     RunBegan,
-    StreamEnded,
     VersionReported,
 )
-from dispatcher.core.freshness import Freshness, before_phase
+from dispatcher.core.freshness import Freshness
+from dispatcher.core.intake import Intake
 from dispatcher.core.ledger import StepLedger
 from dispatcher.core.losses import Losses
 from dispatcher.core.open_groups import OpenGroups
@@ -47,8 +44,6 @@ from dispatcher.core.statistics import Statistics
 from dispatcher.core.totals import Totals
 from dispatcher.core.waiting import explain
 from dispatcher.plan import Plan
-
-STREAM_ENDED = "the stream has ended: its producers, or a controller, have ended it"
 
 
 class Dispatch:
@@ -75,11 +70,11 @@ class Dispatch:
         self.freshness = Freshness(
             config.max_staleness, config.staleness_policy, config.steps_per_version
         )
-        self._closed_groups = ClosedGroups(config.group_timeout)
+        closed_groups = ClosedGroups(config.group_timeout)
         self._dropping = Dropping(
             self.buffer,
             self.totals,
-            self._closed_groups,
+            closed_groups,
             self._note,
             keep=config.keep_incomplete,
         )
@@ -87,14 +82,13 @@ class Dispatch:
             self.buffer,
             self.totals,
             self.producers,
-            self._closed_groups,
+            closed_groups,
             credits_=config.producer_credits,
             id_horizon=config.id_horizon,
             lacking=self._lacking,
             lost=self._dropping.lost_member,
             note=self._note if config.durable else None,  # a fact a sample: not built for nobody
         )
-        self._agreement = Agreement(self.producers, self.admission)
         self._ending = Ending(
             self.buffer,
             self.ledger,
@@ -113,6 +107,16 @@ class Dispatch:
             totals=self.totals,
             note=self._note,
         )
+        self._intake = Intake(
+            self.producers,
+            self.buffer,
+            admission=self.admission,
+            closed_groups=closed_groups,
+            dropping=self._dropping,
+            freshness=self.freshness,
+            ending=self._ending,
+            note=self._note,
+        )
         self._departures = 0
 
     # -- what outlives the process ------------------------------------------------------------
@@ -120,26 +124,18 @@ class Dispatch:
     def restore(self, memory: Remembered, now: float = 0.0) -> None:
         """Go on where an earlier process stopped; to be called before anything else."""
         self.totals.restore(memory.totals)
-        said = {name: memory.words.get(name, (0, False)) for name in memory.producers}
-        self.producers.restore(said, now)
-        self.buffer.restore(memory.entries, memory.next_ticket, now)
-        self.checkpoints.restore(memory)
         if memory.run_id:
             self.run_id = memory.run_id
         else:
             self._note(RunBegan(self.run_id))
-        self.admission.memory.restore(memory.producers, memory.given_ids)
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
-        for version in memory.phases:
-            self._phase_decided(version)
-            self.freshness.end_phase(version, self.buffer.next_ticket)
-        if memory.ended:
-            self._ending.ended = True
-            self.admission.close(STREAM_ENDED)
+        self._intake.restore(memory, now)
+        self.checkpoints.restore(memory)
 
     def take_facts(self) -> list[Fact]:
         """What has to be durable before the effects that came with it are performed."""
+        self.admission.noted()
         facts, self._facts = self._facts, []
         return facts
 
@@ -159,26 +155,15 @@ class Dispatch:
 
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> list[Effect]:
         """A producer's connection is lost, `for_good` if it said goodbye."""
-        self.admission.producer_gone(producer)
-        self._gone(self.producers.lost(producer, now, for_good=for_good))
+        self._intake.lost(producer, now, for_good=for_good)
         return self._after_room(now)
 
     def close_group(
         self, group_id: str, now: float, *, size: int | None = None, keep: bool | None = None
     ) -> list[Effect]:
-        """No member beyond `size` will come, or none at all.
-
-        An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
-        size was to be told now.
-        """
-        self._closed_groups.reopen(group_id)
-        group = self.buffer.groups.get(group_id)
-        if size is not None:
-            group = group or self.buffer.groups.open(group_id, size, now)
-            self._dropping.resize(group, size)
-            self._departures = -1  # who was held back may belong to a group that has begun now
-        elif group is not None:
-            self._dropping.give_up(group, keep=True if group.size is None else keep)
+        """No member of a group beyond `size` will come, or none at all; see `Intake`."""
+        self._intake.close_group(group_id, size, keep, now)
+        self._departures = -1  # who was held back may belong to a group that has begun now
         return self._after_room(now)
 
     def end_phase(
@@ -188,10 +173,7 @@ class Dispatch:
 
         When all who contributed have said so, what is older goes before anything newer is planned.
         """
-        if version > self.admission.oldest_version:
-            self.producers.ends_phase(producer, version)
-            self._note_word(producer)
-            self._agreement.ask(version, force=force)
+        self._intake.end_phase(version, producer, force=force)
         return self._after_room(now)
 
     def end_stream(self, now: float, producer: str = "", *, force: bool = False) -> list[Effect]:
@@ -200,10 +182,7 @@ class Dispatch:
         When all who contributed have said so, what is buffered is flushed and the ranks' streams
         end.
         """
-        if not self._ending.ended:
-            self.producers.ends_stream(producer)
-            self._note_word(producer)
-            self._agreement.ask(None, force=force)
+        self._intake.end_stream(producer, force=force)
         return self._after_room(now)
 
     def drain(self, now: float) -> list[Effect]:
@@ -211,50 +190,12 @@ class Dispatch:
         self._ending.draining = True
         self._dropping.losses = self._dropping.losses or Losses()
         effects = self.admission.close("the dispatcher is shutting down")
-        self._stream_ended()
+        self._intake.stream_over()
         effects += self._consider(now)
         if not self.ledger.ranks:
             self._dropping.everything(DropReason.SHUTDOWN)
             effects += self._finish()
         return effects
-
-    def _note_word(self, producer: str) -> None:
-        if producer:
-            phase, ended = self.producers.phase(producer), self.producers.has_ended(producer)
-            self._note(ProducerSaid(producer, phase, ended))
-
-    def _gone(self, producers: list[str]) -> None:
-        for producer in producers:
-            self.buffer.groups.producer_gone(producer)
-
-    def _decided(self, end: End) -> None:
-        """From now on nothing comes that belongs before this end."""
-        if end is None:
-            self._note(StreamEnded())
-            self.admission.closed = STREAM_ENDED
-        else:
-            self._note(PhaseEnded(end))
-            self._phase_decided(end)
-
-    def _phase_decided(self, version: int) -> None:
-        self.admission.oldest_version = max(self.admission.oldest_version, version)
-
-    def _ended(self, end: End, now: float) -> None:
-        """What belongs before this end is here, as far as it will ever be."""
-        if end is None:
-            self._stream_ended()
-            return
-        belongs = before_phase(end)
-        for group in [group for group in self.buffer.groups if group.entries]:
-            if belongs(group.oldest):
-                why = f"the phase before policy version {end} has ended without all of its members"
-                self._dropping.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
-        self.freshness.end_phase(end, self.buffer.next_ticket)
-
-    def _stream_ended(self) -> None:
-        self._ending.ended = True
-        for group in list(self.buffer.groups):
-            self._dropping.give_up(group)
 
     # -- ranks ------------------------------------------------------------------------------
 
@@ -339,18 +280,12 @@ class Dispatch:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what has become due; call it at `next_deadline`."""
-        self._gone(self.producers.expire(now))
-        for group in self.buffer.groups.overdue(now):
-            self._dropping.give_up(group)
+        self._intake.tick(now)
         return self._after_room(now)
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
-        deadlines = (
-            self.buffer.groups.next_deadline(),
-            self.producers.next_deadline(),
-            self._planning.wake_at,
-        )
+        deadlines = (self._intake.next_deadline(), self._planning.wake_at)
         return min((at for at in deadlines if at is not None), default=None)
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
@@ -367,9 +302,9 @@ class Dispatch:
         self.buffer.let_go(entries)
         return self._after_room(now)
 
-    def heed_journal(self, room: Callable[[], int]) -> None:
-        """From now on let in only what the journal has room for; `room` gives payload bytes."""
-        self.admission.journal_room = room
+    def heed_journal(self, has_room: Callable[[int, int], bool]) -> None:
+        """Let in only what the journal has room for: so many samples, of so many payload bytes."""
+        self.admission.journal_has_room = has_room
 
     def journal_has_room(self, now: float) -> list[Effect]:
         """The journal takes samples again: let in who was held back for it."""
@@ -389,7 +324,7 @@ class Dispatch:
 
     def _consider(self, now: float) -> list[Effect]:
         """Something has changed: see whether a step can be planned, or the run is at its end."""
-        self._agreement.settle(self._decided, lambda end: self._ended(end, now))
+        self._intake.settle(now)
         effects = self._let_in(now) + self._help(now)
         effects += self._planning.consider(now)
         effects += self._let_in(now)
@@ -428,15 +363,21 @@ class Dispatch:
 
     def stream_waits(self) -> list[str]:
         """Producers whose word the end of the stream still waits for."""
-        return self._agreement.waits_for(None) if None in self._agreement.pending else []
+        return (
+            self._intake.agreement.waits_for(None) if None in self._intake.agreement.pending else []
+        )
 
     def phase_waits(self, version: int) -> list[str]:
         """Producers whose word the end of the phase before this version still waits for."""
-        return self._agreement.waits_for(version) if version in self._agreement.pending else []
+        return (
+            self._intake.agreement.waits_for(version)
+            if version in self._intake.agreement.pending
+            else []
+        )
 
     def waits_for(self, now: float) -> str:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""
-        return explain(self, self._agreement, now)
+        return explain(self, self._intake.agreement, now)
 
     # -- looking ----------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Dropping:
         keep: bool,
     ) -> None:
         self._buffer, self._totals, self._note = buffer, totals, note
-        self._closed_groups, self._keep = closed_groups, keep
+        self._closed_groups, self.keep = closed_groups, keep
         #: What a shutdown has cost; None before there is one.
         self.losses: Losses | None = None
 
@@ -51,7 +51,7 @@ class Dropping:
         *, keep: bool | None = None,
     ) -> None:  # fmt: skip
         """No further member of this group comes: it goes whole, or is whole with what has come."""
-        keep = self._keep if keep is None else keep
+        keep = self.keep if keep is None else keep
         if keep and group.entries:
             self.resize(group, len(group.entries))
         else:
@@ -74,14 +74,14 @@ class Dropping:
         assert sample.group_id is not None
         size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
         group = self._buffer.groups.get(sample.group_id)
-        if group is None and not self._keep:
+        if group is None and not self.keep:
             missing = None if size is None else max(0, size - 1)
             why = f"a member was refused ({why})"
             self._closed_groups.close(sample.group_id, why, missing, now)
             return
         group = group or self._buffer.groups.open(sample.group_id, size, now)
         group.lost += 1
-        if not self._keep:
+        if not self.keep:
             why = f"a member was refused ({why})"
             self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
         elif group.missing == 0:

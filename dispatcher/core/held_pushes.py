@@ -61,6 +61,11 @@ class HeldPushes:
         """Pushes that may have a waiting sample of this group."""
         return list(self._of_group.get(group_id, ()))
 
+    def members(self, group_id: str) -> int:
+        """How many samples of this group wait."""
+        waiting = (sample for push in self.of_group(group_id) for sample in push.waiting)
+        return sum(sample.group_id == group_id for sample in waiting)
+
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
         self._held[push] = _Held()

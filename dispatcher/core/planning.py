@@ -27,6 +27,9 @@ from dispatcher.core.totals import Totals
 from dispatcher.core.trigger import Go, MakeRoom, Standing, Wait, decide
 from dispatcher.plan import Plan
 
+#: Room that was made shows after this share of `max_wait`: before, no more is made.
+ROOM_SHOWS_AFTER = 1 / 8
+
 
 class Planning:
     """Turns buffered samples into steps, when ranks want them."""
@@ -132,7 +135,8 @@ class Planning:
         There is one with samples, or nobody would be held back.
         """
         cap = self._admission.pressed
-        self._admission.last_moved = now  # what a journal can take then shows after a while
+        # What a journal can take then shows after a while, but not after all of the wait again.
+        self._admission.last_moved = now - self._config.trigger.max_wait * (1 - ROOM_SHOWS_AFTER)
         youngest = [group for group in self._buffer.groups if group.entries][-1]
         given_up = len(youngest.entries)
         why = "there was no room for all open groups; raise --buffer-bytes or use a journal"

@@ -33,26 +33,21 @@ def fit(config: ServeConfig, memory: Remembered) -> None:
 
 
 def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
-    """Samples longer than the token budget have no micro-batch, unless they go alone.
+    """Buffered samples longer than the token budget have no micro-batch, unless they go alone.
 
-    Buffered ones may be dropped. Open steps are planned again for another number of ranks, with
-    exactly their samples.
+    In open steps they do: these are planned again, if at all, with exactly their samples.
     """
     budget = config.micro_batch_tokens
-    if budget is None or config.oversize is Oversize.ALONE:
+    if budget is None or config.oversize is not Oversize.ERROR:
         return
-    buffered = memory.entries if config.oversize is Oversize.ERROR else ()
-    planned = tuple(_in_steps(memory)) if config.elastic else ()
-    longer = [e.sample for e in (*buffered, *planned) if e.sample.tokens > budget]
+    longer = [entry.sample for entry in memory.entries if entry.sample.tokens > budget]
     if not longer:
         return
     longest = max(longer, key=lambda sample: sample.tokens)
-    droppable = all(entry.sample.tokens <= budget for entry in planned)
     raise ConfigError(
         f"{_held(config, len(longer))} longer than --micro-batch-tokens {budget}, the longest "
         f"({longest.sample_id}) has {longest.tokens} tokens: start with --micro-batch-tokens "
-        f"{longest.tokens} or more until they are trained on, or with --oversize alone"
-        f"{' or drop' * droppable}"
+        f"{longest.tokens} or more until they are trained on, or with --oversize alone or drop"
     )
 
 

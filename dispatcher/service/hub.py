@@ -51,7 +51,9 @@ class Hub:
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         metrics.watch_receiving(self.receiving)
         self._roster = Roster()
-        self.gate = Gate(journal, self._broken)
+        self.gate = Gate(journal, self._broken, self._journal_has_room)
+        if journal is not None:
+            core.heed_journal(self.gate.has_room)
         self._performer = Performer(
             core, config.plan_config(), self._roster, self.gate, metrics=metrics, clock=clock
         )
@@ -137,6 +139,9 @@ class Hub:
 
     def _broken(self, error: DispatcherError) -> None:
         self._performer.fail(error)
+
+    def _journal_has_room(self) -> None:
+        self.perform(self.core.journal_has_room(self.clock()))
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Have the core's decisions carried out."""

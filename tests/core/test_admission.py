@@ -201,6 +201,20 @@ def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
     assert outcomes(answers) == [("p", 2, (A,))]  # all that was missing has been refused
 
 
+def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100), batch=9, note=lambda _: None)
+    admission, room = lobby.admission, [70]
+    admission.journal_has_room = lambda _, nbytes: nbytes <= room[0]
+    held = admission.push(plain("p", 0, 3), 0.0, may_hold=True)  # of 32 bytes each
+    assert isinstance(held[0], PushHeld)
+    assert (held[0].full.cap, lobby.buffer.ready_units) == ("journal", 2)
+    assert admission.is_stuck(0.0)
+    room[0] = 40
+    assert admission.retry(0.0) == []  # what was let in is not with the journal yet
+    admission.noted()
+    assert outcomes(admission.retry(0.0)) == [("p", 0, (A, A, A))]
+
+
 # -- what held pushes take of memory -----------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from dispatcher.core.facts import CheckpointSaved, Remembered, Resumed, RunBegan
 from dispatcher.core.retained import Position
 from dispatcher.core.standing import RankHello
 from dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
-from tests.core.test_dispatch import Bench
+from tests.support.cores import Bench
 from tests.support.memory import Memory
 
 

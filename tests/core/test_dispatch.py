@@ -1,127 +1,20 @@
 """The whole core under a virtual clock: from pushes to committed steps."""
 
-from collections.abc import Iterable
-
 import pytest
 
-from dispatcher.balance.cost import parse_cost
-from dispatcher.balance.planner import plan
-from dispatcher.core.config import DispatchConfig
-from dispatcher.core.dispatch import Dispatch
 from dispatcher.core.events import (
     Deliver,
     Drained,
     DropReason,
-    Effect,
     EndRanks,
     Outcome,
-    PlanWanted,
     PushAnswered,
-    StepPlanned,
     Trigger,
 )
 from dispatcher.core.freshness import StalenessPolicy
-from dispatcher.core.limits import BufferLimits
-from dispatcher.core.push import Push
 from dispatcher.core.standing import RankHello
-from dispatcher.core.trigger import TriggerConfig
-from dispatcher.plan import Grouping, PlanConfig, Strategy
-from dispatcher.sample import Sample
+from tests.support.cores import Bench
 from tests.support.samples import make_sample
-
-
-class Bench:
-    """A core with its planner run inline, two ranks, and a clock that moves when told to."""
-
-    def __init__(
-        self,
-        *,
-        batch: int = 4,
-        window: int = 6,
-        capacity: int = 6,
-        nbytes: int = 1 << 20,
-        **options: object,
-    ):
-        self.now = 100.0
-        self.planned: list[StepPlanned] = []
-        self.log: list[Effect] = []
-        self._next_seq = 0
-        config = DispatchConfig(
-            dp_size=2,
-            limits=BufferLimits(capacity, batch, None, nbytes, 1000),
-            trigger=TriggerConfig(batch, window, max_wait=2.0),
-            **options,  # type: ignore[arg-type]
-        )
-        self.core = Dispatch(config)
-        self.plan_config = PlanConfig(
-            dp_size=2,
-            dispatch_batch_size=batch,
-            cost=parse_cost("tokens", lambda _: ""),
-            micro_batch_tokens=1000,
-            strategy=Strategy.WINDOW,
-            grouping=Grouping.STEP if config.groups_matter else Grouping.IGNORE,
-        )
-
-    def perform(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            self.log.append(effect)
-            if isinstance(effect, StepPlanned):
-                self.planned.append(effect)
-            if isinstance(effect, PlanWanted):
-                answer = plan(effect.window, self.plan_config, effect.take)
-                self.perform(self.core.planned(effect, answer, self.now))
-
-    def join(self) -> None:
-        self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))
-        generation = self.core.ledger.generation.number
-        self.perform(self.core.join(RankHello("r1", 1, 2, generation), self.now))
-
-    def push(self, *samples: Sample) -> tuple[Outcome, ...] | None:
-        """Outcomes, or None while the push is held."""
-        first = self._next_seq
-        self._next_seq += len(samples)
-        start = len(self.log)
-        self.perform(self.core.push(Push("p", first, samples), self.now))
-        answers = [
-            effect.outcomes
-            for effect in self.log[start:]
-            if isinstance(effect, PushAnswered) and effect.first_seq == first
-        ]
-        return answers[0] if answers else None
-
-    def push_plain(self, count: int, tokens: int = 4) -> None:
-        names = range(self._next_seq, self._next_seq + count)
-        self.push(*[make_sample(f"p/{name}", tokens) for name in names])
-
-    def hungry(self) -> None:
-        for rank in (0, 1):
-            taken = self.core.ledger.ranks[rank].taken
-            self.perform(self.core.demand(rank, taken, self.now, hungry=True))
-
-    def train(self, step: int) -> None:
-        """Both ranks prepare, take and commit a step."""
-        for rank in (0, 1):
-            digest = self.core.ledger.steps[step].digest
-            self.perform(self.core.prepared(rank, step, digest, self.now))
-        for rank in (0, 1):
-            self.perform(self.core.demand(rank, step, self.now, hungry=False))
-        for rank in (0, 1):
-            self.perform(self.core.commit(rank, step, self.now))
-
-    def pass_time(self, seconds: float) -> None:
-        """Let the clock run, with the ticks that the core asks for on the way."""
-        end = self.now + seconds
-        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
-            self.now = max(self.now, deadline)
-            self.perform(self.core.tick(self.now))
-        self.now = end
-
-    @property
-    def triggers(self) -> list[Trigger]:
-        return [step.trigger for step in self.planned]
-
-    def dropped(self, reason: DropReason) -> int:
-        return self.core.statistics().dropped[reason]
 
 
 def test_nothing_is_planned_before_every_rank_is_there() -> None:

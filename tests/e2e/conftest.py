@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.e2e.groups", "tests.e2e.rollouts")
+pytest.register_assert_rewrite("tests.e2e.groups")

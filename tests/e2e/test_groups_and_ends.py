@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dispatcher.errors import SampleRefused
-from tests.e2e.groups import BATCH, Found, Run, in_use
-from tests.e2e.rollouts import GROUP, Prompt, joined, prompts, roll_out
+from tests.e2e.groups.found import Found
+from tests.e2e.groups.rollouts import GROUP, Prompt, joined, prompts, roll_out, side_by_side
+from tests.e2e.groups.run import BATCH, Run, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 async def push_all(run: Run, producer: Any, name: str, number: int, version: int | None) -> None:
     """Push whole groups, their members in random order."""
     mine = [Prompt(one.name, version=version) for one in prompts(name, number)]
-    await asyncio.gather(*(roll_out(run.books, producer, prompt, 0.02) for prompt in mine))
+    await side_by_side(*(roll_out(run.books, producer, prompt, 0.02) for prompt in mine))
 
 
 def versions_in_order(found: Found) -> list[set[str]]:
@@ -165,22 +166,20 @@ def test_what_is_held_when_a_worker_ends_its_stream_is_trained_on(tmp_path: Path
 
     async def push() -> None:
         async with joined(run.endpoint) as producer, joined(run.endpoint) as other:
-            pushing = asyncio.gather(
-                *(
-                    push_all(run, who, name, 8, None)
-                    for who, name in ((producer, "a"), (other, "b"))
-                )
-            )
-            await run.until(lambda now: now["pushes_held"] > 0, "pushes wait for room")
-            ending = asyncio.gather(producer.end_stream(), other.end_stream())
-            await asyncio.to_thread(run.join)
-            await pushing
-            await ending
+
+            async def end() -> None:
+                await run.until(lambda now: now["pushes_held"] > 0, "pushes wait for room")
+                ranks = asyncio.to_thread(run.join)
+                await side_by_side(producer.end_stream(), other.end_stream(), ranks)
+
+            await push_all(run, producer, "first", 6, None)  # as many as a window has
+            both = push_all(run, producer, "a", 8, None), push_all(run, other, "b", 6, None)
+            await side_by_side(*both, end())
 
     with in_use(tmp_path, ranks=False) as run:
         run.produce(push())
         found = run.finish()
-    found.assert_all_committed(run.books, [prompts("a", 8), prompts("b", 8)])
+    found.assert_all_committed(run.books, [prompts("first", 6), prompts("a", 8), prompts("b", 6)])
 
 
 @pytest.mark.parametrize("fate", ["drop", "keep"])

@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.groups import Run, in_use
-from tests.e2e.rollouts import GROUP, Prompt, group_of, joined, prompts, roll_out, until
+from tests.e2e.groups.rollouts import (
+    GROUP,
+    Prompt,
+    group_of,
+    joined,
+    prompts,
+    roll_out,
+    side_by_side,
+    until,
+)
+from tests.e2e.groups.run import Run, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
@@ -32,7 +41,7 @@ def test_on_policy_training_with_several_steps_a_version_drops_nothing(tmp_path:
                 mine = [
                     Prompt(one.name, version=version) for one in prompts(f"{version}-{worker}", 2)
                 ]
-                await asyncio.gather(*(roll_out(run.books, producer, one, 0.02) for one in mine))
+                await side_by_side(*(roll_out(run.books, producer, one, 0.02) for one in mine))
                 await producer.end_phase(version + 1)
             await producer.end_stream()
 
@@ -77,12 +86,13 @@ def test_too_stale_groups_are_dropped_whole_and_the_others_go_on(tmp_path: Path)
 
     async def work() -> None:
         async with joined(run.endpoint) as producer, joined(run.endpoint) as keeper:
-            filling = asyncio.create_task(fill(keeper))
-            await asyncio.gather(*(lane(producer, f"w{at}") for at in range(3)))
-            over.set()
-            await filling
+            await side_by_side(fill(keeper), lanes(producer))
             await producer.end_stream()
             await keeper.end_stream()
+
+    async def lanes(producer: Any) -> None:
+        await side_by_side(*(lane(producer, f"w{at}") for at in range(3)))
+        over.set()
 
     async def fill(producer: Any) -> None:
         """Others keep the trainer busy, and have no versions."""

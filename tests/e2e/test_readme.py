@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.harness import finish, running
+from tests.support.client import Trainer
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -120,6 +121,8 @@ def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
         trainer = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
         script = tmp_path / "train.py"
         script.write_text(TRAINER_SETUP + trainer + TRAINER_END)
+        with Trainer(server.endpoint, 2):
+            pass  # the group before, which was killed
         launcher = [sys.executable, "-m", "torch.distributed.run", *shlex.split(commands[1])]
         with running(*launcher, str(script)) as trainers:
             run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])

@@ -12,6 +12,7 @@ from dispatcher.service.config import ServeConfig
 from dispatcher.service.hub import Hub
 from dispatcher.service.metrics import Metrics
 from dispatcher.service.peer import Peer, PeerLimits
+from dispatcher.service.performer import HANDED_OUT_AT_ONCE
 from dispatcher.service.server import core_config
 from dispatcher.wire import codec
 from dispatcher.wire import messages as m
@@ -81,10 +82,10 @@ class Wire(asyncio.Transport):
         return heard
 
 
-def hub_with(log: SlowLog, dp_size: int = 1) -> Hub:
-    """A hub whose steps have one sample a rank; its journal is durable when the test says so."""
+def hub_with(log: SlowLog, dp_size: int = 1, samples: int = 1) -> Hub:
+    """A hub whose steps have so many samples a rank; it is durable when the test says so."""
     config = ServeConfig(
-        dp_size=dp_size, dispatch_batch_size=dp_size, micro_batch_size=1,
+        dp_size=dp_size, dispatch_batch_size=dp_size * samples, micro_batch_size=1,
         journal_dir=Path("unused"),
     )  # fmt: skip
     clock = asyncio.get_running_loop().time
@@ -132,6 +133,28 @@ async def test_a_rank_that_connects_again_is_welcomed_before_it_is_given_a_step(
     after.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, hungry=True))
     await log.durable(len(log.batches))
     assert await after.hears(3) == ["WelcomeRank", "Step", "MicroBatch"]
+    hub.close()
+
+
+async def test_what_was_about_to_be_handed_out_is_not_for_a_rank_that_says_hello_again() -> None:
+    log, parts = SlowLog(), HANDED_OUT_AT_ONCE + 1
+    hub = hub_with(log, samples=parts)
+    rank, producer = Wire(hub), Wire(hub)
+    rank.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1))
+    producer.say(m.HelloProducer(client_id="p"))
+    for seq in range(parts):
+        push_one(producer, seq)
+    await log.durable(len(log.batches))
+    await asyncio.sleep(0)  # the step is planned in the next turn
+    await log.durable(len(log.batches))
+    assert rank.heard() == ["WelcomeRank", "Step"]  # so large a step is handed out a turn later
+    position = m.Position(run_id="run", step=-1)
+    rank.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, resume=position))
+    await log.durable(len(log.batches))
+    assert await rank.hears(2 + parts) == ["WelcomeRank", "Step"] + ["MicroBatch"] * parts
+    for _ in range(10):  # turns of the loop, in which more would come
+        await asyncio.sleep(0)
+    assert rank.heard() == []
     hub.close()
 
 

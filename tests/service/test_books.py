@@ -91,7 +91,7 @@ def test_the_books_balance_in_every_scrape_under_load(serve: Serve) -> None:
         last = server.scrape()
         check_books(last)
         ender = Producer(server.endpoint, "end")
-        ender.end_stream()
+        ender.end_stream(force=True)
         ender.bye()
         committed = trainer.result()
     assert server.wait() == 0

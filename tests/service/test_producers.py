@@ -47,7 +47,9 @@ def test_a_push_without_room_is_blocked_and_pushed_once_there_is(serve: Serve) -
     producer = Producer(server.endpoint, "p")
     producer.push([3, 3, 3, 3])
     late = producer.send_push([5])
-    assert producer.expect(m.Blocked) == m.Blocked(
+    blocked = producer.expect(m.Blocked)
+    assert blocked.waits_for.startswith("DP ranks 0, 1 not joined yet")
+    assert blocked.model_copy(update={"waits_for": ""}) == m.Blocked(
         first_seq=late, cap="samples", held=4, capacity=4
     )
     assert server.scrape()["backpressure_active"] == 1
@@ -71,11 +73,22 @@ def test_a_push_that_finds_room_for_a_part_is_answered_as_a_whole(serve: Serve) 
 
 
 def test_every_cap_holds_producers_back_by_its_name(serve: Serve) -> None:
-    server = serve(buffer_tokens=20)
+    server = serve(buffer_tokens=20, buffer_capacity=8)
     producer = Producer(server.endpoint, "p")
     producer.push([10, 8])
+    producer.push([3])  # no step could be planned of two samples: a soft cap holds nobody back
+    producer.push([1])
     producer.send_push([3])
-    assert producer.expect(m.Blocked) == m.Blocked(first_seq=2, cap="tokens", held=18, capacity=20)
+    tokens = producer.expect(m.Blocked)
+    assert (tokens.first_seq, tokens.cap, tokens.held, tokens.capacity) == (4, "tokens", 22, 20)
+    server = serve(buffer_bytes="200B")
+    other = Producer(server.endpoint, "p")
+    other.push([10])
+    other.send_push([10])
+    nbytes = other.expect(m.Blocked)
+    held = server.status()["buffered_bytes"]
+    assert (nbytes.cap, nbytes.held, nbytes.capacity) == ("bytes", held, 200)
+    assert 100 < held < 200
 
 
 def test_pushes_beyond_the_credits_are_full_and_not_kept(serve: Serve) -> None:
@@ -142,13 +155,55 @@ def test_members_of_an_open_group_are_never_held_back(serve: Serve) -> None:
     grouping, other = Producer(server.endpoint, "g"), Producer(server.endpoint, "p")
     group: dict[str, Any] = {"group_ids": ["g"], "group_sizes": [3]}
     assert grouping.push([3], **group).outcomes == ACCEPTED
-    assert other.push([3]).outcomes == ACCEPTED
+    assert other.push([3] * 4).outcomes == ACCEPTED * 4  # nothing is reserved for the group
     other.send_push([3])
-    assert other.expect(m.Blocked).held == 4  # two held, two reserved
+    assert other.expect(m.Blocked).held == 4
     assert grouping.push([3], **group).outcomes == ACCEPTED
     assert grouping.push([3], **group).outcomes == ACCEPTED
     status = server.status()
-    assert (status["buffered"], status["open_groups"], status["pushes_held"]) == (4, 0, 1)
+    assert (status["buffered"], status["open_groups"], status["pushes_held"]) == (7, 0, 1)
+
+
+def test_a_group_may_learn_its_size_when_it_is_closed(serve: Serve) -> None:
+    server = serve(buffer_capacity=20)
+    producer = Producer(server.endpoint, "p")
+    group: dict[str, Any] = {"group_ids": ["g"], "group_sizes": [0]}
+    for _ in range(3):
+        assert producer.push([3], **group).outcomes == ACCEPTED
+    assert server.status()["open_groups"] == 1
+    producer.send(m.CloseGroup(group_id="g", size=4))
+    assert producer.push([3], **group).outcomes == ACCEPTED
+    status = server.status()
+    assert (status["ready"], status["open_groups"]) == (4, 0)
+    for name in ("whole", "kept"):
+        producer.push([3, 3], group_ids=[name] * 2, group_sizes=[3 * (name == "kept")] * 2)
+        producer.send(m.CloseGroup(group_id=name, keep=True if name == "kept" else None))
+        producer.ping()
+    status = server.status()
+    assert (status["ready"], status["open_groups"]) == (8, 0)
+
+
+def test_payloads_of_held_pushes_are_asked_for_again_when_their_turn_comes(serve: Serve) -> None:
+    server = serve(held_bytes="100B")
+    producer = Producer(server.endpoint, "p")
+    producer.push([3] * 4)
+    seqs, held = [], []
+    for _ in range(3):
+        seqs.append(producer.send_push([10]))
+        producer.expect(m.Blocked)
+        held.append(server.scrape()["pushes_held_bytes"])
+    assert held[0] > 0
+    assert held == held[:1] * 3  # of the first alone
+    with Trainer(server.endpoint, 2) as trainer:
+        trainer.train()
+        assert producer.expect(m.Pushed).first_seq == seqs[0]
+        for seq in seqs[1:]:
+            assert producer.expect(m.Resend).first_seq == seq
+        for seq in seqs[1:]:
+            producer.send_push([10], seq=seq)
+            answer = producer.expect(m.Pushed)
+            assert (answer.first_seq, answer.outcomes) == (seq, ACCEPTED)
+    assert server.status()["pushes_held"] == 0
 
 
 def test_a_group_that_is_closed_incomplete_is_dropped_whole_and_counted(serve: Serve) -> None:
@@ -162,10 +217,14 @@ def test_a_group_that_is_closed_incomplete_is_dropped_whole_and_counted(serve: S
     assert server.scrape()["samples_dropped_total{reason=incomplete-group}"] == 2
 
 
-def test_a_group_that_takes_too_long_is_dropped_whole(serve: Serve) -> None:
-    server = serve(group_timeout="100ms")
-    producer = Producer(server.endpoint, "p")
+def test_a_group_of_a_producer_that_is_gone_is_dropped_whole(serve: Serve) -> None:
+    server = serve(group_timeout="100ms", producer_timeout="100ms")
+    producer, other = Producer(server.endpoint, "p"), Producer(server.endpoint, "q")
     producer.push([3, 3], group_ids=["g", "g"], group_sizes=[3, 3])
+    other.push([3, 3], group_ids=["h", "h"], group_sizes=[3, 3])
+    producer.close()
+    server.await_status(open_groups=1, buffered=2, balanced=True)
+    other.bye()
     server.await_status(open_groups=0, buffered=0, balanced=True)
 
 

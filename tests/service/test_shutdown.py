@@ -1,5 +1,6 @@
 """The end: the first signal drains, the second quits, and nothing is left behind."""
 
+import json
 import signal
 import socket
 import stat
@@ -125,7 +126,12 @@ def test_the_end_of_the_stream_ends_the_dispatcher(serve: Serve) -> None:
     server = serve()
     producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
     producer.push([3, 4, 5, 6])
-    assert server.post("/v1/stream/end").status == 200
+    pending = server.post("/v1/stream/end")
+    assert (pending.status, json.loads(pending.text)) == (200, {"waits_for": ["p"]})
+    assert server.status()["phase"] == "running"  # the producer has not said that it is done
+    assert server.post("/v1/stream/end?force=perhaps").status == 400
+    forced = server.post("/v1/stream/end?force=true")
+    assert (forced.status, json.loads(forced.text)) == (200, {"waits_for": []})
     assert trainer.train()
     assert trainer.train() == []
     trainer.bye()

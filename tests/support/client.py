@@ -160,9 +160,9 @@ class Producer(WireClient):
         self.send(*make_push(self.client_id, first, tokens, **columns))
         return first
 
-    def end_stream(self) -> None:
+    def end_stream(self, *, force: bool = False) -> None:
         """End the stream and hear that it was heard."""
-        self.send(m.EndStream())
+        self.send(m.EndStream(force=force))
         self.ping()
 
     def push(self, tokens: Sequence[int], *, seq: int | None = None, **columns: object) -> m.Pushed:

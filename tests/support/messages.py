@@ -25,7 +25,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Push(first_seq=0, floor=0, fields=[IDS], tokens=[], loss_tokens=[], sample_ids=[]),
         m.Pushed(first_seq=0, outcomes=["accepted"]),
         m.Blocked(first_seq=0, cap="samples", held=8, capacity=8),
-        m.CloseGroup(group_id="g"),
+        m.CloseGroup(group_id="g", size=3, keep=True),
         m.EndPhase(policy_version=3),
         m.EndStream(),
         m.Demand(taken=-1, hungry=True),
@@ -44,6 +44,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Pong(),
         m.Bye(),
         m.CheckpointSaved(step=3),
+        m.Resend(first_seq=5),
     )
 }  # fmt: skip
 
@@ -141,11 +142,21 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         errors=st.dictionaries(_text, _text, max_size=4),
     ),
     m.Blocked: st.builds(
-        m.Blocked, first_seq=st.none() | _counts, cap=_text, held=_counts, capacity=_counts
+        m.Blocked,
+        first_seq=st.none() | _counts,
+        cap=_text,
+        held=_counts,
+        capacity=_counts,
+        waits_for=_text,
     ),
-    m.CloseGroup: st.builds(m.CloseGroup, group_id=_names),
-    m.EndPhase: st.builds(m.EndPhase, policy_version=_counts),
-    m.EndStream: st.builds(m.EndStream),
+    m.CloseGroup: st.builds(
+        m.CloseGroup,
+        group_id=_names,
+        size=st.none() | _extents,
+        keep=st.none() | st.booleans(),
+    ),
+    m.EndPhase: st.builds(m.EndPhase, policy_version=_counts, force=st.booleans()),
+    m.EndStream: st.builds(m.EndStream, force=st.booleans()),
     m.Demand: st.builds(m.Demand, taken=_watermarks, hungry=st.booleans()),
     m.PolicyVersion: st.builds(m.PolicyVersion, policy_version=_counts, first_step=_counts),
     m.Step: st.builds(
@@ -168,5 +179,6 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.Ping: st.builds(m.Ping),
     m.Pong: st.builds(m.Pong),
     m.Bye: st.builds(m.Bye),
+    m.Resend: st.builds(m.Resend, first_seq=_counts),
     m.CheckpointSaved: st.builds(m.CheckpointSaved, step=_watermarks),
 }

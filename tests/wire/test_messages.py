@@ -74,7 +74,7 @@ def test_a_header_that_is_no_object_is_refused(kind: type[m.Message], header: by
         (m.Push, PUSH | {"sample_ids": ["a", ""]}, "sample_ids.1: .*at least 1 character"),
         (m.Push, PUSH | {"sample_ids": ["a", "b" * 129]}, "sample_ids.1: .*at most 128"),
         (m.Push, PUSH | {"group_ids": ["g"]}, "group_ids has 1 entries"),
-        (m.Push, PUSH | {"group_sizes": [0, 1]}, "group_sizes.0: .*greater than"),
+        (m.Push, PUSH | {"group_sizes": [-1, 1]}, "group_sizes.0: .*greater than"),
         (m.Push, PUSH | {"group_sizes": [1] * 3}, "group_sizes has 3 entries"),
         (m.Push, PUSH | {"policy_versions": [1]}, "policy_versions has 1 entries"),
         (m.Push, PUSH | {"policy_versions": [1, -1]}, "policy_versions.1"),

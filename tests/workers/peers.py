@@ -64,16 +64,31 @@ class Peer:
             sleep(seconds * piece / nbytes)
         return self.expect(kind)
 
-    def wait_for(self, kind: type[M]) -> M:
+    def wait_for(self, kind: type[M], within: float = PATIENCE_S) -> M:
         """The next message that is no Demand, which must be of this kind.
 
         Whether a loop that asks for a step was hungry in between depends on who was faster.
         """
         while True:
-            message, _ = self._next(monotonic() + PATIENCE_S)
+            message, _ = self._next(monotonic() + within)
             if isinstance(message, kind):
                 return message
             assert isinstance(message, m.Demand), f"expected {kind.__name__}, got {message!r}"
+
+    def wait_for_commit(self) -> int:
+        """The step of the next Commit, whatever the rank has to say before it."""
+        return self._skip_to(m.Commit).step
+
+    def first_step_of_version(self) -> int:
+        """The first step of the next policy version that is reported."""
+        return self._skip_to(m.PolicyVersion).first_step
+
+    def _skip_to(self, kind: type[M]) -> M:
+        while True:
+            message, _ = self._next(monotonic() + PATIENCE_S)
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, (m.Demand, m.Prepared)), f"unexpected {message!r}"
 
     def hears_nothing(self, for_s: float = 0.15) -> bool:
         """Whether no message but pings comes for a while."""
@@ -159,9 +174,9 @@ class ScriptedDispatcher:
         self._listener.listen()
         self._peers: list[Peer] = []
 
-    def accept(self) -> Peer:
+    def accept(self, within: float = PATIENCE_S) -> Peer:
         """The next connection."""
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(within)
         self._peers.append(Peer(self._listener.accept()[0]))
         return self._peers[-1]
 

@@ -58,12 +58,17 @@ def test_labels_that_are_written_over_are_whole_in_the_next_epoch(
     """`labels = input_ids; labels[...] = -100`, as trainers of Hugging Face models do."""
     stream, peer = pair
     give(peer, 0, list(range(tokens)))
-    taken = next(stream)
-    for _ in range(3):
+    taken, kept = next(stream), []
+    for epoch in range(3):
         (batch,) = taken
         assert torch.equal(batch.input_ids, torch.arange(tokens))
         labels = batch.input_ids
-        labels[: tokens // 2] = -100
+        labels[: tokens // 2] = -epoch
+        kept.append(labels)
+    taken.commit()
+    for epoch, labels in enumerate(kept):
+        assert torch.all(labels[: tokens // 2] == -epoch)
+        assert torch.equal(labels[tokens // 2 :], torch.arange(tokens // 2, tokens))
 
 
 def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, Peer]) -> None:
@@ -107,6 +112,77 @@ def test_forgetting_to_commit_is_an_error_that_says_so(
     next(stream), next(stream)
     with pytest.raises(StepContractError, match=r"call step\.commit\(\) after optimizer\.step\(\)"):
         next(stream)
+
+
+@pytest.mark.parametrize("handed_out", [0, 1, 2])
+def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
+    pair: tuple[MicroBatchStream, Peer], handed_out: int
+) -> None:
+    """As by a commit() that is indented too far; what was left out would never come again."""
+    stream, peer = pair
+    give(peer, 0, [1], [2], [3])
+    taken = next(stream)
+    for _ in zip(range(handed_out), taken, strict=False):
+        pass
+    with pytest.raises(StepContractError, match=rf"step 0 .* {handed_out} of its 3 micro-batches"):
+        taken.commit()
+    assert [batch.input_ids.tolist() for batch in taken] == [[1], [2], [3]]
+    taken.commit()
+    assert peer.wait_for_commit() == 0
+
+
+def test_an_epoch_that_is_broken_off_after_a_whole_one_is_no_mistake(
+    pair: tuple[MicroBatchStream, Peer],
+) -> None:
+    stream, peer = pair
+    give(peer, 0, [1], [2])
+    taken = next(stream)
+    assert len(list(taken)) == 2
+    next(iter(taken))
+    taken.commit()
+    assert peer.wait_for_commit() == 0
+
+
+def test_a_step_may_be_given_up_on_purpose(pair: tuple[MicroBatchStream, Peer]) -> None:
+    stream, peer = pair
+    give(peer, 0, [1], [2])
+    taken = next(stream)
+    next(iter(taken))
+    taken.commit(partial=True)
+    assert peer.wait_for_commit() == 0
+
+
+def test_a_step_is_committed_once_and_not_read_afterwards(
+    pair: tuple[MicroBatchStream, Peer],
+) -> None:
+    stream, peer = pair
+    give(peer, 0, [1], [2])
+    taken = next(stream)
+    reading = iter(taken)
+    list(taken)
+    next(reading)
+    taken.commit()
+    with pytest.raises(StepContractError, match="step 0 is committed already"):
+        taken.commit()
+    with pytest.raises(StepContractError, match="its micro-batches are gone"):
+        next(reading)
+    with pytest.raises(StepContractError, match="its micro-batches are gone"):
+        list(taken)
+
+
+def test_a_policy_version_counts_from_the_step_that_has_not_begun(
+    pair: tuple[MicroBatchStream, Peer],
+) -> None:
+    stream, peer = pair
+    give(peer, 0, [1], [2])
+    taken = next(stream)
+    stream.set_policy_version(1)
+    assert peer.first_step_of_version() == 0
+    list(taken)
+    stream.set_policy_version(2)
+    assert peer.first_step_of_version() == 1
+    with pytest.raises(StepContractError, match="versions can only rise"):
+        stream.set_policy_version(1)
 
 
 def test_a_fence_is_raised_inside_a_step(pair: tuple[MicroBatchStream, Peer]) -> None:

@@ -8,7 +8,14 @@ import pytest
 
 from dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
 from tests.support.server import serve
-from workers import AsyncRolloutProducer, Outcome, RankClient, RolloutProducer, RolloutSample
+from workers import (
+    AsyncRolloutProducer,
+    MicroBatchStream,
+    Outcome,
+    RankClient,
+    RolloutProducer,
+    RolloutSample,
+)
 from workers.payload import arrays
 from workers.rank_client import RankStep
 
@@ -62,6 +69,26 @@ def test_a_new_generation_fences_the_old_one_and_gets_its_open_step_again(endpoi
     assert [content(step) for step in take(new)] == before
     for rank in [*old, *new]:
         rank.close()
+
+
+def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None:
+    """Never do both train: each would take half of the samples."""
+    options = {"dp_size": 1, "dispatch_batch_size": 1, "micro_batch_size": 1}
+    with serve(tmp_path / "server", **options) as address:
+        with RolloutProducer(address) as producer:
+            producer.push(FIELDS)
+        first = MicroBatchStream(address)
+        taken = next(first)
+        with MicroBatchStream(address) as second:
+            again = next(second)
+            assert again.digest == taken.digest
+            with pytest.raises(GenerationFenced, match="newer process group"):
+                next(first)
+            with pytest.raises(GenerationFenced, match="newer process group"):
+                list(taken)
+            list(again)
+            again.commit()
+        first.close()
 
 
 def test_a_rank_out_of_range_or_claimed_twice_is_refused(endpoint: str) -> None:

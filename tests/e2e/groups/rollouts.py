@@ -7,7 +7,7 @@ Tokens follow from a sample's id, so that whoever receives them can tell whether
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +25,7 @@ from workers import AsyncRolloutProducer, RolloutProducer
 #: Samples of a prompt unless said otherwise.
 GROUP = 8
 #: The longest that a rollout takes unless said otherwise, in seconds.
-SLOWEST_S = 0.1
+SLOWEST_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,13 @@ def joined(endpoint: str) -> AsyncRolloutProducer:
     return AsyncRolloutProducer(endpoint, per_sample=("ballast",))
 
 
+async def side_by_side(*work: Coroutine[Any, Any, object]) -> None:
+    """Do all of it at the same time; the first failure ends the rest, and none goes unheard."""
+    async with asyncio.TaskGroup() as group:
+        for one in work:
+            group.create_task(one)
+
+
 async def roll_out(books: Books, producer: Pushes, prompt: Prompt, slowest_s: float) -> None:
     """Answer one prompt: its samples are generated side by side and finish in random order."""
     rng = Random(prompt.name)
@@ -162,7 +169,7 @@ async def roll_out(books: Books, producer: Pushes, prompt: Prompt, slowest_s: fl
         await asyncio.sleep(delays[member])
         await books.push(producer, prompt, member)
 
-    await asyncio.gather(*(one(member) for member in range(prompt.size)))
+    await side_by_side(*(one(member) for member in range(prompt.size)))
 
 
 async def work(
@@ -180,7 +187,7 @@ async def work(
         for prompt in left:
             await roll_out(books, producer, prompt, slowest_s)
 
-    await asyncio.gather(*(lane() for _ in range(at_a_time)))
+    await side_by_side(*(lane() for _ in range(at_a_time)))
 
 
 async def together(
@@ -197,7 +204,7 @@ async def together(
     """
     async with AsyncExitStack() as stack:
         producers = [await stack.enter_async_context(joined(endpoint)) for _ in all_shares]
-        await asyncio.gather(
+        await side_by_side(
             *(
                 work(books, producer, share, **how)
                 for producer, share in zip(producers, all_shares, strict=True)

@@ -1,6 +1,6 @@
 """A rollout worker that will not finish: it begins groups, side by side, and then generates on.
 
-    python -m tests.e2e.unfinished ENDPOINT NAME PROMPTS MEMBERS
+    python -m tests.e2e.groups.unfinished ENDPOINT NAME PROMPTS MEMBERS
 
 Pushes so many members of so many prompts, and prints the id of each that was accepted. At the end
 of its standard input it says goodbye; until then it is there.
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.rollouts import fields, named, prompts
+from tests.e2e.groups.rollouts import fields, named, prompts
 from workers import RolloutProducer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Unfinished:

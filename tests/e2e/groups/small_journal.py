@@ -1,4 +1,7 @@
-"""`dispatcher serve` whose journal has small files: `python -m tests.e2e.small_journal serve`."""
+"""`dispatcher serve` whose journal has small files.
+
+python -m tests.e2e.groups.small_journal serve ...
+"""
 
 import sys
 

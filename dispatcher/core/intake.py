@@ -1,0 +1,161 @@
+"""What producers say, and what follows for groups, phases and the stream.
+
+Producers come and go, close groups, end phases and the stream. Groups whose producers are gone are
+given up when their time is over; phases and the stream end when producers agree (agreement.py).
+Facts are noted when something is decided, so that a restart stands by it.
+"""
+
+from dispatcher.core.admission import Admission
+from dispatcher.core.agreement import Agreement, End
+from dispatcher.core.buffer import SampleBuffer
+from dispatcher.core.closed_groups import ClosedGroups
+from dispatcher.core.dropping import Dropping
+from dispatcher.core.ending import Ending
+from dispatcher.core.events import DropReason
+from dispatcher.core.facts import Note, PhaseEnded, ProducerSaid, Remembered, StreamEnded
+from dispatcher.core.freshness import Freshness, before_phase
+from dispatcher.core.producers import Producers
+
+STREAM_ENDED = "the stream has ended: its producers, or a controller, have ended it"
+
+
+class Intake:
+    """Knows the producers; changes the buffer only through `dropping`."""
+
+    def __init__(
+        self,
+        producers: Producers,
+        buffer: SampleBuffer,
+        *,
+        admission: Admission,
+        closed_groups: ClosedGroups,
+        dropping: Dropping,
+        freshness: Freshness,
+        ending: Ending,
+        note: Note,
+    ) -> None:
+        self._producers, self._buffer, self._admission = producers, buffer, admission
+        self._closed_groups, self._dropping = closed_groups, dropping
+        self._freshness, self._ending, self._note = freshness, ending, note
+        self.agreement = Agreement(producers, admission)
+
+    def restore(self, memory: Remembered, now: float) -> None:
+        """Go on where an earlier process stopped: all who had contributed may still come back."""
+        said = {name: memory.words.get(name, (0, False)) for name in memory.producers}
+        self._producers.restore(said, now)
+        self._admission.memory.restore(memory.producers, memory.given_ids)
+        self._buffer.restore(memory.entries, memory.next_ticket, now)
+        for version in memory.phases:
+            self._bar(version)
+            self._end_phase(version, now, untracked=False)
+        if memory.ended:
+            self._admission.closed = STREAM_ENDED
+            self.stream_over()
+        for phase, ended in memory.words.values():  # what was asked for and not agreed to yet
+            if phase > self._admission.oldest_version:
+                self.agreement.ask(phase)
+            if ended and not memory.ended:
+                self.agreement.ask(None)
+
+    # -- they come and go -------------------------------------------------------------------
+
+    def lost(self, producer: str, now: float, *, for_good: bool) -> None:
+        """A producer's connection is lost, `for_good` if it said goodbye."""
+        self._admission.producer_gone(producer)
+        self._gone(self._producers.lost(producer, now, for_good=for_good))
+
+    def tick(self, now: float) -> None:
+        """Give up producers that are away for too long, and groups that nobody contributes to."""
+        self._gone(self._producers.expire(now))
+        for group in self._buffer.groups.overdue(now):
+            self._dropping.give_up(group)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted next; None if nothing is waited for."""
+        deadlines = (self._buffer.groups.next_deadline(), self._producers.next_deadline())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def _gone(self, producers: list[str]) -> None:
+        for producer in producers:
+            self._buffer.groups.producer_gone(producer)
+
+    # -- groups -----------------------------------------------------------------------------
+
+    def close_group(self, group_id: str, size: int | None, keep: bool | None, now: float) -> None:
+        """No member beyond `size` will come, or none but those that are held back.
+
+        An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
+        size was to be told now.
+        """
+        self._closed_groups.reopen(group_id)
+        group = self._buffer.groups.get(group_id)
+        waiting = self._admission.held.members(group_id)
+        keeps = self._dropping.keep if keep is None else keep
+        if size is None and group is not None and (keeps or group.size is None):
+            size = len(group.entries) + group.lost + waiting
+        if size is not None:
+            group = group or self._buffer.groups.open(group_id, size, now)
+            self._dropping.resize(group, size)
+        elif group is not None:
+            self._dropping.give_up(group, keep=False)
+        if size is None and waiting:
+            self._closed_groups.close(group_id, "it was closed", waiting, now)
+
+    # -- phases and the stream --------------------------------------------------------------
+
+    def end_phase(self, version: int, producer: str, *, force: bool) -> None:
+        """A producer pushes nothing older than `version`; with `force` nobody does."""
+        if version > self._admission.oldest_version:
+            self._producers.ends_phase(producer, version)
+            self._note_word(producer)
+            self.agreement.ask(version, force=force)
+
+    def end_stream(self, producer: str, *, force: bool) -> None:
+        """A producer pushes nothing more; with `force` nobody does."""
+        if not self._ending.ended:
+            self._producers.ends_stream(producer)
+            self._note_word(producer)
+            self.agreement.ask(None, force=force)
+
+    def settle(self, now: float) -> None:
+        """End what producers agree on, once what it waits for has come in."""
+        self.agreement.settle(self._decided, lambda end: self._ended(end, now))
+
+    def stream_over(self) -> None:
+        """Nothing comes any more: groups that lack members never will have them."""
+        self._ending.ended = True
+        for group in list(self._buffer.groups):
+            self._dropping.give_up(group)
+
+    def _note_word(self, producer: str) -> None:
+        if producer:
+            phase, ended = self._producers.phase(producer), self._producers.has_ended(producer)
+            self._note(ProducerSaid(producer, phase, ended))
+
+    def _decided(self, end: End) -> None:
+        """From now on nothing comes that belongs before this end."""
+        if end is None:
+            self._note(StreamEnded())
+            self._admission.closed = STREAM_ENDED
+        else:
+            self._note(PhaseEnded(end))
+            self._bar(end)
+
+    def _bar(self, version: int) -> None:
+        self._admission.oldest_version = max(self._admission.oldest_version, version)
+
+    def _ended(self, end: End, now: float) -> None:
+        """What belongs before this end is here, as far as it will ever be."""
+        if end is None:
+            self.stream_over()
+        else:
+            self._end_phase(end, now, untracked=True)
+
+    def _end_phase(self, version: int, now: float, *, untracked: bool) -> None:
+        """Groups that it leaves behind are given up; untracked: those without a version, too."""
+        belongs = before_phase(version)
+        why = f"the phase before policy version {version} has ended without all of its members"
+        for group in [group for group in self._buffer.groups if group.entries]:
+            if belongs(group.oldest) and (untracked or group.oldest is not None):
+                self._dropping.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+        self._freshness.end_phase(version, self._buffer.next_ticket)
