@@ -18,7 +18,6 @@ commits, drops) finds some on a full disk.
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -37,6 +36,8 @@ from dispatcher.journal.store import Store
 MOVES = 4
 #: How often something that had no room is tried again.
 RETRY_SECONDS = 1.0
+#: When who wanted more than the disk has is told to ask again; until then nothing is tried.
+ASK_AGAIN_SECONDS = 10.0
 
 
 class Trouble(StrEnum):
@@ -92,6 +93,7 @@ class Journal:
         self._batches = 0
         self._room = Room(store.room)
         self._tend_due: float | None = None
+        self._ask_again_due: float | None = None
         self._sync_due: float | None = None
         self._snapshot = self._observe()
         store.on_sync = self._synced
@@ -217,6 +219,9 @@ class Journal:
                 self._store.sync()
         if not self._tend():
             return False
+        if self._ask_again_due is not None and monotonic() >= self._ask_again_due:
+            self._ask_again_due = None
+            self.on_room()
         self._publish()
         return not self._closing or bool(self._queue)
 
@@ -233,8 +238,11 @@ class Journal:
         if in_trouble:
             self._store.tend()
             return self._reclaim()
-        with suppress(JournalFull):  # the others go on, and it is tried again
-            self._store.widen(self._room.wide)
+        wanted, self._room.wide = self._room.wide, 0
+        try:
+            self._store.widen(wanted)
+        except JournalFull:  # the others go on
+            self._ask_again_due = monotonic() + ASK_AGAIN_SECONDS
         return True
 
     def _take(self) -> list[Batch]:
@@ -252,7 +260,8 @@ class Journal:
     def _patience(self) -> float | None:
         """Seconds until something is due; None if nothing is."""
         tend_due = (self._tend_due or 0.0) if self._room.wide else self._tend_due
-        due = [at for at in (self._sync_due, tend_due) if at is not None]
+        times = (self._sync_due, tend_due, self._ask_again_due)
+        due = [at for at in times if at is not None]
         return max(0.0, min(due) - monotonic()) if due else None
 
     def _persist(self, batches: list[Batch]) -> bool:
