@@ -18,7 +18,6 @@ commits, drops) finds some on a full disk.
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -37,6 +36,8 @@ from dispatcher.journal.store import Store
 MOVES = 4
 #: How often something that had no room is tried again.
 RETRY_SECONDS = 1.0
+#: When who wanted more than the disk has is told to ask again; until then nothing is tried.
+ASK_AGAIN_SECONDS = 10.0
 
 
 class Trouble(StrEnum):
@@ -92,6 +93,7 @@ class Journal:
         self._batches = 0
         self._room = Room(store.room)
         self._tend_due: float | None = None
+        self._ask_again_due: float | None = None
         self._sync_due: float | None = None
         self._snapshot = self._observe()
         store.on_sync = self._synced
@@ -138,13 +140,14 @@ class Journal:
         """Whether it failed for good."""
         return self._broken
 
-    def room(self, wanted: int = 1) -> int:
+    def room(self, wanted: int = 0) -> int:
         """Bytes that new samples may take now; 0 while the journal is failing. From any thread.
 
         A sample takes its payload and some hundred bytes besides; what is appended counts at once,
-        durable or not. If this is less than `wanted`, `on_room` follows when it may be there; room
-        for more than a segment is made then.
+        durable or not. If this is less than `wanted` (0: than a block may have), `on_room` follows
+        when it may be there; room for more than a segment is made then.
         """
+        wanted = wanted or self._max_block
         found = self._room.ask(wanted)
         if found < wanted:
             with self._wake:
@@ -216,23 +219,30 @@ class Journal:
                 self._store.sync()
         if not self._tend():
             return False
+        if self._ask_again_due is not None and monotonic() >= self._ask_again_due:
+            self._ask_again_due = None
+            self.on_room()
         self._publish()
         return not self._closing or bool(self._queue)
 
     def _tend(self) -> bool:
-        """While something is in the way, see every second whether it still is."""
+        """See every second, or once that helps, whether what was in the way still is."""
         in_trouble = self._store.trouble is not None
         if not in_trouble and not self._room.wide:
             self._tend_due = None
             return True
-        if self._tend_due is not None and monotonic() < self._tend_due:
+        waits = self._tend_due is not None and monotonic() < self._tend_due
+        if waits and not self._store.can_free:
             return True
         self._tend_due = monotonic() + RETRY_SECONDS
         if in_trouble:
             self._store.tend()
             return self._reclaim()
-        with suppress(JournalFull):  # the others go on, and it is tried again
-            self._store.widen(self._room.wide)
+        wanted, self._room.wide = self._room.wide, 0
+        try:
+            self._store.widen(wanted)
+        except JournalFull:  # the others go on
+            self._ask_again_due = monotonic() + ASK_AGAIN_SECONDS
         return True
 
     def _take(self) -> list[Batch]:
@@ -250,7 +260,8 @@ class Journal:
     def _patience(self) -> float | None:
         """Seconds until something is due; None if nothing is."""
         tend_due = (self._tend_due or 0.0) if self._room.wide else self._tend_due
-        due = [at for at in (self._sync_due, tend_due) if at is not None]
+        times = (self._sync_due, tend_due, self._ask_again_due)
+        due = [at for at in times if at is not None]
         return max(0.0, min(due) - monotonic()) if due else None
 
     def _persist(self, batches: list[Batch]) -> bool:

@@ -61,6 +61,4 @@ class Room:
             grown = self._lacking is not None and self.available >= self._lacking
             if grown:
                 self._lacking = None
-            if self.wide <= usable:
-                self.wide = 0
         return grown

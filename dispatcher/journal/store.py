@@ -166,6 +166,14 @@ class Store:
         return self._index_trouble or self._spare_trouble
 
     @property
+    def can_free(self) -> bool:
+        """Whether a checkpoint would make room on a disk that is full."""
+        if self._spare_trouble is None or self._index_trouble is not None:
+            return False
+        live, active = self.state.live, self._active.number
+        return any(number < active and number not in live for number in self._files.sizes)
+
+    @property
     def dirty(self) -> bool:
         """Whether something is written and not synced."""
         return self._active.dirty

@@ -46,7 +46,7 @@ class Log(Protocol):
     on_room: Callable[[], None]
     failure: JournalError | None
 
-    def room(self, wanted: int = 1) -> int:
+    def room(self, wanted: int = 0) -> int:
         """Bytes that new samples may take now; `on_room` follows if that is less than `wanted`."""
 
     def fetch(self, ticket: int) -> bytes:
@@ -95,7 +95,7 @@ class Gate:
         wanted = nbytes + samples * BYTES_BESIDES_PAYLOAD
         return self.room(wanted) >= wanted
 
-    def room(self, wanted: int = 1) -> int:
+    def room(self, wanted: int = 0) -> int:
         """Bytes that new samples may take of the log; if less than `wanted`, `on_room` follows."""
         return sys.maxsize if self._journal is None else self._journal.room(wanted)
 

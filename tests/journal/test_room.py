@@ -264,6 +264,26 @@ def test_room_is_told_when_the_disk_has_some_again(small_disk: Path) -> None:
         assert journal.room(40_000) >= 40_000
 
 
+def test_who_wants_more_than_the_disk_has_stops_nobody_and_asks_again(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.journal.journal.ASK_AGAIN_SECONDS", 0.1)
+    wanted = 4 << 20
+    with opened(small_disk / "j", BATCH, segment_bytes=128 << 10) as (journal, listener, _):
+        told = threading.Event()
+        journal.on_room = told.set
+        assert journal.room(wanted) < wanted
+        assert told.wait(PATIENCE)
+        assert journal.failure is None
+        assert journal.room(100_000) >= 100_000
+        listener.wait(journal.append([accepted(0, tokens=4000)], {}))
+        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+        told.clear()
+        assert journal.room(wanted) < wanted
+        assert told.wait(PATIENCE)
+        assert journal.room(wanted) >= wanted
+
+
 def test_restarts_on_a_full_disk_use_nothing_up(small_disk: Path) -> None:
     """They go on in the last segment, whose old blocks are none any more under its new salt."""
     taken: list[int] = []
