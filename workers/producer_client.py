@@ -25,7 +25,7 @@ from workers.credentials import Credentials, hopeless
 from workers.encode import EncodedSample
 from workers.liveness import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Backoff
 from workers.own_process import OwnProcess
-from workers.producer_core import Outcome, ProducerCore, Settled
+from workers.producer_core import GRACE_S, Outcome, ProducerCore, Settled
 from workers.producer_link import ProducerLink
 
 log = logging.getLogger(__name__)
@@ -121,12 +121,17 @@ class ProducerClient:
         waiting = [(ticket, self._waiting[ticket]) for ticket in tickets]
         # Cancelling a wait cancels the future that it is for.
         left = [ticket for ticket, future in waiting if future.cancelled() or not future.done()]
-        given_up = [self._core.abandon(ticket) for ticket in left]
+        now = asyncio.get_running_loop().time()
+        given_up = [self._core.abandon(ticket, now) for ticket in left]
         if given_up and self._link is not None:
             self._link.copy_unsent()
+            self._link.pump()  # what it has to say of groups that lack members has its time
         caps = [blocked for _, blocked in given_up if blocked is not None]
         if len(left) == len(tickets) and all(withdrawn for withdrawn, _ in given_up):
-            fate = "the push was withdrawn: nothing of it was or will be accepted"
+            fate = (
+                "the push was withdrawn: nothing of it was or will be accepted. A group that lacks "
+                f"it is given up unless it is pushed again within {GRACE_S:.0f} s"
+            )
         else:
             fate = (
                 "samples of this push were or may still be accepted; push them again under the "

@@ -13,6 +13,8 @@ with an answer for every sample, or withdrawn while the dispatcher certainly did
 What is outstanding is bounded by the callers, each of which waits for its own push.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +29,8 @@ from workers.encode import EncodedSample
 
 #: After `full` although credits are free (two messages crossed): wait this long, then longer.
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+#: A member that was withdrawn may be pushed again for so long before its group is given up.
+GRACE_S = 10.0
 
 
 class Outcome(StrEnum):
@@ -70,11 +74,15 @@ class _Push:
 
 @dataclass(slots=True)
 class _Control:
-    """A message that waits for the pushes before it; `ping` is the Ping that confirms it."""
+    """A message that waits for the pushes before it, and until `due`.
+
+    ping: the Ping that confirms it.
+    """
 
     message: m.Message
     after: frozenset[int]
     ping: int | None = None
+    due: float = -math.inf
 
 
 class ProducerCore:
@@ -92,7 +100,7 @@ class ProducerCore:
         self._later: list[tuple[float, int]] = []  # heap: not before this time
         self._controls: dict[int, _Control] = {}
         self._control_ids = count(-1, -1)
-        self._closing: dict[str | None, int] = {}  # controls of groups that lack a withdrawn push
+        self._lacking: dict[str, int] = {}  # controls of groups that lack withdrawn members
         self._pings = self._pongs = 0
 
     # -- what the user wants
@@ -112,7 +120,7 @@ class ProducerCore:
             )
         self._pushes[first] = push = _Push(header(samples, self.client_id, first), payload(samples))
         self._next_seq += len(samples)
-        self._keep_open(push.message)
+        self._come_again(push.message)
         self._enqueue(first, push)
         return first
 
@@ -128,7 +136,7 @@ class ProducerCore:
         self._controls[ticket] = _Control(message, frozenset(after))
         return ticket
 
-    def abandon(self, ticket: int) -> tuple[bool, m.Blocked | None]:
+    def abandon(self, ticket: int, now: float) -> tuple[bool, m.Blocked | None]:
         """Nobody waits for this push any more.
 
         It is withdrawn if the dispatcher does not hold it; otherwise it stays until answered, as a
@@ -142,7 +150,7 @@ class ProducerCore:
             push.payload = [b"".join(push.payload)]
             return False, blocked
         del self._pushes[ticket]
-        self._close_groups_of(push)
+        self._give_up_members(push, now)
         return not any(push.outcomes), blocked
 
     def forget(self, ticket: int) -> None:
@@ -183,7 +191,8 @@ class ProducerCore:
         if not self._credits:
             return
         for control in list(self._controls.values()):
-            if control.ping is None and control.after.isdisjoint(self._pushes):
+            ready = control.due <= now and control.after.isdisjoint(self._pushes)
+            if control.ping is None and ready:
                 yield control.message, ()
                 control.ping = self._pings
                 yield self.ping(), ()
@@ -194,8 +203,11 @@ class ProducerCore:
         return m.Ping()
 
     def wait(self, now: float) -> float | None:
-        """Seconds until a refused-for-now push may be sent again; None when none waits for time."""
-        return max(self._later[0][0] - now, 0.0) if self._later else None
+        """Seconds until something may be said that waits for time; None when nothing does."""
+        due = [at for at, _ in self._later[:1]]
+        lacking = (self._controls[ticket] for ticket in self._lacking.values())
+        due += [control.due for control in lacking if control.ping is None]
+        return max(min(due) - now, 0.0) if due else None
 
     def handle(self, message: m.Message, now: float) -> list[Settled]:
         """Take a message; return what it settles.
@@ -265,17 +277,29 @@ class ProducerCore:
         self._in_flight -= 1
         self._enqueue(first, push)
 
-    def _close_groups_of(self, push: _Push) -> None:
-        """A member is withdrawn: its group lacks it, unless the group is pushed to once more."""
-        for group_id in {*(push.message.group_ids or ())} - {None}:
-            assert group_id is not None
-            self.control(m.CloseGroup(group_id=group_id))
-            self._closing[group_id] = min(self._controls)  # ids of controls fall
+    def _give_up_members(self, push: _Push, now: float) -> None:
+        """Members are withdrawn: their groups lack them, unless they are soon pushed once more."""
+        for group_id, members in Counter(push.message.group_ids or ()).items():
+            if group_id is not None:
+                self._lack(group_id, members, now)
 
-    def _keep_open(self, message: m.Push) -> None:
+    def _come_again(self, message: m.Push) -> None:
         """What was withdrawn of these groups is tried again."""
-        for group_id in {*(message.group_ids or ())} & self._closing.keys():
-            self._controls.pop(self._closing.pop(group_id), None)
+        for group_id, members in Counter(message.group_ids or ()).items():
+            if group_id in self._lacking:
+                self._lack(group_id, -members, 0.0)
+
+    def _lack(self, group_id: str, members: int, now: float) -> None:
+        ticket = self._lacking.pop(group_id, None)
+        control = None if ticket is None else self._controls.pop(ticket, None)
+        if control is not None and control.ping is None:
+            assert isinstance(control.message, m.CloseGroup)
+            members, now = members + control.message.withdrawn, max(now, control.due - GRACE_S)
+        if members > 0:
+            ticket = next(self._control_ids)
+            message = m.CloseGroup(group_id=group_id, withdrawn=members)
+            self._controls[ticket] = _Control(message, frozenset(), due=now + GRACE_S)
+            self._lacking[group_id] = ticket
 
     def _outcomes(self, push: _Push, answer: m.Pushed) -> Sequence[Outcome | SampleRefused | None]:
         """What is known of each sample of a push now; None where it has to be sent again."""
@@ -318,5 +342,5 @@ class ProducerCore:
         done = [ticket for ticket, item in self._controls.items() if item.ping == number]
         for ticket in done:
             del self._controls[ticket]
-        self._closing = {key: at for key, at in self._closing.items() if at in self._controls}
+        self._lacking = {key: at for key, at in self._lacking.items() if at in self._controls}
         return [Settled(ticket) for ticket in done]

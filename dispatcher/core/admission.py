@@ -42,7 +42,15 @@ ASKS_AGAIN_S = 5.0
 #: Why a sample is refused that its group will lack from now on. Not: what claims to be of a group
 #: that is another, or comes when everything is over.
 MEMBER_LOST = frozenset(
-    ("empty", "too-long", "loss-tokens", "schema", "larger-than-buffer", "phase-ended")
+    (
+        "empty",
+        "too-long",
+        "loss-tokens",
+        "schema",
+        "larger-than-buffer",
+        "phase-ended",
+        "group-overflows",
+    )
 )
 
 #: Called with a group's sample that is refused for good, and why: the group will lack it.
@@ -62,9 +70,9 @@ class Admission:
         totals: Totals,
         producers: Producers,
         closed_groups: ClosedGroups,
+        memory: DuplicateMemory,
         *,
         credits_: int,
-        id_horizon: int,
         lacking: Callable[[], int],
         lost: OnLost,
         note: Note | None = None,
@@ -75,7 +83,7 @@ class Admission:
         #: Whether the journal takes so many samples of so many bytes; None without one.
         self.journal_has_room: Callable[[int, int], bool] | None = None
         self._unnoted = Amount()
-        self.memory = DuplicateMemory(id_horizon)
+        self.memory = memory
         self.held = HeldPushes(buffer.limits.held_bytes)
         self._asked_at = 0.0
         self._begun: list[str] = []  # groups of which samples may wait
@@ -311,7 +319,8 @@ class Admission:
                 self._check(push, sample, now)
             except SampleRefused as error:
                 self._refuse(push, index, str(error))
-                if error.reason in MEMBER_LOST and self._buffer.is_grouped(sample):
+                lost = error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)
+                if lost and self.memory.refuse(push.producer, seq):
                     self._lost(sample, str(error), now)
                 continue
             if in_line and not self._buffer.is_expected(sample):
@@ -320,7 +329,10 @@ class Admission:
                 self._press(full, now)
                 continue
             begins = self._buffer.is_grouped(sample) and not self._buffer.is_expected(sample)
-            entry = self._buffer.add(sample, push.producer, now)
+            grouped = self._buffer.is_grouped(sample)
+            entry = self._buffer.add(
+                self._buffer.sized(sample) if grouped else sample, push.producer, now
+            )
             if begins and sample.group_id is not None and self.held.of_group(sample.group_id):
                 self._begun.append(sample.group_id)
             self._remember(push, [entry], range(seq, seq + 1), now)

@@ -38,6 +38,10 @@ class Agreement:
         """Ends that were asked for and have not come, phases first."""
         return sorted(self._asked, key=lambda end: (end is None, end or 0))
 
+    def is_decided(self, end: End) -> bool:
+        """Whether it is decided, or forced, and waits for what was held back before."""
+        return end in self._forced or self._asked.get(end) is _Stage.DECIDED
+
     @property
     def decided(self) -> bool:
         """Whether an end is decided, and waits for what was held back before."""
@@ -56,8 +60,9 @@ class Agreement:
         return list(found)
 
     def pending_waits(self, end: End) -> list[str]:
-        """The same of an end that was asked for; nobody otherwise."""
-        return self.waits_for(end) if end in self._asked else []
+        """The same of an end that was asked for and is not decided; nobody otherwise."""
+        pending = end in self._asked and not self.is_decided(end)
+        return self.waits_for(end) if pending else []
 
     def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
         """Decide what everybody has agreed to, and end what is decided and has come in."""

@@ -145,11 +145,11 @@ class SampleBuffer:
             size = max(group.size or 0, len(group.entries) + 1)
         if largest is not None and size > largest:
             raise SampleRefused(
-                "group-too-large",
+                "group-too-large" if sample.group_size > 0 else "group-overflows",
                 f"group {group_id} has {size} samples, a step takes at most {largest}; raise "
                 "--dispatch-batch-size, or count steps in groups: --dispatch-batch-groups",
             )
-        if group is not None and group.size not in (None, size):
+        if group is not None and not group.restored and group.size not in (None, size):
             raise SampleRefused(
                 "group-size",
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
@@ -219,10 +219,27 @@ class SampleBuffer:
         self.next_ticket = next_ticket
         for entry in entries:
             self._hold(entry, now)
+            self._trust_latest(entry)
+
+    def _trust_latest(self, entry: Entry) -> None:
+        """Of a group's members the latest knew best how many it has: some may be lost by then."""
+        sample, group = entry.sample, self.groups.get(entry.sample.group_id or "")
+        if group is not None:
+            group.restored = True
+            group.size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
+            if group.missing == 0:
+                self.complete(group)
+
+    def sized(self, sample: Sample) -> Sample:
+        """A grouped sample, with what is known of its group's size by now."""
+        group = self.groups.get(sample.group_id or "")
+        if group is None or group.told == sample.group_size or group.size is None:
+            return sample
+        return sample._replace(group_size=group.told)
 
     def complete(self, group: OpenGroup) -> None:
         """An open group is whole: its members are ready."""
-        self.groups.remove(group)
+        self.groups.complete(group)
         oldest = group.oldest
         for member in group.entries:
             member.oldest = oldest
@@ -234,7 +251,8 @@ class SampleBuffer:
         sample = entry.sample
         self._schema = sample.schema
         self._held.add(sample)
-        if not self.is_grouped(sample) or sample.group_size == 1:
+        alone = sample.group_size == 1 and not self.is_expected(sample)
+        if not self.is_grouped(sample) or alone:
             self._make_ready(entry)
             self.ready_units += self._by_groups
             return

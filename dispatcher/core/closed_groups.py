@@ -2,7 +2,7 @@
 
 Who pushes such a member is told why it is refused, rather than have it begin a group anew that can
 never be whole. What is remembered is bounded: a group is forgotten when all of its members were
-refused, when nobody has asked for `timeout` seconds, and beyond `MAX_CLOSED`.
+refused, after `timeout` seconds, and beyond `MAX_CLOSED`.
 """
 
 from collections import OrderedDict
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 #: Groups that are remembered, some hundred bytes each; the one given up longest ago is forgotten.
 MAX_CLOSED = 65_536
+
+#: How long members are under way of a group that its producer has closed.
+UNDER_WAY_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -40,9 +43,18 @@ class ClosedGroups:
         if len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
 
-    def reopen(self, group_id: str) -> None:
-        """Forget a group: its id may be used again."""
-        self._closed.pop(group_id, None)
+    def closed(self, group_id: str, now: float, *, for_good: bool) -> bool:
+        """A producer closes the group; returns whether it was given up before.
+
+        Its id may be used again: at once if no member comes any more (`for_good`), else when those
+        that are under way have come.
+        """
+        known = self._closed.get(group_id)
+        if known is not None and for_good:
+            del self._closed[group_id]
+        elif known is not None:
+            known.until = min(known.until, now + UNDER_WAY_SECONDS)
+        return known is not None
 
     def why_refused(self, group_id: str, now: float) -> str | None:
         """Why a member that comes now is refused, and counted as refused; None if it is not."""
@@ -52,8 +64,8 @@ class ClosedGroups:
         if closed.until < now:
             del self._closed[group_id]
             return None
-        closed.until = now + self._timeout
         if closed.missing is not None:
+            closed.until = now + self._timeout
             closed.missing -= 1
             if not closed.missing:
                 del self._closed[group_id]

@@ -14,6 +14,7 @@ from dispatcher.core.checkpoints import Checkpoints
 from dispatcher.core.closed_groups import ClosedGroups
 from dispatcher.core.config import DispatchConfig
 from dispatcher.core.dropping import Dropping
+from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.ending import Ending
 from dispatcher.core.entry import Entry
 from dispatcher.core.events import (
@@ -71,10 +72,12 @@ class Dispatch:
             config.max_staleness, config.staleness_policy, config.steps_per_version
         )
         closed_groups = ClosedGroups(config.group_timeout)
+        memory = DuplicateMemory(config.id_horizon)
         self._dropping = Dropping(
             self.buffer,
             self.totals,
             closed_groups,
+            memory,
             self._note,
             keep=config.keep_incomplete,
         )
@@ -83,8 +86,8 @@ class Dispatch:
             self.totals,
             self.producers,
             closed_groups,
+            memory,
             credits_=config.producer_credits,
-            id_horizon=config.id_horizon,
             lacking=self._lacking,
             lost=self._dropping.lost_member,
             note=self._note if config.durable else None,  # a fact a sample: not built for nobody
@@ -165,6 +168,11 @@ class Dispatch:
         """No member of a group beyond `size` will come, or none at all; see `Intake`."""
         self._intake.close_group(group_id, size, keep, now)
         self._departures = -1  # who was held back may belong to a group that has begun now
+        return self._after_room(now)
+
+    def withdraw(self, group_id: str, members: int, now: float) -> list[Effect]:
+        """A producer gives up so many members of a group."""
+        self._intake.withdraw(group_id, members, now)
         return self._after_room(now)
 
     def end_phase(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.closed_groups import ClosedGroups
+from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.entry import Entry
 from dispatcher.core.events import DropReason
 from dispatcher.core.facts import Dropped, GroupSized, Note
@@ -25,12 +26,13 @@ class Dropping:
         buffer: SampleBuffer,
         totals: Totals,
         closed_groups: ClosedGroups,
+        memory: DuplicateMemory,
         note: Note,
         *,
         keep: bool,
     ) -> None:
         self._buffer, self._totals, self._note = buffer, totals, note
-        self._closed_groups, self.keep = closed_groups, keep
+        self._closed_groups, self._memory, self.keep = closed_groups, memory, keep
         #: What a shutdown has cost; None before there is one.
         self.losses: Losses | None = None
 
@@ -64,14 +66,16 @@ class Dropping:
 
     def resize(self, group: OpenGroup, size: int) -> None:
         """The group has so many members in all, those included that are lost."""
-        group.size = size
-        self._note(GroupSized(group.tickets, size))
+        group.size = max(size, len(group.entries) + group.lost)
+        self._note_size(group)
         if group.missing == 0:
             self._buffer.complete(group)
 
     def lost_member(self, sample: Sample, why: str, now: float) -> None:
         """A member is refused: its group will lack it."""
         assert sample.group_id is not None
+        if self._closed_groups.why_refused(sample.group_id, now) is not None:
+            return  # it is given up, and this member has been counted
         size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
         group = self._buffer.groups.get(sample.group_id)
         if group is None and not self.keep:
@@ -80,16 +84,27 @@ class Dropping:
             self._closed_groups.close(sample.group_id, why, missing, now)
             return
         group = group or self._buffer.groups.open(sample.group_id, size, now)
-        group.lost += 1
+        self.lack(group, 1, f"a member was refused ({why})", now)
+
+    def lack(self, group: OpenGroup, members: int, why: str, now: float) -> None:
+        """The group will lack so many of its members."""
+        group.lost += members
         if not self.keep:
-            why = f"a member was refused ({why})"
             self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
-        elif group.missing == 0:
+            return
+        self._note_size(group)
+        if group.missing == 0:
             self._buffer.complete(group)
+
+    def _note_size(self, group: OpenGroup) -> None:
+        """Members that come later bring what is known by then themselves."""
+        if group.entries and group.size is not None:
+            self._note(GroupSized(group.tickets, group.told))
 
     def _drop(self, reason: DropReason, entries: list[Entry]) -> int:
         if entries:
             self._totals.dropped[reason] += len(entries)
+            self._memory.forget(entry.sample.sample_id for entry in entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
             if self.losses is not None:
                 self.losses.note(reason, entries)

@@ -21,8 +21,11 @@ MAX_PRODUCERS = 65_536
 
 @dataclass(slots=True)
 class _Producer:
+    """refused: members of groups that were, each of which its group lacks once."""
+
     floor: int = 0
     accepted: Ranges = field(default_factory=Ranges)
+    refused: Ranges = field(default_factory=Ranges)
 
 
 class DuplicateMemory:
@@ -43,6 +46,7 @@ class DuplicateMemory:
             return False
         known.floor = floor
         known.accepted.remove_below(floor)
+        known.refused.remove_below(floor)
         return True
 
     def seen(self, producer: str, seq: int, given_id: str | None) -> bool:
@@ -72,6 +76,21 @@ class DuplicateMemory:
             self._ids.update(dict.fromkeys(given_ids))
         while len(self._ids) > self._horizon:
             self._ids.popitem(last=False)
+
+    def refuse(self, producer: str, seq: int) -> bool:
+        """Remember that a group's member was refused; returns whether that is news."""
+        if not producer:
+            return True
+        refused = self._known(producer).refused
+        known = seq in refused
+        if not known:
+            refused.add(seq, seq + 1)
+        return not known
+
+    def forget(self, given_ids: Iterable[str]) -> None:
+        """What these ids were given to is dropped: it may be pushed again."""
+        for given_id in given_ids:
+            self._ids.pop(given_id, None)
 
     def _known(self, producer: str) -> _Producer:
         found = self._producers.get(producer)

@@ -15,7 +15,6 @@ from dispatcher.core.push import Push
 from dispatcher.errors import ProtocolError
 from dispatcher.sample import Sample
 
-
 #: How long a payload that was asked for again keeps others from being asked for theirs.
 RESEND_SECONDS = 10.0
 

@@ -85,21 +85,37 @@ class Intake:
         """No member beyond `size` will come, or none but those that are held back.
 
         An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
-        size was to be told now.
+        size was to be told now. Of a group that is whole or given up already nothing comes of it:
+        a producer that did not hear that it was heard says it again.
         """
-        self._closed_groups.reopen(group_id)
-        group = self._buffer.groups.get(group_id)
-        waiting = self._admission.held.members(group_id)
-        keeps = self._dropping.keep if keep is None else keep
-        if size is None and group is not None and (keeps or group.size is None):
+        groups, waiting = self._buffer.groups, self._admission.held.members(group_id)
+        keep = self._dropping.keep if keep is None else keep
+        group, limit = groups.get(group_id), self._buffer.limits.group
+        if group is None:
+            known = self._closed_groups.closed(group_id, now, for_good=size is None)
+            if known or groups.completed(group_id):
+                return
+            if size is not None and groups.has_room_for_empty:
+                group = groups.open(group_id, size, now)
+        elif size is None and (keep or group.size is None):
             size = len(group.entries) + group.lost + waiting
-        if size is not None:
-            group = group or self._buffer.groups.open(group_id, size, now)
-            self._dropping.resize(group, size)
-        elif group is not None:
+        if group is None:
+            if waiting:
+                self._closed_groups.close(group_id, "it was closed", waiting, now)
+        elif size is None:
             self._dropping.give_up(group, keep=False)
-        if size is None and waiting:
             self._closed_groups.close(group_id, "it was closed", waiting, now)
+        elif limit is not None and size > limit:
+            why = f"it has {size} samples, and a step takes at most {limit}"
+            self._dropping.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+        else:
+            self._dropping.resize(group, size)
+
+    def withdraw(self, group_id: str, members: int, now: float) -> None:
+        """A producer gives up so many members of a group, which will lack them."""
+        group = self._buffer.groups.get(group_id)
+        if group is not None:
+            self._dropping.lack(group, members, "a member was withdrawn by its producer", now)
 
     # -- phases and the stream --------------------------------------------------------------
 
@@ -128,9 +144,8 @@ class Intake:
             self._dropping.give_up(group)
 
     def _note_word(self, producer: str) -> None:
-        if producer:
-            phase, ended = self._producers.phase(producer), self._producers.has_ended(producer)
-            self._note(ProducerSaid(producer, phase, ended))
+        phase, ended = self._producers.word(producer)
+        self._note(ProducerSaid(producer, phase, ended))
 
     def _decided(self, end: End) -> None:
         """From now on nothing comes that belongs before this end."""

@@ -18,6 +18,12 @@ from itertools import count
 from dispatcher.core.entry import Entry
 from dispatcher.sample import SIZE_AT_CLOSE, Sample
 
+#: Ids of groups that became whole and may be closed once more, by a producer that did not hear that
+#: it was heard; some hundred bytes each.
+MAX_COMPLETED = 65_536
+#: Groups that were told of before their first member.
+MAX_EMPTY = 65_536
+
 
 @dataclass(slots=True, eq=False)
 class OpenGroup:
@@ -25,7 +31,8 @@ class OpenGroup:
 
     size: members in the end, None while nobody knows. lost: members that will never come.
     number: its first sample's ticket, -1 while there is none. grown: when the last member came.
-    queued: whether it is looked at when it may be overdue.
+    queued: whether it is looked at when it may be overdue. restored: from an earlier process, which
+    may have known of members that were lost.
     """
 
     group_id: str
@@ -36,6 +43,7 @@ class OpenGroup:
     entries: list[Entry] = field(default_factory=list)
     contributors: set[str] = field(default_factory=set)
     queued: bool = False
+    restored: bool = False
 
     @property
     def missing(self) -> int | None:
@@ -47,6 +55,11 @@ class OpenGroup:
         """The oldest policy version in it; None if none is tracked."""
         versions = (entry.sample.policy_version for entry in self.entries)
         return min((version for version in versions if version is not None), default=None)
+
+    @property
+    def told(self) -> int:
+        """What a member that comes now says of the size, in effect."""
+        return SIZE_AT_CLOSE if self.size is None else max(1, self.size - self.lost)
 
     @property
     def tickets(self) -> tuple[int, ...]:
@@ -70,6 +83,7 @@ class OpenGroups:
         self._of_producer: dict[str, dict[OpenGroup, None]] = {}
         self._deserted: list[tuple[float, int, OpenGroup]] = []
         self._ties = count()
+        self._completed: dict[str, None] = {}
         #: Samples of all open groups.
         self.samples = 0
 
@@ -84,9 +98,22 @@ class OpenGroups:
         return self._groups.get(group_id)
 
     def open(self, group_id: str, size: int | None, now: float) -> OpenGroup:
-        """A group begins."""
+        """A group begins; one that is told of before its first member does not wait for ever."""
         group = self._groups[group_id] = OpenGroup(group_id, size, now)
+        self._completed.pop(group_id, None)
+        self._await(group)
         return group
+
+    def completed(self, group_id: str) -> bool:
+        """Whether the last group of that id became whole, as far as that is remembered."""
+        return group_id in self._completed
+
+    def complete(self, group: OpenGroup) -> None:
+        """The group is whole, and open no more."""
+        self.remove(group)
+        self._completed[group.group_id] = None
+        if len(self._completed) > MAX_COMPLETED:
+            del self._completed[next(iter(self._completed))]
 
     def of(self, sample: Sample, now: float) -> OpenGroup:
         """The group of this sample, which begins with it if it is not open."""
@@ -121,6 +148,11 @@ class OpenGroups:
             del theirs[group]
             if not theirs:
                 del self._of_producer[producer]
+
+    @property
+    def has_room_for_empty(self) -> bool:
+        """Whether one more may be opened before its first member."""
+        return len(self._groups) < MAX_EMPTY
 
     # -- which will never be whole -------------------------------------------------------------
 

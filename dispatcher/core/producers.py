@@ -38,6 +38,10 @@ class Producers:
         self._timeout = timeout
         self._known: dict[str, _Producer] = {}
         self._away: dict[str, None] = {}  # in order of leaving
+        #: Who speaks without a connection, as over HTTP: it may be anybody, and binds nobody.
+        self._nameless = _Producer()
+        #: Whether anybody has contributed anything.
+        self._begun = False
 
     def __contains__(self, producer: object) -> bool:
         """Whether it is there or may come back."""
@@ -72,7 +76,11 @@ class Producers:
 
     def restore(self, words: Mapping[str, tuple[int, bool]], now: float) -> None:
         """All of these have contributed to an earlier process; what they said is still so."""
+        self._begun = bool(words)
         for producer, (phase, ended) in words.items():
+            if not producer:
+                self._nameless.phase, self._nameless.ended = phase, ended
+                continue
             self._known[producer] = _Producer(now, contributed=True, oldest=0)
             self._known[producer].phase, self._known[producer].ended = phase, ended
             self._away[producer] = None
@@ -103,6 +111,7 @@ class Producers:
 
     def contributed(self, producer: str, oldest: int | None) -> None:
         """Samples of it were accepted; oldest: their oldest policy version, if tracked."""
+        self._begun = True
         if not producer:
             return
         known = self._known.get(producer)
@@ -115,27 +124,34 @@ class Producers:
 
     def ends_phase(self, producer: str, version: int) -> None:
         """It will push nothing older than `version` any more."""
-        if producer:
-            self.connected(producer)
-            known = self._known[producer]
-            known.phase = max(known.phase, version)
-            known.oldest = None
+        known = self._speaker(producer)
+        known.phase = max(known.phase, version)
+        known.oldest = None
 
     def ends_stream(self, producer: str) -> None:
         """It will push nothing any more."""
-        if producer:
-            self.connected(producer)
-            self._known[producer].ended = True
+        self._speaker(producer).ended = True
+
+    def word(self, producer: str) -> tuple[int, bool]:
+        """The newest phase that it has ended, 0 for none, and whether it has ended its stream."""
+        known = self._known.get(producer) if producer else self._nameless
+        return (0, False) if known is None else (known.phase, known.ended)
 
     def phase(self, producer: str) -> int:
-        """The newest phase that it has ended, 0 for none."""
+        """The newest phase that it has ended, which binds it; 0 for none."""
         known = self._known.get(producer)
         return 0 if known is None else known.phase
 
     def has_ended(self, producer: str) -> bool:
-        """Whether it has said that it will push nothing any more."""
+        """Whether it has said that it will push nothing any more, which binds it."""
         known = self._known.get(producer)
         return known is not None and known.ended
+
+    def _speaker(self, producer: str) -> _Producer:
+        if not producer:
+            return self._nameless
+        self.connected(producer)
+        return self._known[producer]
 
     # -- who is waited for --------------------------------------------------------------------
 
@@ -151,9 +167,12 @@ class Producers:
         )
 
     def before_end(self) -> Iterator[str]:
-        """Who has contributed, and has not said that it is done."""
+        """Who has contributed, and has not said that it is done; before anybody has, who is there.
+
+        A worker with nothing to do does not end a run that others have not begun yet.
+        """
         return (
             producer
             for producer, known in self._known.items()
-            if known.contributed and not known.ended
+            if (known.contributed or not self._begun) and not known.ended
         )

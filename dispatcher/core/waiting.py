@@ -28,9 +28,13 @@ def _parts(core: "Dispatch", agreement: Agreement, now: float) -> Iterator[str]:
     if (pressed := core.admission.pressed) is not None:
         used = f"{pressed.held} of {pressed.capacity}"
         yield f"{core.admission.num_held} pushes wait at the {pressed.cap} cap ({used})"
+    if coming := core.admission.held.asked_samples:
+        yield f"{coming} samples of pushes that waited are asked for again"
     for end in agreement.pending:
         what = "the end of the stream" if end is None else f"the end of the phase before {end}"
-        if waited := agreement.waits_for(end):
+        if agreement.is_decided(end):
+            yield f"{what} waits for pushes that were held back before"
+        elif waited := agreement.waits_for(end):
             yield f"{what} waits for {_some(waited, 'producer')}"
 
 

@@ -140,6 +140,10 @@ class HttpPlane:
             asked = CloseRequest.model_validate(dict(request.query))
         except ValidationError as error:
             return _invalid(error)
+        batch = None if self._hub.config.by_groups else self._hub.config.batch
+        if asked.size is not None and batch is not None and asked.size > batch:
+            text = f"a step takes at most {batch} samples, and the group has {asked.size}"
+            return problem(422, "group-too-large", text)
         group_id, now = request.match_info["group_id"], self._hub.clock()
         core = self._hub.core
         return await self._tell(

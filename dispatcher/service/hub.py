@@ -105,6 +105,8 @@ class Hub:
                     peer.client_id, message.first_seq, samples, message.floor, message.named
                 )
                 self.perform(self.core.push(push, now))
+            case m.CloseGroup(group_id=group_id, withdrawn=members) if members:
+                self.perform(self.core.withdraw(group_id, members, now))
             case m.CloseGroup():
                 size, keep = message.size, message.keep
                 self.perform(self.core.close_group(message.group_id, now, size=size, keep=keep))

@@ -195,12 +195,15 @@ class CloseGroup(Message):
     """No further member of this group will come, or none beyond `size`.
 
     keep: whether an incomplete group is trained on rather than dropped; None: as configured.
+    withdrawn: if not 0, the group is not closed, but lacks so many members that its producer has
+        given up.
     """
 
     type_code = 8
     group_id: Name
     size: Extent | None = None
     keep: bool | None = None
+    withdrawn: Count = 0
 
 
 class EndPhase(Message):

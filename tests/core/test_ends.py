@@ -61,6 +61,17 @@ def test_who_is_gone_is_not_waited_for(for_good: bool) -> None:
     assert bench.core.statistics().phase == "ended"
 
 
+def test_a_worker_with_nothing_to_do_does_not_end_what_others_have_not_begun() -> None:
+    bench = Bench()
+    for producer in "pq":
+        bench.core.producer_connected(producer)
+    bench.perform(bench.core.end_stream(bench.now, "p"))
+    assert bench.core.statistics().phase == "running"
+    assert push(bench, "q", "q0") == (A,)
+    bench.perform(bench.core.end_stream(bench.now, "q"))
+    assert bench.core.statistics().phase == "ended"
+
+
 def test_one_producers_end_is_not_the_others() -> None:
     bench = Bench(batch=4, window=4, capacity=8)
     bench.join()

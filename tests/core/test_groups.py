@@ -2,9 +2,19 @@
 
 import pytest
 
-from dispatcher.core.events import DropReason, GroupGivenUp, Outcome, PayloadsToJournal, Trigger
+from dispatcher.core.dispatch import Dispatch
+from dispatcher.core.events import (
+    DropReason,
+    GroupGivenUp,
+    Outcome,
+    PayloadsToJournal,
+    PushRecalled,
+    Trigger,
+)
+from dispatcher.core.push import Push
 from dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.cores import Bench
+from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED
@@ -100,6 +110,97 @@ def test_one_contributor_that_is_there_keeps_a_group_open() -> None:
     assert bench.dropped(INCOMPLETE) == 2
 
 
+# -- said twice, said late, said to nobody ---------------------------------------------------
+
+
+def test_a_close_that_is_said_again_opens_nothing() -> None:
+    bench = Bench(capacity=20)
+    bench.push(*members("g:0,1", SIZE_AT_CLOSE))
+    for _ in range(2):
+        bench.perform(bench.core.close_group("g", bench.now, size=2))
+    assert (bench.core.statistics().ready, bench.core.statistics().open_groups) == (2, 0)
+    assert bench.push(*members("g:5,6", SIZE_AT_CLOSE)) == (A, A)  # the next of that id
+    bench.perform(bench.core.close_group("g", bench.now))
+    assert bench.core.statistics().ready == 4
+
+
+def test_a_group_that_is_told_of_and_never_begins_is_forgotten() -> None:
+    bench = Bench(group_timeout=5.0)
+    for number in range(300):
+        bench.perform(bench.core.close_group(f"{number}", bench.now, size=2))
+    assert bench.core.statistics().open_groups == 300
+    bench.pass_time(6)
+    assert bench.core.statistics().open_groups == 0
+
+
+def test_a_group_that_is_told_to_be_larger_than_a_step_is_given_up() -> None:
+    bench = Bench(batch=4)
+    bench.push(*members("g:0,1", SIZE_AT_CLOSE))
+    bench.perform(bench.core.close_group("g", bench.now, size=9))
+    assert bench.dropped(INCOMPLETE) == 2
+    assert bench.push(member("g2", SIZE_AT_CLOSE)) == (R,)
+    assert "it has 9 samples, and a step takes at most 4" in bench.errors()[-1]
+
+
+def test_two_refused_members_are_two_of_a_group_that_was_given_up() -> None:
+    bench = Bench()
+    pushed = [member("g0", tokens=2000), member("g1", tokens=2000), member("g2"), member("g3")]
+    assert bench.push(*pushed) == (R, R, R, R)
+    assert bench.push(*members("g:4,5,6,7")) == (A, A, A, A)  # the next epoch's
+    assert bench.core.statistics().ready == 4
+
+
+def test_a_refused_member_that_is_sent_again_is_lacking_once() -> None:
+    bench = Bench(keep_incomplete=True)
+    for _ in range(3):
+        bench.perform(
+            bench.core.push(Push("p", 0, (member("g0"), member("g1", tokens=2000))), bench.now)
+        )
+        bench.perform(bench.core.producer_lost("p", bench.now))
+        bench.core.producer_connected("p")
+    assert bench.core.statistics().ready == 0
+    bench._next_seq = 2
+    assert bench.push(*members("g:2,3")) == (A, A)
+    assert bench.core.statistics().ready == 3
+
+
+def test_a_withdrawn_member_is_lacking_and_others_are_told() -> None:
+    bench = Bench()
+    bench.push(*members("g:0,1"))
+    bench.perform(bench.core.withdraw("g", 1, bench.now))
+    assert bench.dropped(INCOMPLETE) == 2
+    assert bench.push(member("g3")) == (R,)
+    assert "a member was withdrawn by its producer" in bench.errors()[-1]
+
+
+@pytest.mark.parametrize("size", [4, SIZE_AT_CLOSE])
+def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> None:
+    bench, memory = Bench(durable=True, keep_incomplete=True, capacity=20), Memory()
+    bench.push(*members("g:0,1", size))
+    bench.push(member("g2", size, tokens=2000))  # lacking from now on
+    bench.push(*members("h:0,1,2", SIZE_AT_CLOSE))
+    bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than was told
+    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
+    bench.core = Dispatch(bench.core.config)
+    bench.core.restore(memory.remembered(), bench.now)
+    assert bench.core.statistics().ready == 3
+    assert bench.push(member("g3", size)) == (A,)
+    if size == SIZE_AT_CLOSE:
+        bench.perform(bench.core.close_group("g", bench.now))
+    assert (bench.core.statistics().ready, bench.core.statistics().open_groups) == (6, 0)
+
+
+def test_an_id_of_a_dropped_sample_may_be_pushed_again() -> None:
+    bench = Bench()
+    sample = member("g0", 2)
+    for _ in range(2):
+        push = Push("p", bench._next_seq, (sample,), named=True)
+        bench._next_seq += 1
+        bench.perform(bench.core.push(push, bench.now))
+        bench.perform(bench.core.close_group("g", bench.now))
+    assert bench.dropped(INCOMPLETE) == 2
+
+
 # -- at the hard cap -----------------------------------------------------------------------------
 
 
@@ -184,6 +285,51 @@ def test_a_full_journal_is_relieved_of_one_beginning_after_the_other() -> None:
     room[0] = True
     bench.perform(bench.core.journal_has_room(bench.now))
     assert bench.core.statistics().pushes_held == 0
+
+
+def test_what_comes_in_when_room_is_made_is_looked_at_like_all_else() -> None:
+    bench = Bench(batch=2, nbytes=3 * SAMPLE, drop_above=6)
+    bench.join()
+    bench.hungry()
+    bench.push(member("g0", 2))
+    bench.push(member("h0", 2))
+    assert bench.push(member("g1", 2, tokens=7)) is None
+    bench.pass_time(3)
+    assert bench.dropped(NO_ROOM) == 1
+    assert bench.dropped(DropReason.OVERSIZE) == 2
+    assert bench.planned == []
+
+
+def crowded() -> Bench:
+    """A whole batch is ready; three producers wait with one each, two without their payloads."""
+    bench = Bench(batch=4, window=4, capacity=4, held_bytes=1)
+    bench.push_plain(4)
+    for by in "abc":
+        assert bench.push(*[make_sample(f"{by}{at}") for at in range(4)], by=by) is None
+    bench.join()
+    bench.train(0)  # of the first producer the payload is here; then the next is asked for its own
+    bench.train(1)
+    bench.hungry()
+    return bench
+
+
+def recalled(bench: Bench) -> list[str]:
+    return [effect.producer for effect in bench.log if isinstance(effect, PushRecalled)]
+
+
+def test_a_producer_that_dies_when_it_was_asked_to_resend_stops_nobody() -> None:
+    bench = crowded()
+    assert recalled(bench) == ["b"]
+    bench.perform(bench.core.producer_lost("b", bench.now))
+    assert recalled(bench) == ["b", "c"]
+
+
+def test_a_producer_that_does_not_resend_holds_others_up_for_seconds_and_no_longer() -> None:
+    bench = crowded()
+    bench.pass_time(9.9)
+    assert recalled(bench) == ["b"]
+    bench.pass_time(0.2)
+    assert recalled(bench) == ["b", "c"]
 
 
 def test_held_pushes_are_explained() -> None:

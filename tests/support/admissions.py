@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from dispatcher.core.admission import Admission
 from dispatcher.core.buffer import SampleBuffer
 from dispatcher.core.closed_groups import ClosedGroups
+from dispatcher.core.duplicates import DuplicateMemory
 from dispatcher.core.facts import Note
 from dispatcher.core.limits import BufferLimits
 from dispatcher.core.open_groups import OpenGroups
@@ -37,8 +38,8 @@ class Lobby:
             self.totals,
             self.producers,
             self.closed_groups,
+            DuplicateMemory(self.id_horizon),
             credits_=self.credits_,
-            id_horizon=self.id_horizon,
             lacking=lambda: self.batch - self.buffer.ready_units,
             lost=self._lose,
             note=self.note,

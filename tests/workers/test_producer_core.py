@@ -144,14 +144,14 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     said(core)
     blocked = m.Blocked(first_seq=0, cap="tokens", held=9, capacity=9)
     core.handle(blocked, 0.0)
-    assert core.abandon(0) == (False, blocked)
-    assert core.abandon(1) == (True, blocked)  # behind the other, it waits for the same
+    assert core.abandon(0, 0.0) == (False, blocked)
+    assert core.abandon(1, 0.0) == (True, blocked)  # behind the other, it waits for the same
     core.disconnected()
     core.connected(welcome(1))
-    assert core.abandon(0) == (False, blocked)
+    assert core.abandon(0, 0.0) == (False, blocked)
     assert pushes(core) == [0]
     core.handle(pushed(0, "full"), 0.0)
-    assert core.abandon(0) == (True, blocked)
+    assert core.abandon(0, 0.0) == (True, blocked)
     assert pushes(core, 1.0) == []
 
 
@@ -164,7 +164,7 @@ def test_what_the_dispatcher_does_not_read_yet_is_blocked_whichever_push_it_is()
     unread = m.Blocked(cap="receive-bytes", held=9, capacity=9)
     for message in (held, unread):
         core.handle(message, 0.0)
-    assert [core.abandon(first) for first in range(3)] == [
+    assert [core.abandon(first, 0.0) for first in range(3)] == [
         (False, unread), (False, held), (True, unread),
     ]  # fmt: skip
 
@@ -175,7 +175,7 @@ def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None
     ids = np.arange(JOINED_BYTES)
     core.submit([Encoder().encode(RolloutSample({"input_ids": ids}))])
     ((_, lent),) = core.outgoing(0.0)
-    core.abandon(0)
+    core.abandon(0, 0.0)
     before = ids.tobytes()
     ids[:] = 0
     assert b"".join(lent) == ids.tobytes()
@@ -409,15 +409,30 @@ def test_a_withdrawn_member_closes_its_group_as_soon_as_the_dispatcher_can_hear_
     core = ProducerCore("p")
     core.max_payload_bytes = 1 << 20
     ticket = core.submit([encoded(group_id="g", size=2)])
-    assert core.abandon(ticket)[0]
+    assert core.abandon(ticket, 0.0)[0]
     core.connected(welcome(1))
-    assert said(core) == [m.CloseGroup(group_id="g"), m.Ping()]
+    assert said(core, 9.9) == []  # it may be tried again
+    assert core.wait(9.0) == pytest.approx(1.0)
+    assert said(core, 10.0) == [m.CloseGroup(group_id="g", withdrawn=1), m.Ping()]
+    assert core.wait(11.0) is None
 
 
 def test_a_member_that_is_withdrawn_and_pushed_again_keeps_its_group_open() -> None:
     core = ProducerCore("p")
     core.max_payload_bytes = 1 << 20
-    assert core.abandon(core.submit([encoded(group_id="g", size=2)]))[0]
+    assert core.abandon(core.submit([encoded(group_id="g", size=2)]), 0.0)[0]
     core.submit([encoded(group_id="g", size=2)])
     core.connected(welcome(1))
-    assert [type(message) for message in said(core)] == [m.Push]
+    assert [type(message) for message in said(core, 60.0)] == [m.Push]
+
+
+def test_of_two_withdrawn_members_one_that_is_pushed_again_is_not_lacking() -> None:
+    core = ProducerCore("p")
+    core.max_payload_bytes = 1 << 20
+    for ticket in [core.submit([encoded(group_id="g", size=2)]) for _ in range(2)]:
+        core.abandon(ticket, 0.0)
+    core.submit([encoded(group_id="g", size=2)])
+    core.connected(welcome(1))
+    first, *others = said(core, 10.0)
+    assert isinstance(first, m.Push)
+    assert others == [m.CloseGroup(group_id="g", withdrawn=1), m.Ping()]
