@@ -20,6 +20,7 @@ from tests.e2e.groups.rollouts import (
     shares,
     side_by_side,
     together,
+    tokens_of,
     until,
     work,
 )
@@ -125,7 +126,9 @@ def test_a_refused_member_closes_its_group_at_once(tmp_path: Path, fate: str) ->
                 await run.books.push(producer, lame, member)
             if fate == "keep":
                 await run.until(closed, "the group is trained on without the member")
-            samples = [RolloutSample({"input_ids": np.arange(9)}, name) for name in whole.samples]
+            samples = [
+                RolloutSample({"input_ids": tokens_of(name)}, name) for name in whole.samples
+            ]
             samples[5] = RolloutSample(too_long, whole.samples[5])
             with pytest.raises(SampleRefused, match="2000 tokens"):
                 await producer.push_group(samples, whole.name)
