@@ -14,9 +14,8 @@ What is outstanding is bounded by the callers, each of which waits for its own p
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
@@ -74,15 +73,23 @@ class _Push:
 
 @dataclass(slots=True)
 class _Control:
-    """A message that waits for the pushes before it, and until `due`.
-
-    ping: the Ping that confirms it.
-    """
+    """A message that waits for the pushes before it; `ping` is the Ping that confirms it."""
 
     message: m.Message
     after: frozenset[int]
     ping: int | None = None
-    due: float = -math.inf
+
+
+@dataclass(slots=True)
+class _Lacking:
+    """Members of a group that were withdrawn, ids by number, and when that is told.
+
+    size: of the group, None if it is told at close.
+    """
+
+    size: int | None
+    members: dict[int, str] = field(default_factory=dict)
+    due: float = math.inf
 
 
 class ProducerCore:
@@ -100,7 +107,7 @@ class ProducerCore:
         self._later: list[tuple[float, int]] = []  # heap: not before this time
         self._controls: dict[int, _Control] = {}
         self._control_ids = count(-1, -1)
-        self._lacking: dict[str, int] = {}  # controls of groups that lack withdrawn members
+        self._lacking: dict[str, _Lacking] = {}  # by group
         self._pings = self._pongs = 0
 
     # -- what the user wants
@@ -133,6 +140,8 @@ class ProducerCore:
             or message.group_id in (push.message.group_ids or ())
         }
         ticket = next(self._control_ids)
+        if isinstance(message, m.CloseGroup):
+            message = message.model_copy(update={"number": -ticket})
         self._controls[ticket] = _Control(message, frozenset(after))
         return ticket
 
@@ -190,9 +199,9 @@ class ProducerCore:
             yield from self._send(self._eager.pop(0))
         if not self._credits:
             return
+        self._tell_lacking(now)
         for control in list(self._controls.values()):
-            ready = control.due <= now and control.after.isdisjoint(self._pushes)
-            if control.ping is None and ready:
+            if control.ping is None and control.after.isdisjoint(self._pushes):
                 yield control.message, ()
                 control.ping = self._pings
                 yield self.ping(), ()
@@ -205,8 +214,7 @@ class ProducerCore:
     def wait(self, now: float) -> float | None:
         """Seconds until something may be said that waits for time; None when nothing does."""
         due = [at for at, _ in self._later[:1]]
-        lacking = (self._controls[ticket] for ticket in self._lacking.values())
-        due += [control.due for control in lacking if control.ping is None]
+        due += [lacking.due for lacking in self._lacking.values()]
         return max(min(due) - now, 0.0) if due else None
 
     def handle(self, message: m.Message, now: float) -> list[Settled]:
@@ -279,27 +287,37 @@ class ProducerCore:
 
     def _give_up_members(self, push: _Push, now: float) -> None:
         """Members are withdrawn: their groups lack them, unless they are soon pushed once more."""
-        for group_id, members in Counter(push.message.group_ids or ()).items():
+        message = push.message
+        for at, group_id in enumerate(message.group_ids or ()):
             if group_id is not None:
-                self._lack(group_id, members, now)
+                size = (message.group_sizes or [0])[min(at, len(message.group_sizes or ()) - 1)]
+                lacking = self._lacking.setdefault(group_id, _Lacking(size or None))
+                lacking.members[message.first_seq + at] = message.sample_ids[at]
+                lacking.due = now + GRACE_S
 
     def _come_again(self, message: m.Push) -> None:
-        """What was withdrawn of these groups is tried again."""
-        for group_id, members in Counter(message.group_ids or ()).items():
-            if group_id in self._lacking:
-                self._lack(group_id, -members, 0.0)
+        """What was withdrawn of these groups is tried again: by its id, or one for one."""
+        for sample_id, group_id in zip(message.sample_ids, message.group_ids or (), strict=False):
+            lacking = self._lacking.get(group_id) if group_id is not None else None
+            if lacking is None or group_id is None:
+                continue
+            again = [
+                seq
+                for seq, known in lacking.members.items()
+                if not message.named or known == sample_id
+            ]
+            for seq in again[:1]:
+                del lacking.members[seq]
+            if not lacking.members:
+                del self._lacking[group_id]
 
-    def _lack(self, group_id: str, members: int, now: float) -> None:
-        ticket = self._lacking.pop(group_id, None)
-        control = None if ticket is None else self._controls.pop(ticket, None)
-        if control is not None and control.ping is None:
-            assert isinstance(control.message, m.CloseGroup)
-            members, now = members + control.message.withdrawn, max(now, control.due - GRACE_S)
-        if members > 0:
-            ticket = next(self._control_ids)
-            message = m.CloseGroup(group_id=group_id, withdrawn=members)
-            self._controls[ticket] = _Control(message, frozenset(), due=now + GRACE_S)
-            self._lacking[group_id] = ticket
+    def _tell_lacking(self, now: float) -> None:
+        """What was not pushed again in time is said like a control."""
+        for group_id, lacking in list(self._lacking.items()):
+            if lacking.due <= now:
+                del self._lacking[group_id]
+                numbers = list(lacking.members)
+                self.control(m.CloseGroup(group_id=group_id, size=lacking.size, withdrawn=numbers))
 
     def _outcomes(self, push: _Push, answer: m.Pushed) -> Sequence[Outcome | SampleRefused | None]:
         """What is known of each sample of a push now; None where it has to be sent again."""
@@ -342,5 +360,4 @@ class ProducerCore:
         done = [ticket for ticket, item in self._controls.items() if item.ping == number]
         for ticket in done:
             del self._controls[ticket]
-        self._lacking = {key: at for key, at in self._lacking.items() if at in self._controls}
         return [Settled(ticket) for ticket in done]

@@ -101,8 +101,8 @@ class MicroBatchStream:
         collation = None if layout is None else _choice(Collation, "layout", layout)
         self._is_leader = place.dp_rank == 0
 
-        if epochs is not None and epochs < 1:
-            raise ConfigError(f"epochs is {epochs}; a step is iterated at least 1 time")
+        if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+            raise ConfigError(f"epochs is {epochs!r}; a step is iterated 1 time or more")
         self._epochs = epochs
         target = None if device is None else torch.device(device)
         pool = MemoryPool()

@@ -29,7 +29,7 @@ from dispatcher.core.producers import Producers
 from dispatcher.core.push import Push
 from dispatcher.core.totals import Totals
 from dispatcher.errors import BufferFull, ProtocolError, SampleRefused
-from dispatcher.sample import Columns, Sample
+from dispatcher.sample import SIZE_AT_CLOSE, Columns, Sample
 
 #: Sample numbers that a producer may have above its floor, each of which is remembered; far above
 #: what its credits allow, and a bound on what a producer can cost that never raises its floor.
@@ -53,8 +53,9 @@ MEMBER_LOST = frozenset(
     )
 )
 
-#: Called with a group's sample that is refused for good, and why: the group will lack it.
-OnLost = Callable[[Sample, str, float], None]
+#: Called when a group's member is refused for good: the group's id, its size if that is told, why,
+#: and now.
+OnLost = Callable[[str, int | None, str, float], None]
 
 
 class Admission:
@@ -321,7 +322,9 @@ class Admission:
                 self._refuse(push, index, str(error))
                 lost = error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)
                 if lost and self.memory.refuse(push.producer, seq):
-                    self._lost(sample, str(error), now)
+                    size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
+                    why = f"a member was refused ({error})"
+                    self._lost(str(sample.group_id), size, why, now)
                 continue
             if in_line and not self._buffer.is_expected(sample):
                 continue

@@ -6,7 +6,7 @@ ranks, checkpoints take it back, the ending lets everybody go. Invariant, at eve
 accepted = buffered + in flight + (committed - rewound) + dropped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dispatcher.core.admission import Admission
 from dispatcher.core.buffer import SampleBuffer
@@ -163,16 +163,28 @@ class Dispatch:
         return self._after_room(now)
 
     def close_group(
-        self, group_id: str, now: float, *, size: int | None = None, keep: bool | None = None
+        self,
+        group_id: str,
+        now: float,
+        *,
+        size: int | None = None,
+        keep: bool | None = None,
+        said: tuple[str, int] | None = None,
     ) -> list[Effect]:
-        """No member of a group beyond `size` will come, or none at all; see `Intake`."""
-        self._intake.close_group(group_id, size, keep, now)
+        """No member of a group beyond `size` will come, or none at all; see `Intake`.
+
+        said: by which producer, and the number that it gave to this: it is heard once.
+        """
+        if said is None or self.admission.memory.hears_close(*said):
+            self._intake.close_group(group_id, size, keep, now, numbered=said is not None)
         self._departures = -1  # who was held back may belong to a group that has begun now
         return self._after_room(now)
 
-    def withdraw(self, group_id: str, members: int, now: float) -> list[Effect]:
-        """A producer gives up so many members of a group."""
-        self._intake.withdraw(group_id, members, now)
+    def withdraw(
+        self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
+    ) -> list[Effect]:
+        """A producer gives up samples of a group, which has `size` members if that was told."""
+        self._intake.withdraw(group_id, size, producer, numbers, now)
         return self._after_room(now)
 
     def end_phase(

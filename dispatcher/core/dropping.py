@@ -15,7 +15,6 @@ from dispatcher.core.facts import Dropped, GroupSized, Note
 from dispatcher.core.losses import Losses
 from dispatcher.core.open_groups import OpenGroup
 from dispatcher.core.totals import Totals
-from dispatcher.sample import SIZE_AT_CLOSE, Sample
 
 
 class Dropping:
@@ -71,24 +70,17 @@ class Dropping:
         if group.missing == 0:
             self._buffer.complete(group)
 
-    def lost_member(self, sample: Sample, why: str, now: float) -> None:
-        """A member is refused: its group will lack it."""
-        assert sample.group_id is not None
-        if self._closed_groups.why_refused(sample.group_id, now) is not None:
+    def lost_member(self, group_id: str, size: int | None, why: str, now: float) -> None:
+        """A member is refused or withdrawn: its group, of `size` if it said so, will lack it."""
+        if self._closed_groups.why_refused(group_id, now) is not None:
             return  # it is given up, and this member has been counted
-        size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
-        group = self._buffer.groups.get(sample.group_id)
+        group = self._buffer.groups.get(group_id)
         if group is None and not self.keep:
             missing = None if size is None else max(0, size - 1)
-            why = f"a member was refused ({why})"
-            self._closed_groups.close(sample.group_id, why, missing, now)
+            self._closed_groups.close(group_id, why, missing, now)
             return
-        group = group or self._buffer.groups.open(sample.group_id, size, now)
-        self.lack(group, 1, f"a member was refused ({why})", now)
-
-    def lack(self, group: OpenGroup, members: int, why: str, now: float) -> None:
-        """The group will lack so many of its members."""
-        group.lost += members
+        group = group or self._buffer.groups.open(group_id, size, now)
+        group.lost += 1
         if not self.keep:
             self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
             return

@@ -21,11 +21,15 @@ MAX_PRODUCERS = 65_536
 
 @dataclass(slots=True)
 class _Producer:
-    """refused: members of groups that were, each of which its group lacks once."""
+    """refused: members of groups that were, each of which its group lacks once.
+
+    closes: numbers of the closes of groups that were heard.
+    """
 
     floor: int = 0
     accepted: Ranges = field(default_factory=Ranges)
     refused: Ranges = field(default_factory=Ranges)
+    closes: Ranges = field(default_factory=Ranges)
 
 
 class DuplicateMemory:
@@ -85,6 +89,14 @@ class DuplicateMemory:
         known = seq in refused
         if not known:
             refused.add(seq, seq + 1)
+        return not known
+
+    def hears_close(self, producer: str, number: int) -> bool:
+        """A producer closes a group; returns whether that is news, and not said again."""
+        closes = self._known(producer).closes
+        known = number in closes
+        if not known:
+            closes.add(number, number + 1)
         return not known
 
     def forget(self, given_ids: Iterable[str]) -> None:

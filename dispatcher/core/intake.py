@@ -5,6 +5,8 @@ given up when their time is over; phases and the stream end when producers agree
 Facts are noted when something is decided, so that a restart stands by it.
 """
 
+from collections.abc import Iterable
+
 from dispatcher.core.admission import Admission
 from dispatcher.core.agreement import Agreement, End
 from dispatcher.core.buffer import SampleBuffer
@@ -42,7 +44,8 @@ class Intake:
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on where an earlier process stopped: all who had contributed may still come back."""
         said = {name: memory.words.get(name, (0, False)) for name in memory.producers}
-        self._producers.restore(said, now)
+        accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}
+        self._producers.restore(said, now, contributed=accepted)
         self._admission.memory.restore(memory.producers, memory.given_ids)
         self._buffer.restore(memory.entries, memory.next_ticket, now)
         for version in memory.phases:
@@ -54,8 +57,8 @@ class Intake:
         for phase, ended in memory.words.values():  # what was asked for and not agreed to yet
             if phase > self._admission.oldest_version:
                 self.agreement.ask(phase)
-            if ended and not memory.ended:
-                self.agreement.ask(None)
+            if ended and self._producers.begun and not memory.ended:
+                self.agreement.ask(None)  # before that, others who are there are to be heard first
 
     # -- they come and go -------------------------------------------------------------------
 
@@ -81,19 +84,21 @@ class Intake:
 
     # -- groups -----------------------------------------------------------------------------
 
-    def close_group(self, group_id: str, size: int | None, keep: bool | None, now: float) -> None:
+    def close_group(
+        self, group_id: str, size: int | None, keep: bool | None, now: float, *, numbered: bool
+    ) -> None:
         """No member beyond `size` will come, or none but those that are held back.
 
         An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
-        size was to be told now. Of a group that is whole or given up already nothing comes of it:
-        a producer that did not hear that it was heard says it again.
+        size was to be told now. numbered: it is certain that this is not said again; else nothing
+        comes of it for a group that was whole already.
         """
         groups, waiting = self._buffer.groups, self._admission.held.members(group_id)
         keep = self._dropping.keep if keep is None else keep
         group, limit = groups.get(group_id), self._buffer.limits.group
         if group is None:
             known = self._closed_groups.closed(group_id, now, for_good=size is None)
-            if known or groups.completed(group_id):
+            if known or (groups.completed(group_id) and not numbered):
                 return
             if size is not None and groups.has_room_for_empty:
                 group = groups.open(group_id, size, now)
@@ -111,11 +116,14 @@ class Intake:
         else:
             self._dropping.resize(group, size)
 
-    def withdraw(self, group_id: str, members: int, now: float) -> None:
-        """A producer gives up so many members of a group, which will lack them."""
-        group = self._buffer.groups.get(group_id)
-        if group is not None:
-            self._dropping.lack(group, members, "a member was withdrawn by its producer", now)
+    def withdraw(
+        self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
+    ) -> None:
+        """A producer gives up these samples of a group, which will lack each of them, once."""
+        for seq in numbers:
+            if self._admission.memory.refuse(producer, seq):
+                why = "a member was withdrawn by its producer"
+                self._dropping.lost_member(group_id, size, why, now)
 
     # -- phases and the stream --------------------------------------------------------------
 

@@ -9,7 +9,7 @@ producer's last sample says nothing of the others'. Who has contributed nothing 
 and what is remembered of somebody who is gone is nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 #: Who is away longest is given up beyond so many; far above any fleet.
@@ -43,6 +43,11 @@ class Producers:
         #: Whether anybody has contributed anything.
         self._begun = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether anybody has contributed anything."""
+        return self._begun
+
     def __contains__(self, producer: object) -> bool:
         """Whether it is there or may come back."""
         return producer in self._known
@@ -74,14 +79,17 @@ class Producers:
             self._forget(other)
         return beyond
 
-    def restore(self, words: Mapping[str, tuple[int, bool]], now: float) -> None:
-        """All of these have contributed to an earlier process; what they said is still so."""
-        self._begun = bool(words)
+    def restore(
+        self, words: Mapping[str, tuple[int, bool]], now: float, *, contributed: Container[str]
+    ) -> None:
+        """Who contributed to an earlier process may come back; what was said is still so."""
+        self._begun = any(producer in contributed for producer in words)
         for producer, (phase, ended) in words.items():
             if not producer:
                 self._nameless.phase, self._nameless.ended = phase, ended
                 continue
-            self._known[producer] = _Producer(now, contributed=True, oldest=0)
+            gave = producer in contributed
+            self._known[producer] = _Producer(now, contributed=gave, oldest=0 if gave else None)
             self._known[producer].phase, self._known[producer].ended = phase, ended
             self._away[producer] = None
 

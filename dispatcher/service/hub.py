@@ -105,11 +105,15 @@ class Hub:
                     peer.client_id, message.first_seq, samples, message.floor, message.named
                 )
                 self.perform(self.core.push(push, now))
-            case m.CloseGroup(group_id=group_id, withdrawn=members) if members:
-                self.perform(self.core.withdraw(group_id, members, now))
+            case m.CloseGroup(group_id=group, withdrawn=list(numbers)):
+                size, who = message.size, peer.client_id
+                self.perform(self.core.withdraw(group, size, who, numbers, now))
             case m.CloseGroup():
-                size, keep = message.size, message.keep
-                self.perform(self.core.close_group(message.group_id, now, size=size, keep=keep))
+                said = None if message.number is None else (peer.client_id, message.number)
+                closed = self.core.close_group(
+                    message.group_id, now, size=message.size, keep=message.keep, said=said
+                )
+                self.perform(closed)
             case m.EndPhase():
                 version, force = message.policy_version, message.force
                 self.perform(self.core.end_phase(version, now, peer.client_id, force=force))

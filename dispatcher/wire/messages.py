@@ -195,15 +195,17 @@ class CloseGroup(Message):
     """No further member of this group will come, or none beyond `size`.
 
     keep: whether an incomplete group is trained on rather than dropped; None: as configured.
-    withdrawn: if not 0, the group is not closed, but lacks so many members that its producer has
-        given up.
+    number: by which a producer knows this, so that it is heard once however often it is said.
+    withdrawn: if given, the group is not closed, but lacks these samples of its producer, by their
+        sequence numbers; `size` is then what they have said of it, None if that is told at close.
     """
 
     type_code = 8
     group_id: Name
     size: Extent | None = None
     keep: bool | None = None
-    withdrawn: Count = 0
+    number: Count | None = None
+    withdrawn: list[Count] | None = None
 
 
 class EndPhase(Message):

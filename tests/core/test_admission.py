@@ -186,7 +186,7 @@ def test_a_refused_member_is_lost_to_its_group_but_not_what_claims_to_be_another
     )
     answers = lobby.admission.push(push("p", 0, *pushed), 0.0, may_hold=True)
     assert outcomes(answers) == [("p", 0, (A, R, R, R))]
-    assert lobby.lost == ["long"]
+    assert lobby.lost == ["g"]
 
 
 def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:

@@ -72,6 +72,21 @@ def test_a_worker_with_nothing_to_do_does_not_end_what_others_have_not_begun() -
     assert bench.core.statistics().phase == "ended"
 
 
+def test_nor_does_a_restart_end_it() -> None:
+    bench, memory = Bench(durable=True), Memory()
+    for producer in "pq":
+        bench.core.producer_connected(producer)
+    bench.perform(bench.core.end_stream(bench.now, "p"))
+    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
+    bench.core = Dispatch(bench.core.config)
+    bench.core.restore(memory.remembered(), bench.now)
+    bench.perform(bench.core.tick(bench.now))
+    assert bench.core.statistics().phase == "running"
+    assert push(bench, "q", "q0") == (A,)
+    bench.perform(bench.core.end_stream(bench.now, "q"))
+    assert bench.core.statistics().phase == "ended"
+
+
 def test_one_producers_end_is_not_the_others() -> None:
     bench = Bench(batch=4, window=4, capacity=8)
     bench.join()

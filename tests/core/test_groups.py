@@ -167,10 +167,32 @@ def test_a_refused_member_that_is_sent_again_is_lacking_once() -> None:
 def test_a_withdrawn_member_is_lacking_and_others_are_told() -> None:
     bench = Bench()
     bench.push(*members("g:0,1"))
-    bench.perform(bench.core.withdraw("g", 1, bench.now))
+    for _ in range(2):  # said again after a reconnect
+        bench.perform(bench.core.withdraw("g", 4, "p", [99], bench.now))
     assert bench.dropped(INCOMPLETE) == 2
     assert bench.push(member("g3")) == (R,)
     assert "a member was withdrawn by its producer" in bench.errors()[-1]
+    assert bench.push(member("g9")) == (A,)  # the next of that id
+
+
+def test_the_first_that_is_heard_of_a_group_may_be_that_a_member_is_withdrawn() -> None:
+    for keep, expected in ((False, (R, R, R)), (True, (A, A, A))):
+        bench = Bench(keep_incomplete=keep)
+        bench.perform(bench.core.withdraw("g", 4, "p", [99], bench.now))
+        assert bench.push(*members("g:1,2,3")) == expected
+        assert bench.core.statistics().open_groups == 0
+
+
+def test_a_close_of_the_next_group_of_that_id_may_come_before_its_members() -> None:
+    bench = Bench(capacity=20)
+    for number in range(2):
+        said = ("p", number)
+        for _ in range(2):
+            bench.perform(bench.core.close_group("g", bench.now, size=2, said=said))
+        assert bench.push(*members("g:0,1", SIZE_AT_CLOSE)) == (A, A)
+        bench.perform(bench.core.close_group("g", bench.now, size=2, said=said))
+        assert bench.core.statistics().ready == 2 * (number + 1)
+        assert bench.core.statistics().open_groups == 0
 
 
 @pytest.mark.parametrize("size", [4, SIZE_AT_CLOSE])

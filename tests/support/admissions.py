@@ -12,12 +12,11 @@ from dispatcher.core.limits import BufferLimits
 from dispatcher.core.open_groups import OpenGroups
 from dispatcher.core.producers import Producers
 from dispatcher.core.totals import Totals
-from dispatcher.sample import Sample
 
 
 @dataclass
 class Lobby:
-    """An admission and what it lets into. lost: members that were refused, by sample id."""
+    """An admission and what it lets into. lost: groups that lack a member, once for each."""
 
     limits: BufferLimits
     batch: int = 1
@@ -45,5 +44,5 @@ class Lobby:
             note=self.note,
         )
 
-    def _lose(self, sample: Sample, why: str, now: float) -> None:  # noqa: ARG002
-        self.lost.append(sample.sample_id)
+    def _lose(self, group_id: str, size: int | None, why: str, now: float) -> None:  # noqa: ARG002
+        self.lost.append(group_id)
