@@ -30,7 +30,8 @@ class OpenGroup:
     """A group that lacks members.
 
     size: members in the end, None while nobody knows. lost: members that will never come.
-    number: its first sample's ticket, -1 while there is none. grown: when the last member came.
+    serial: tells it from others of its id. number: its first sample's ticket, -1 while there is none.
+    grown: when the last member came.
     queued: whether it is looked at when it may be overdue. restored: from an earlier process, which
     may have known of members that were lost.
     """
@@ -38,6 +39,7 @@ class OpenGroup:
     group_id: str
     size: int | None
     grown: float
+    serial: int
     number: int = -1
     lost: int = 0
     entries: list[Entry] = field(default_factory=list)
@@ -81,8 +83,9 @@ class OpenGroups:
         self._is_there, self._timeout = is_there, timeout
         self._groups: dict[str, OpenGroup] = {}
         self._of_producer: dict[str, dict[OpenGroup, None]] = {}
-        self._deserted: list[tuple[float, int, OpenGroup]] = []
-        self._ties = count()
+        #: When to look at which group, by serial and id: a group itself would keep its samples.
+        self._deserted: list[tuple[float, int, str]] = []
+        self._serials = count()
         self._completed: dict[str, None] = {}
         #: Samples of all open groups.
         self.samples = 0
@@ -98,10 +101,14 @@ class OpenGroups:
         return self._groups.get(group_id)
 
     def open(self, group_id: str, size: int | None, now: float) -> OpenGroup:
-        """A group begins; one that is told of before its first member does not wait for ever."""
-        group = self._groups[group_id] = OpenGroup(group_id, size, now)
-        self._completed.pop(group_id, None)
+        """A group is told of before its first member, for which it does not wait for ever."""
+        group = self._begin(group_id, size, now)
         self._await(group)
+        return group
+
+    def _begin(self, group_id: str, size: int | None, now: float) -> OpenGroup:
+        group = self._groups[group_id] = OpenGroup(group_id, size, now, next(self._serials))
+        self._completed.pop(group_id, None)
         return group
 
     def completed(self, group_id: str) -> bool:
@@ -121,7 +128,7 @@ class OpenGroups:
         group = self._groups.get(sample.group_id)
         if group is None:
             size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
-            return self.open(sample.group_id, size, now)
+            return self._begin(sample.group_id, size, now)
         if group.size is None and sample.group_size != SIZE_AT_CLOSE:
             group.size = sample.group_size
         return group
@@ -165,10 +172,11 @@ class OpenGroups:
         """Groups that nothing has come of for too long, and whose contributors are gone."""
         found = []
         while self._deserted and self._deserted[0][0] <= now:
-            group = heappop(self._deserted)[2]
-            group.queued = False
-            if self._groups.get(group.group_id) is not group:
+            _, serial, group_id = heappop(self._deserted)
+            group = self._groups.get(group_id)
+            if group is None or group.serial != serial:
                 continue
+            group.queued = False
             if group.grown + self._timeout > now:
                 self._await(group)
             elif not self._has_contributor(group):
@@ -184,7 +192,7 @@ class OpenGroups:
         if not group.queued and not self._has_contributor(group):
             group.queued = True
             due = group.grown + self._timeout
-            heappush(self._deserted, (due, next(self._ties), group))
+            heappush(self._deserted, (due, group.serial, group.group_id))
 
     def _has_contributor(self, group: OpenGroup) -> bool:
         return any(map(self._is_there, group.contributors))
