@@ -30,8 +30,8 @@ class OpenGroup:
     """A group that lacks members.
 
     size: members in the end, None while nobody knows. lost: members that will never come.
-    serial: tells it from others of its id. number: its first sample's ticket, -1 while there is none.
-    grown: when the last member came.
+    serial: tells it from others of its id. number: its first sample's ticket, -1 while there is
+    none. grown: when the last member came.
     queued: whether it is looked at when it may be overdue. restored: from an earlier process, which
     may have known of members that were lost.
     """

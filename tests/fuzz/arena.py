@@ -130,7 +130,9 @@ class Work:
 
     def end(self) -> None:
         """End the stream and leave."""
-        self._producer.end_stream()
+        self._producer.end_stream(
+            force=True
+        )  # others who contributed were cut off, and say nothing
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the ranks got no end"
         if self._failure is not None:
