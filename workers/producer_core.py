@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 
@@ -82,14 +83,27 @@ class _Control:
 
 @dataclass(slots=True)
 class _Lacking:
-    """Members of a group that were withdrawn, ids by number, and when that is told.
+    """Members of a group that were withdrawn, by number, and when that is told.
 
-    size: of the group, None if it is told at close.
+    size: of the group, None if it is told at close. members: what each is known by.
     """
 
     size: int | None
-    members: dict[int, str] = field(default_factory=dict)
+    members: dict[int, str | bytes] = field(default_factory=dict)
     due: float = math.inf
+
+
+def _identities(push: _Push) -> list[str] | list[bytes]:
+    """What each sample of a push is known by if it comes again: its id, or what it consists of."""
+    message = push.message
+    if message.named:
+        return message.sample_ids
+    data, stop = b"".join(push.payload), 0
+    found = []
+    for size in message.spans(len(data)):
+        start, stop = stop, stop + size
+        found.append(blake2b(data[start:stop], digest_size=16).digest())
+    return found
 
 
 class ProducerCore:
@@ -127,7 +141,7 @@ class ProducerCore:
             )
         self._pushes[first] = push = _Push(header(samples, self.client_id, first), payload(samples))
         self._next_seq += len(samples)
-        self._come_again(push.message)
+        self._come_again(push)
         self._enqueue(first, push)
         return first
 
@@ -288,24 +302,24 @@ class ProducerCore:
     def _give_up_members(self, push: _Push, now: float) -> None:
         """Members are withdrawn: their groups lack them, unless they are soon pushed once more."""
         message = push.message
+        identities = _identities(push)
         for at, group_id in enumerate(message.group_ids or ()):
             if group_id is not None:
-                size = (message.group_sizes or [0])[min(at, len(message.group_sizes or ()) - 1)]
-                lacking = self._lacking.setdefault(group_id, _Lacking(size or None))
-                lacking.members[message.first_seq + at] = message.sample_ids[at]
+                size = None if message.group_sizes is None else message.group_sizes[at] or None
+                lacking = self._lacking.setdefault(group_id, _Lacking(size))
+                lacking.members[message.first_seq + at] = identities[at]
                 lacking.due = now + GRACE_S
 
-    def _come_again(self, message: m.Push) -> None:
-        """What was withdrawn of these groups is tried again: by its id, or one for one."""
-        for sample_id, group_id in zip(message.sample_ids, message.group_ids or (), strict=False):
-            lacking = self._lacking.get(group_id) if group_id is not None else None
+    def _come_again(self, push: _Push) -> None:
+        """What was withdrawn of these groups may be tried again."""
+        groups = push.message.group_ids or ()
+        if self._lacking.keys().isdisjoint(groups):
+            return
+        for identity, group_id in zip(_identities(push), groups, strict=True):
+            lacking = None if group_id is None else self._lacking.get(group_id)
             if lacking is None or group_id is None:
                 continue
-            again = [
-                seq
-                for seq, known in lacking.members.items()
-                if not message.named or known == sample_id
-            ]
+            again = [seq for seq, known in lacking.members.items() if known == identity]
             for seq in again[:1]:
                 del lacking.members[seq]
             if not lacking.members:

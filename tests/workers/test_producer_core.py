@@ -433,9 +433,9 @@ def test_a_member_that_is_withdrawn_and_pushed_again_keeps_its_group_open() -> N
 def test_of_two_withdrawn_members_one_that_is_pushed_again_is_not_lacking() -> None:
     core = ProducerCore("p")
     core.max_payload_bytes = 1 << 20
-    for ticket in [core.submit([encoded(group_id="g", size=2)]) for _ in range(2)]:
+    for ticket in [core.submit([encoded(tokens, group_id="g", size=2)]) for tokens in (1, 2)]:
         core.abandon(ticket, 0.0)
-    core.submit([encoded(group_id="g", size=2)])
+    core.submit([encoded(1, group_id="g", size=2)])  # the first once more, by what is in it
     core.connected(welcome(1))
     (first,) = said(core, 10.0)
     assert isinstance(first, m.Push)
@@ -444,11 +444,14 @@ def test_of_two_withdrawn_members_one_that_is_pushed_again_is_not_lacking() -> N
     assert said(core, 10.0) == [told, m.Ping()]
 
 
-def test_a_withdrawn_member_that_has_a_name_is_lacking_though_others_come() -> None:
+@pytest.mark.parametrize(("lost", "other"), [("lost", "other"), (None, None)])
+def test_a_withdrawn_member_is_lacking_though_others_come(
+    lost: str | None, other: str | None
+) -> None:
     core = ProducerCore("p")
     core.max_payload_bytes = 1 << 20
-    core.abandon(core.submit([encoded(sample_id="lost", group_id="g", size=2)]), 0.0)
-    core.submit([encoded(sample_id="other", group_id="g", size=2)])
+    core.abandon(core.submit([encoded(1, lost, group_id="g", size=2)]), 0.0)
+    core.submit([encoded(2, other, group_id="g", size=2)])
     core.connected(welcome(1))
     assert pushes(core, 10.0) == [1]
     core.handle(pushed(1, "accepted"), 10.0)
