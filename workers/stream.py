@@ -102,7 +102,7 @@ class MicroBatchStream:
         self._is_leader = place.dp_rank == 0
 
         if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
-            raise ConfigError(f"epochs is {epochs!r}; a step is iterated 1 time or more")
+            raise ConfigError(f"epochs is {epochs!r}; it is a number of times, at least 1")
         self._epochs = epochs
         target = None if device is None else torch.device(device)
         pool = MemoryPool()

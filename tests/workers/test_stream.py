@@ -245,6 +245,7 @@ def test_only_rank_0_reports_the_policy_version(
         ({"dp_rank": 1, "dp_size": 2}, r"init_process_group\(\) first, or pass .* generation="),
         ({"endpoint": "nowhere"}, "is no address"),
         ({"epochs": 0}, r"epochs is 0; .* at least 1"),
+        ({"epochs": 1.5}, r"epochs is 1\.5; .* at least 1"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_connected(
