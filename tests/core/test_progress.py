@@ -290,4 +290,4 @@ class Progress(RuleBasedStateMachine):
 
 
 TestProgress = Progress.TestCase
-TestProgress.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestProgress.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
