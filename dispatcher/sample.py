@@ -190,6 +190,10 @@ class Sample(NamedTuple):
         """Whether the payload is in memory."""
         return len(self.payload) > 0  # none has no bytes at all
 
+    def without_payload(self) -> "Sample":
+        """The same where the payload is elsewhere: in the journal, or with its producer."""
+        return self._replace(payload=memoryview(b""))
+
     def __repr__(self) -> str:
         shown = {name: value for name, value in self._asdict().items() if name != "payload"}
         return f"Sample({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

@@ -331,18 +331,21 @@ class Admission:
             if (full := self._held_back(sample)) is not None:
                 self._press(full, now)
                 continue
-            begins = self._buffer.is_grouped(sample) and not self._buffer.is_expected(sample)
-            grouped = self._buffer.is_grouped(sample)
-            entry = self._buffer.add(
-                self._buffer.sized(sample) if grouped else sample, push.producer, now
-            )
-            if begins and sample.group_id is not None and self.held.of_group(sample.group_id):
-                self._begun.append(sample.group_id)
+            if self._buffer.is_grouped(sample):
+                self._note_beginning(sample)
+                sample = self._buffer.sized(sample)
+            entry = self._buffer.add(sample, push.producer, now)
             self._remember(push, [entry], range(seq, seq + 1), now)
             push.outcomes[index] = Outcome.ACCEPTED
             accepted.append(sample)
         nbytes = sum(sample.nbytes for sample in accepted)
         self._totals.accepted([sample.tokens for sample in accepted], nbytes)
+
+    def _note_beginning(self, sample: Sample) -> None:
+        """If its group begins with it, members of it that wait may come in, too."""
+        begins = sample.group_id is not None and not self._buffer.is_expected(sample)
+        if begins and self.held.of_group(str(sample.group_id)):
+            self._begun.append(str(sample.group_id))
 
     def _press(self, full: BufferFull, now: float) -> None:
         """Remember what holds samples back: of several caps a hard one."""

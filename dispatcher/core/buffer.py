@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from operator import le
 
-from dispatcher.core.entry import Amount, Entry, without_payload
+from dispatcher.core.entry import Amount, Entry
 from dispatcher.core.limits import BufferLimits
 from dispatcher.core.open_groups import OpenGroup, OpenGroups
 from dispatcher.errors import BufferFull, SampleRefused
@@ -298,7 +298,7 @@ class SampleBuffer:
         """The payloads of these samples are in the journal: they leave memory, if still here."""
         for entry in filter(self._holds, entries):
             self._held.nbytes -= entry.sample.nbytes
-            entry.sample = without_payload(entry).sample
+            entry.sample = entry.sample.without_payload()
         self._left()
 
     def _holds(self, entry: Entry) -> bool:

@@ -387,17 +387,11 @@ class Dispatch:
 
     def stream_waits(self) -> list[str]:
         """Producers whose word the end of the stream still waits for."""
-        return (
-            self._intake.agreement.waits_for(None) if None in self._intake.agreement.pending else []
-        )
+        return self._intake.agreement.pending_waits(None)
 
     def phase_waits(self, version: int) -> list[str]:
         """Producers whose word the end of the phase before this version still waits for."""
-        return (
-            self._intake.agreement.waits_for(version)
-            if version in self._intake.agreement.pending
-            else []
-        )
+        return self._intake.agreement.pending_waits(version)
 
     def waits_for(self, now: float) -> str:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""

@@ -1,7 +1,7 @@
 """A buffered sample, and how much of a buffer samples take up."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from dispatcher.sample import Columns, Sample
@@ -32,10 +32,7 @@ class Entry:
 
 def without_payload(entry: Entry) -> Entry:
     """The same sample where only the journal has its payload."""
-    sample = entry.sample._replace(payload=memoryview(b""))
-    return Entry(
-        sample, entry.ticket, entry.arrived, entry.group, entry.skips, entry.producer, entry.oldest
-    )
+    return replace(entry, sample=entry.sample.without_payload())
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ class HeldPushes:
         before, held.nbytes = held.nbytes, sum(sample.nbytes for sample in push.waiting)
         self.nbytes += held.nbytes - before
         if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
-            push.samples = tuple(map(_emptied, push.samples))
+            push.samples = tuple(map(Sample.without_payload, push.samples))
             self._emptied[push.producer, push.first_seq] = push
             held.emptied = True
             self.nbytes -= held.nbytes
@@ -138,7 +138,7 @@ class HeldPushes:
 
     def refill(self, push: Push, samples: tuple[Sample, ...]) -> None:
         """Its payload has come again. Raises ProtocolError if these are other samples."""
-        if list(map(_emptied, samples)) != list(push.samples):
+        if list(map(Sample.without_payload, samples)) != list(push.samples):
             raise ProtocolError(f"push {push.first_seq} comes again with other samples")
         self._unmark(push)
         push.samples = samples
@@ -149,10 +149,6 @@ class HeldPushes:
         if held.emptied:
             del self._emptied[push.producer, push.first_seq]
         held.emptied = held.asked = False
-
-
-def _emptied(sample: Sample) -> Sample:
-    return sample._replace(payload=memoryview(b""))
 
 
 def _discard(index: dict[str, dict[Push, None]], key: str, push: Push) -> None:

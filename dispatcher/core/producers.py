@@ -18,7 +18,7 @@ MAX_AWAY = 65_536
 
 @dataclass(slots=True)
 class _Producer:
-    """connections: that speak for it. away_since: None while it is there.
+    """away_since: None while it is there. contributed: whether a sample of it was ever accepted.
 
     oldest: the oldest policy version it has contributed since it last ended a phase, None if it has
     contributed nothing since. phase: the newest phase that it has ended. ended: its stream.

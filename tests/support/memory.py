@@ -6,7 +6,6 @@ from typing import Any
 
 from dispatcher.core import facts as f
 from dispatcher.core.entry import Entry
-from dispatcher.sample import Sample
 
 
 class Memory:
@@ -46,7 +45,7 @@ class Memory:
         for plan in plans:
             if plan.step in self._retained or plan.step in self._rewound:
                 for ticket in _tickets(plan):
-                    entries[ticket].sample = _without_payload(entries[ticket].sample)
+                    entries[ticket].sample = entries[ticket].sample.without_payload()
         return f.Remembered(
             entries=tuple(e for ticket, e in sorted(entries.items()) if ticket not in in_steps),
             steps=tuple(self._remembered(plan, entries) for plan in self._steps.values()),
@@ -156,7 +155,3 @@ def _tickets(plan: f.Planned) -> list[int]:
 
 def _copy(entry: Entry) -> Entry:
     return replace(entry, oldest=None)  # what the journal does not keep is found again
-
-
-def _without_payload(sample: Sample) -> Sample:
-    return sample._replace(payload=memoryview(b""))
