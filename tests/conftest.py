@@ -9,12 +9,11 @@ import pytest
 from hypothesis import settings
 
 from tests.support.certificates import Authority, write_token
+from tests.support.source import ROOT
 
 # Machines that run tests are busy: how long an example took says nothing about the code.
 settings.register_profile("dispatcher", deadline=None)
 settings.load_profile("dispatcher")
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,11 @@
 """The house: imports point downward, pure parts stay pure, and nothing unpickles.
 
-    cli -> service, simulate -> journal, net -> core, wire -> balance -> words
+    cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
 Words are sample, plan and errors.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
-workers stand beside: they may use net, wire, security, balance and words; nothing in dispatcher
-knows them.
+workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
+dispatcher knows them.
 """
 
 import ast
@@ -15,31 +15,35 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.source import ROOT
 
 WORDS = {"words"}
-#: Part of the house -> the parts that it may import, itself included.
+#: Modules a folder, beside its subfolders.
+MAX_MODULES = 11
+#: Part of the house -> the parts that it may import, itself and the words included.
 MAY_IMPORT = {
-    "words": WORDS,
-    "security": {"security"} | WORDS,
-    "balance": {"balance"} | WORDS,
-    "wire": {"wire"} | WORDS,
-    "net": {"net", "wire"} | WORDS,
-    "core": {"core", "balance"} | WORDS,
-    "simulate": {"simulate", "core", "balance"} | WORDS,
-    "journal": {"journal", "core"} | WORDS,
-    "service": {"service", "journal", "net", "core", "wire", "security", "balance"} | WORDS,
-    "cli": {"cli", "service", "simulate", "journal", "net", "core", "wire", "security", "balance"}
-    | WORDS,
-    "workers": {"workers", "net", "wire", "security", "balance"} | WORDS,
-}  # fmt: skip
+    part: {part, *below.split()} | WORDS
+    for part, below in {
+        "words": "",
+        "security": "",
+        "balance": "",
+        "protocol": "",
+        "transport": "protocol",
+        "core": "balance",
+        "simulate": "core balance",
+        "journal": "core",
+        "service": "journal transport core protocol security balance",
+        "cli": "service simulate journal transport core protocol security balance",
+        "workers": "transport protocol security balance",
+    }.items()
+}
 #: Third-party packages a part may import.
 THIRD_PARTY = {
     "words": {"numpy"},
     "security": set(),
     "balance": {"numpy"},
-    "wire": {"pydantic"},
-    "net": {"numpy"},
+    "protocol": {"pydantic"},
+    "transport": {"numpy"},
     "core": {"numpy"},
     "simulate": {"numpy"},
     "journal": {"lmdb"},
@@ -48,7 +52,7 @@ THIRD_PARTY = {
     "workers": {"numpy", "pydantic", "torch"},
 }
 #: A part that decides, or only turns bytes into values, has no clock, loop or socket.
-PURE = {"words", "balance", "core", "wire"}
+PURE = {"words", "balance", "core", "protocol"}
 IMPURE = {"asyncio", "datetime", "os", "selectors", "socket", "subprocess", "threading", "time"}
 #: Loading any of these formats runs what the sender wrote.
 UNPICKLE = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
@@ -60,20 +64,21 @@ UNPICKLE_CALLS = {
 
 
 def sources() -> list[Path]:
-    return sorted([*ROOT.glob("dispatcher/**/*.py"), *ROOT.glob("workers/**/*.py")])
+    roots = ("dispatcher/rollout_dispatcher", "workers/rollout_workers")
+    return sorted(path for root in roots for path in (ROOT / root).rglob("*.py"))
 
 
 def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    _root, *parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def part_of(module: str) -> str | None:
     """The part of the house that a module of ours belongs to; None for others' modules."""
     package, *rest = module.split(".")
-    if package == "workers":
+    if package == "rollout_workers":
         return "workers"
-    if package != "dispatcher":
+    if package != "rollout_dispatcher":
         return None
     is_word = not rest or rest[0] in {"sample", "plan", "errors", "__version__"}
     return "words" if is_word else rest[0]
@@ -128,19 +133,25 @@ def test_nothing_unpickles(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("dispatcher.sample", "import dispatcher.balance.cost"),
-        ("dispatcher.balance.cost", "from dispatcher.core import buffer"),
-        ("dispatcher.balance.cost", "import time"),
-        ("dispatcher.balance.cost", "import scipy"),
-        ("dispatcher.core.dispatch", "def f():\n    import asyncio"),
-        ("dispatcher.core.dispatch", "from dispatcher.wire.frame import Frame"),
-        ("dispatcher.wire.frame", "import socket"),
-        ("dispatcher.service.server", "import torch"),
-        ("dispatcher.service.server", "from dispatcher.cli import main"),
-        ("dispatcher.simulate.profiles", "import dispatcher.service.config"),
-        ("dispatcher.cli.demo", "from workers import MicroBatchStream"),
-        ("workers.stream", "from dispatcher.service.config import ServeConfig"),
-        ("workers.stream", "import pickle"),
+        ("rollout_dispatcher.sample", "import rollout_dispatcher.balance.cost.models"),
+        ("rollout_dispatcher.balance.cost.models", "from rollout_dispatcher.core import buffer"),
+        ("rollout_dispatcher.balance.cost.models", "import time"),
+        ("rollout_dispatcher.balance.cost.models", "import scipy"),
+        ("rollout_dispatcher.core.dispatch", "def f():\n    import asyncio"),
+        ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher.protocol.frame import Frame"),
+        ("rollout_dispatcher.protocol.frame", "import socket"),
+        ("rollout_dispatcher.service.server", "import torch"),
+        ("rollout_dispatcher.service.server", "from rollout_dispatcher.cli import main"),
+        (
+            "rollout_dispatcher.simulate.profiles",
+            "import rollout_dispatcher.service.config.options",
+        ),
+        ("rollout_dispatcher.cli.demo.command", "from rollout_workers import MicroBatchStream"),
+        (
+            "rollout_workers.stream",
+            "from rollout_dispatcher.service.config.options import ServeConfig",
+        ),
+        ("rollout_workers.stream", "import pickle"),
     ],
 )
 def test_a_breach_would_be_seen(module: str, text: str) -> None:
@@ -152,3 +163,25 @@ def test_a_breach_would_be_seen(module: str, text: str) -> None:
 )
 def test_a_call_that_unpickles_would_be_seen(text: str) -> None:
     assert unpickling_calls(text) != []
+
+
+def test_only_the_source_roots_are_imported() -> None:
+    """`dispatcher` and `workers` are folders here, and packages of somebody else's elsewhere."""
+    ours = {
+        path for root in ("dispatcher", "workers", "tests") for path in (ROOT / root).rglob("*.py")
+    }
+    found = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in ours
+        for name in imported(ast.parse(path.read_text()), str(path))
+        if name.split(".")[0] in {"dispatcher", "workers"}
+    }
+    assert found == set()
+    for root in "dispatcher", "workers":
+        assert not (ROOT / root / "__init__.py").exists()
+
+
+def test_a_folder_can_be_read_at_a_glance() -> None:
+    folders = {path.parent for path in sources()}
+    sizes = {folder: len([*folder.glob("[!_]*.py")]) for folder in folders}
+    assert {str(folder): size for folder, size in sizes.items() if size > MAX_MODULES} == {}

@@ -12,14 +12,14 @@ from tempfile import TemporaryDirectory
 import pytest
 from prometheus_client import Metric
 
-from dispatcher.cli.fields import flag_of, format_value
-from dispatcher.cli.main import COMMANDS
-from dispatcher.cli.options import load_config
-from dispatcher.core.dispatch import Dispatch
-from dispatcher.service.config import ServeConfig
-from dispatcher.service.journaling import open_journal
-from dispatcher.service.metrics import Metrics
-from dispatcher.service.server import core_config
+from rollout_dispatcher.cli.fields import flag_of, format_value
+from rollout_dispatcher.cli.main import COMMANDS
+from rollout_dispatcher.cli.options import load_config
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.journaling import open_journal
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.server import core_config
 
 README = Path(__file__).parent.parent / "README.md"
 

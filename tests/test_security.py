@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from dispatcher.errors import ConfigError
-from dispatcher.security import client_tls, is_loopback, read_token, server_tls
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.security import client_tls, is_loopback, read_token, server_tls
 from tests.support.certificates import Authority, write_token
 
 SECRET = "correct-horse-battery-staple"

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.balance import balance_batch, tokens
-from dispatcher.errors import PlanError
+from rollout_dispatcher.balance import balance_batch, tokens
+from rollout_dispatcher.errors import PlanError
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 6))

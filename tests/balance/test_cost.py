@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.balance import Quadratic, parse_cost, tokens, transformer_cost
-from dispatcher.balance.transformer import Config
-from dispatcher.errors import ConfigError
+from rollout_dispatcher.balance import Quadratic, parse_cost, tokens, transformer_cost
+from rollout_dispatcher.balance.cost.transformer import Config
+from rollout_dispatcher.errors import ConfigError
 
 DENSE: dict[str, object] = {
     "hidden_size": 4,

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.balance import get_seqlen_balanced_partitions, karmarkar_karp
-from dispatcher.errors import PlanError
+from rollout_dispatcher.balance import get_seqlen_balanced_partitions, karmarkar_karp
+from rollout_dispatcher.errors import PlanError
 
 SumCountMembers = tuple[int, int, tuple[int, ...]]
 

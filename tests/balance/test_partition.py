@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.balance.bounds import column_bound, levels, rank_bound
-from dispatcher.balance.budget_fit import best_fit, lpt_budget
-from dispatcher.balance.leveling import lpt, spread_columns, swap_level
-from dispatcher.balance.objective import packed_time
-from dispatcher.balance.packing import fewest_micro_batches, pack
-from dispatcher.balance.partition import column_partition, padded_partition, step_partition
-from dispatcher.balance.runs import first_fit, next_fit
-from dispatcher.plan import FloatArray
+from rollout_dispatcher.balance.bounds import column_bound, levels, rank_bound
+from rollout_dispatcher.balance.objective import packed_time
+from rollout_dispatcher.balance.split.budget_fit import best_fit, lpt_budget
+from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
+from rollout_dispatcher.balance.split.packing import fewest_micro_batches, pack
+from rollout_dispatcher.balance.split.partition import (
+    column_partition,
+    padded_partition,
+    step_partition,
+)
+from rollout_dispatcher.balance.split.runs import first_fit, next_fit
+from rollout_dispatcher.plan import FloatArray
 
 COSTS = st.one_of(
     st.integers(0, 3),

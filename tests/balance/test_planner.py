@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.balance import Quadratic, plan, plan_digest, tokens
-from dispatcher.errors import PlanError, SampleTooLong
-from dispatcher.plan import (
+from rollout_dispatcher.balance import Quadratic, plan, plan_digest, tokens
+from rollout_dispatcher.errors import PlanError, SampleTooLong
+from rollout_dispatcher.plan import (
     CostModel,
     FloatArray,
     Grouping,

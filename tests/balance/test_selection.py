@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.balance import Quadratic, plan
-from dispatcher.balance.column_dp import column_dp
-from dispatcher.balance.groups import fill_exactly, group_index, group_max
-from dispatcher.balance.lane import Lane, Pool, keep_oldest
-from dispatcher.balance.selection import due
-from dispatcher.plan import BoolArray, FloatArray, Grouping, IntArray, PlanConfig, Sync, Window
+from rollout_dispatcher.balance import Quadratic, plan
+from rollout_dispatcher.balance.select.column_dp import column_dp
+from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
+from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
+from rollout_dispatcher.balance.select.selection import due
+from rollout_dispatcher.plan import (
+    BoolArray,
+    FloatArray,
+    Grouping,
+    IntArray,
+    PlanConfig,
+    Sync,
+    Window,
+)
 
 
 def test_due_counts_the_steps_that_remain() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from dispatcher.balance import tokens, validate_config
-from dispatcher.errors import ConfigError
-from dispatcher.plan import Layout, PlanConfig
+from rollout_dispatcher.balance import tokens, validate_config
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Layout, PlanConfig
 
 GOOD = PlanConfig(dp_size=8, dispatch_batch_size=64, cost=tokens, micro_batch_size=2)
 

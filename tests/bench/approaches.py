@@ -20,10 +20,10 @@ from statistics import median
 
 import numpy as np
 
-from dispatcher.plan import FloatArray, IntArray, Strategy, Sync, straggler_excess
+from rollout_dispatcher.plan import FloatArray, IntArray, Strategy, Sync, straggler_excess
+from rollout_workers import LengthBucketSampler
 from tests.bench.cells import Cell, available, stream
 from tests.bench.planner import WARM_UP, Totals, steady
-from workers import LengthBucketSampler
 
 CELLS = (
     Cell("lognormal 1024/64", 1024, 64, 1.0, "lognormal"),

@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dispatcher.core.entry import Entry
-from dispatcher.core.facts import Accepted, Committed, Fact, Planned, Remembered
-from dispatcher.journal.journal import Journal
-from dispatcher.journal.policy import parse_sync
-from dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.facts import Accepted, Committed, Fact, Planned, Remembered
+from rollout_dispatcher.journal.journal import Journal
+from rollout_dispatcher.journal.policy import parse_sync
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
 
 TOKENS = 3250
 SCHEMA = Schema((Field("input_ids", DType.INT64),))

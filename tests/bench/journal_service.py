@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from rollout_workers.demo import lifeline
+from rollout_workers.producer.blocking import RolloutProducer
+from rollout_workers.producer.encode import RolloutSample
 from tests.bench.journal import note
 from tests.chaos.processes import Process
 from tests.support.server import ServeProcess
-from workers.demo import lifeline
-from workers.encode import RolloutSample
-from workers.producer import RolloutProducer
 
 TOKENS, BATCH, PRODUCERS, DP_SIZE = 3250, 64, 2, 2
 RECORD = 8 * TOKENS

@@ -19,11 +19,11 @@ from statistics import median
 
 import numpy as np
 
-from dispatcher.balance.column_dp import column_dp
-from dispatcher.balance.order import by_falling_tokens
-from dispatcher.balance.planner import plan
-from dispatcher.plan import FloatArray, IntArray, PlanConfig, Strategy, Window
-from dispatcher.simulate.bias import selection_bias
+from rollout_dispatcher.balance.order import by_falling_tokens
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.balance.select.column_dp import column_dp
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Strategy, Window
+from rollout_dispatcher.simulate.bias import selection_bias
 from tests.bench.cells import Cell, available, lengths_of, stream
 from tests.bench.planner import WARM_UP, Totals, refilled
 

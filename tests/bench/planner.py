@@ -19,9 +19,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from dispatcher.balance import karmarkar_karp
-from dispatcher.balance.planner import plan
-from dispatcher.plan import FloatArray, IntArray, Plan, Strategy, Sync, Window, straggler_excess
+from rollout_dispatcher.balance import karmarkar_karp
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.plan import (
+    FloatArray,
+    IntArray,
+    Plan,
+    Strategy,
+    Sync,
+    Window,
+    straggler_excess,
+)
 from tests.bench.cells import CELLS, Cell, available, stream
 from tests.bench.verl_peer import KarmarkarKarp, load_karmarkar_karp
 

@@ -10,8 +10,8 @@ goes when its first sample is due. An estimate, not a bound: no plan is made.
 
 import numpy as np
 
-from dispatcher.balance.cost import Quadratic
-from dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.balance.cost.models import Quadratic
+from rollout_dispatcher.plan import FloatArray, IntArray
 from tests.bench.cells import TRACES, read_trace
 
 #: Dispatches that may pass a sample over.

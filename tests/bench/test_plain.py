@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dispatcher.plan import Strategy, Window
+from rollout_dispatcher.plan import Strategy, Window
 from tests.bench.cells import Cell
 from tests.bench.plain import measure, ours, plain
 

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from dispatcher.core.clock import SteadyClock
-from dispatcher.service import server
+from rollout_dispatcher.core.clock import SteadyClock
+from rollout_dispatcher.service import server
 
 JUMP = signal.SIGUSR1
 

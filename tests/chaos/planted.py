@@ -12,18 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
-from dispatcher.cli.main import main
-from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.duplicates import DuplicateMemory
-from dispatcher.core.events import FailRanks, Redelivered
-from dispatcher.core.generation import Generation
-from dispatcher.core.open_steps import OpenSteps
-from dispatcher.core.standing import RankHello
-from dispatcher.journal.journal import Journal
-from dispatcher.journal.store import Store
-from dispatcher.service.gate import Gate
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import FailRanks, Redelivered
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.ranks.generation import Generation
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.open_steps import OpenSteps
+from rollout_dispatcher.journal.journal import Journal
+from rollout_dispatcher.journal.store import Store
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_workers.demo import lifeline
 from tests.chaos.clock import follow_jumps
-from workers.demo import lifeline
 
 SEGMENT_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
@@ -39,11 +39,11 @@ def acknowledge_before_durable() -> None:
         sleep(SYNC_S)
         sync(store)
 
-    def at_once(_: Gate, then: Callable[[], None]) -> None:
+    def at_once(_: DurabilityBarrier, then: Callable[[], None]) -> None:
         then()
 
     _plant(Store, "sync", slow_sync)
-    _plant(Gate, "after", at_once)
+    _plant(DurabilityBarrier, "after", at_once)
 
 
 def drop_a_redelivery() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.chaos.history import RankHistory, Tail
+from tests.support.source import ROOT
 
-ROOT = Path(__file__).parents[2]
 DISK_MB = 64
 
 

@@ -15,12 +15,12 @@ from itertools import count
 from pathlib import Path
 from threading import Event
 
-from dispatcher.errors import BufferFull
+from rollout_dispatcher.errors import BufferFull
+from rollout_workers.demo import lifeline
+from rollout_workers.producer.blocking import RolloutProducer
+from rollout_workers.producer.encode import RolloutSample
 from tests.chaos.history import ProducerHistory, Writer, read_producer
 from tests.chaos.samples import ballast_of, tokens_of
-from workers.demo import lifeline
-from workers.encode import RolloutSample
-from workers.producer import RolloutProducer
 
 MOST_AT_ONCE = 6
 PATIENCE_S = 120.0

@@ -16,11 +16,11 @@ from time import monotonic, sleep
 
 import numpy as np
 
-from dispatcher.errors import GenerationFenced
+from rollout_dispatcher.errors import GenerationFenced
+from rollout_workers.rank.client import RankClient, RankStep
+from rollout_workers.rank.payload import arrays
 from tests.chaos.history import Writer
 from tests.chaos.samples import ballast_of, names_of
-from workers.payload import arrays
-from workers.rank_client import RankClient, RankStep
 
 #: How long the others wait for DP rank 0, which may have to wait for a dispatcher itself.
 PATIENCE_S = 120.0

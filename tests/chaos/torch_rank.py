@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from dispatcher.errors import DispatcherError, GenerationFenced
+from rollout_dispatcher.errors import DispatcherError, GenerationFenced
+from rollout_workers import MicroBatch, MicroBatchStream
 from tests.chaos.history import Writer
 from tests.chaos.rank import FENCED, PATIENCE_S, watch_lifeline
 from tests.chaos.samples import ballast_of, names_of
 from tests.support.ddp import learn, network
-from workers import MicroBatch, MicroBatchStream
 
 
 def samples_of(micro_batch: MicroBatch) -> list[str]:

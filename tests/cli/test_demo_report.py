@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dispatcher.balance.cost import parse_cost
-from dispatcher.cli.demo_load import BATCH, STEPS_BETWEEN, Timings, fit, make_load
-from dispatcher.cli.demo_report import quantile, summarise, table, verdict
+from rollout_dispatcher.balance.cost.models import parse_cost
+from rollout_dispatcher.cli.demo.load import BATCH, STEPS_BETWEEN, Timings, fit, make_load
+from rollout_dispatcher.cli.demo.report import quantile, summarise, table, verdict
 
 METRICS = """\
 # TYPE dispatcher_step_imbalance_ratio histogram

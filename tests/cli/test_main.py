@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher import __version__
-from dispatcher.cli.fields import flag_of
-from dispatcher.cli.main import COMMANDS, main
-from dispatcher.service.config import ServeConfig
+from rollout_dispatcher import __version__
+from rollout_dispatcher.cli.fields import flag_of
+from rollout_dispatcher.cli.main import COMMANDS, main
+from rollout_dispatcher.service.config.options import ServeConfig
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
 
@@ -132,6 +132,8 @@ def test_wait_ready_gives_up_and_says_what_it_saw(
 
 
 def test_the_command_is_installed_and_survives_a_reader_that_leaves() -> None:
-    command = f"{sys.executable} -m dispatcher.cli.main check-config {' '.join(NEEDED)} | head -1"
+    command = (
+        f"{sys.executable} -m rollout_dispatcher.cli.main check-config {' '.join(NEEDED)} | head -1"
+    )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("# steps\n", "")

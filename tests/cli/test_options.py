@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.cli.fields import flag_of
-from dispatcher.cli.options import Loaded, load_config
-from dispatcher.errors import ConfigError
-from dispatcher.service.config import ServeConfig
+from rollout_dispatcher.cli.fields import flag_of
+from rollout_dispatcher.cli.options import Loaded, load_config
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.service.config.options import ServeConfig
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
 

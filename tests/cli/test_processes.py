@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.cli import processes
-from dispatcher.cli.processes import ChildFailed, Children, signals_unwind
+from rollout_dispatcher.cli.demo import processes
+from rollout_dispatcher.cli.demo.processes import ChildFailed, Children, signals_unwind
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); {SLEEP}"

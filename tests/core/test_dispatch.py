@@ -2,7 +2,8 @@
 
 import pytest
 
-from dispatcher.core.events import (
+from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
+from rollout_dispatcher.core.effects import (
     Deliver,
     Drained,
     DropReason,
@@ -11,8 +12,7 @@ from dispatcher.core.events import (
     PushAnswered,
     Trigger,
 )
-from dispatcher.core.freshness import StalenessPolicy
-from dispatcher.core.standing import RankHello
+from rollout_dispatcher.core.ranks.rank_state import RankHello
 from tests.support.cores import Bench
 from tests.support.samples import make_sample
 

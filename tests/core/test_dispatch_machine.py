@@ -13,12 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dispatcher.balance.cost import parse_cost
-from dispatcher.balance.planner import plan
-from dispatcher.core.clock import SteadyClock
-from dispatcher.core.config import DispatchConfig
-from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import (
+from rollout_dispatcher.balance.cost.models import parse_cost
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.clock import SteadyClock
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import (
     Deliver,
     DropReason,
     Effect,
@@ -31,16 +32,15 @@ from dispatcher.core.events import (
     StepCommitted,
     StepPlanned,
 )
-from dispatcher.core.facts import Remembered
-from dispatcher.core.limits import BufferLimits
-from dispatcher.core.push import Push
-from dispatcher.core.retained import Position
-from dispatcher.core.standing import RankHello
-from dispatcher.core.step import OpenStep
-from dispatcher.core.trigger import TriggerConfig
-from dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
-from dispatcher.plan import Grouping, PlanConfig
-from dispatcher.sample import Sample
+from rollout_dispatcher.core.facts import Remembered
+from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
+from rollout_dispatcher.plan import Grouping, PlanConfig
+from rollout_dispatcher.sample import Sample
 from tests.support.memory import Memory
 from tests.support.samples import make_sample
 

@@ -14,11 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dispatcher.balance.cost import parse_cost
-from dispatcher.balance.planner import plan
-from dispatcher.core.config import DispatchConfig
-from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import (
+from rollout_dispatcher.balance.cost.models import parse_cost
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import (
     Effect,
     Outcome,
     PayloadsToJournal,
@@ -27,12 +28,11 @@ from dispatcher.core.events import (
     PushHeld,
     PushRecalled,
 )
-from dispatcher.core.limits import BufferLimits
-from dispatcher.core.push import Push
-from dispatcher.core.standing import RankHello
-from dispatcher.core.trigger import TriggerConfig
-from dispatcher.plan import PlanConfig
-from dispatcher.sample import SIZE_AT_CLOSE, Sample
+from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.plan import PlanConfig
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.samples import make_sample
 
 BATCH, TOKENS = 4, 4

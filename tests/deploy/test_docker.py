@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.cli.main import COMMANDS, main
-from dispatcher.cli.options import ENV_PREFIX
-from dispatcher.service.config import ServeConfig
+from rollout_dispatcher.cli.main import COMMANDS, main
+from rollout_dispatcher.cli.options import ENV_PREFIX
+from rollout_dispatcher.service.config.options import ServeConfig
 
 
 @pytest.fixture

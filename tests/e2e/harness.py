@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.source import PYTHONPATH, ROOT
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 #: Far above what any of these runs needs on a slow machine, and below the test's own timeout.
 PATIENCE = 100.0
 
@@ -25,7 +26,7 @@ def running(*argv: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         argv,
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | env,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -12,9 +12,9 @@ from collections import Counter
 
 import numpy as np
 
-from dispatcher.errors import DispatcherError
-from dispatcher.simulate.profiles import sample_lengths
-from workers import RolloutProducer
+from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.simulate.profiles import sample_lengths
+from rollout_workers import RolloutProducer
 
 #: Real lengths are thousands of tokens; these tests care for their shape, not for their size.
 SCALE = 1 / 64

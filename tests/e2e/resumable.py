@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
+from rollout_workers import MicroBatchStream
 from tests.support.ddp import learn, network
-from workers import MicroBatchStream
 
 
 def main() -> None:

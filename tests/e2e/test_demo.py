@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.cli.demo_report import _ROWS
+from rollout_dispatcher.cli.demo.report import _ROWS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 STRATEGIES = ["round-robin", "kk", "window"]
@@ -21,7 +21,7 @@ def command(out: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "dispatcher.cli.main",
+        "rollout_dispatcher.cli.main",
         "demo",
         "--seconds",
         "1s",

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness import PATIENCE, ROOT, finish, producer, running, torchrun
+from tests.e2e.harness import PATIENCE, finish, producer, running, torchrun
 from tests.support.server import ServeProcess, eventually
+from tests.support.source import ROOT
 
 pytestmark = pytest.mark.e2e
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollout_workers import RankClient, RolloutProducer
 from tests.support.server import ServeProcess, eventually
-from workers import RankClient, RolloutProducer
 
 pytestmark = pytest.mark.e2e
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from rollout_workers import MicroBatchStream
 from tests.support.ddp import learn, network
-from workers import MicroBatchStream
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dispatcher.errors import ProtocolError
-from dispatcher.wire import codec
-from dispatcher.wire import messages as m
-from dispatcher.wire.frame import FrameLimits, FrameReader
-from dispatcher.wire.session import ServerSession
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.session import ServerSession
 from tests.chaos.processes import Process
 from tests.support.client import Producer, Trainer
 from tests.support.server import eventually

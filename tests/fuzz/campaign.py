@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
-from dispatcher.wire import messages as m
+from rollout_dispatcher.protocol import messages as m
 from tests.fuzz.arena import DP_SIZE, Arena, Work, arena, is_harmless
 from tests.fuzz.inputs import streams
 from tests.fuzz.session import check_session, inputs

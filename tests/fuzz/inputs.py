@@ -9,9 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dispatcher.wire import codec
-from dispatcher.wire import messages as m
-from dispatcher.wire.frame import MAGIC, PREFIX, encode_frame
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, encode_frame
 from tests.support.client import make_push
 from tests.support.messages import EXAMPLES, STRATEGIES
 

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dispatcher.cli.main import main
-from dispatcher.errors import DispatcherError, Stopping
-from dispatcher.service.hub import Hub
-from dispatcher.service.peer import Peer
-from dispatcher.wire import codec, session
-from dispatcher.wire import messages as m
-from dispatcher.wire.frame import Frame, FrameReader
-from workers.demo import lifeline
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.errors import DispatcherError, Stopping
+from rollout_dispatcher.protocol import codec, session
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import Frame, FrameReader
+from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.router import Router
+from rollout_workers.demo import lifeline
 
 Plant = Callable[[Any, str, object], None]
 
@@ -77,7 +77,7 @@ def blame_everybody(plant: Plant) -> None:
 
     def fail_all(peer: Peer, error: DispatcherError) -> None:
         fail(peer, error)
-        if isinstance(peer._listener, Hub) and not isinstance(error, Stopping):
+        if isinstance(peer._listener, Router) and not isinstance(error, Stopping):
             peer._listener.stop("somebody made a mistake")
 
     plant(Peer, "fail", fail_all)

@@ -5,11 +5,16 @@ from contextlib import suppress
 
 from hypothesis import strategies as st
 
-from dispatcher.errors import ProtocolError
-from dispatcher.wire import messages as m
-from dispatcher.wire.assemble import samples_of
-from dispatcher.wire.frame import HANDSHAKE_LIMITS, STAGING_BYTES, FrameLimits, FrameReader
-from dispatcher.wire.session import ServerSession, State
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.assemble import samples_of
+from rollout_dispatcher.protocol.frame import (
+    HANDSHAKE_LIMITS,
+    STAGING_BYTES,
+    FrameLimits,
+    FrameReader,
+)
+from rollout_dispatcher.protocol.session import ServerSession, State
 from tests.fuzz.inputs import streams
 
 LIMITS = FrameLimits(header=1 << 20, payload=1 << 20)

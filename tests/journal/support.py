@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dispatcher.core.entry import Entry
-from dispatcher.core.events import DropReason
-from dispatcher.core.facts import (
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import (
     Accepted,
     CheckpointSaved,
     Committed,
@@ -36,10 +36,10 @@ from dispatcher.core.facts import (
     StreamEnded,
     VersionReported,
 )
-from dispatcher.errors import JournalError
-from dispatcher.journal.journal import Journal
-from dispatcher.journal.policy import SyncPolicy, parse_sync
-from dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.errors import JournalError
+from rollout_dispatcher.journal.journal import Journal
+from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
 
 BATCH, OFF = parse_sync("batch"), parse_sync("off")
 SCHEMAS = (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.errors import JournalError
+from rollout_dispatcher.errors import JournalError
 from tests.journal.support import opened, recovered
 
 

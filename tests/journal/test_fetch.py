@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.core.facts import CheckpointSaved, Committed, Fact, Planned, Resumed
-from dispatcher.errors import JournalCorrupt, JournalError
+from rollout_dispatcher.core.facts import CheckpointSaved, Committed, Fact, Planned, Resumed
+from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from tests.journal.support import BATCH, OFF, SCHEMAS, accepted, opened, payload_of, recovered
 
 NBYTES = SCHEMAS[0].nbytes(100)

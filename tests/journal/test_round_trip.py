@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.core.events import DropReason
-from dispatcher.core.facts import (
+from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import (
     Committed,
     Dropped,
     Fact,
@@ -21,9 +21,9 @@ from dispatcher.core.facts import (
     StreamEnded,
     VersionReported,
 )
-from dispatcher.errors import JournalError
-from dispatcher.journal.journal import Journal
-from dispatcher.sample import Schema
+from rollout_dispatcher.errors import JournalError
+from rollout_dispatcher.journal.journal import Journal
+from rollout_dispatcher.sample import Schema
 from tests.journal.support import (
     BATCH,
     SCHEMAS,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.core.events import DropReason
-from dispatcher.core.facts import Committed, Dropped, FloorRaised, Planned
-from dispatcher.errors import JournalError, JournalFull
-from dispatcher.journal.journal import Journal, Trouble
+from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import Committed, Dropped, FloorRaised, Planned
+from rollout_dispatcher.errors import JournalError, JournalFull
+from rollout_dispatcher.journal.journal import Journal, Trouble
 from tests.journal.support import (
     BATCH,
     OFF,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.errors import ConfigError
-from dispatcher.journal.policy import SyncMode, SyncPolicy, parse_sync
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.journal.policy import SyncMode, SyncPolicy, parse_sync
 from tests.journal.support import BATCH, OFF, accepted, opened, recovered
 
 INTERVAL = parse_sync("interval:100ms")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dispatcher.cli.main import main
-from dispatcher.errors import ConfigError
-from dispatcher.service.config import ServeConfig
-from dispatcher.wire import codec
-from dispatcher.wire import messages as m
-from dispatcher.wire.endpoint import Endpoint
-from dispatcher.wire.frame import encode_frame
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.frame import encode_frame
+from rollout_dispatcher.service.config.options import ServeConfig
 from tests.service.conftest import Serve
 from tests.support.certificates import Authority, write_token
 from tests.support.client import WireClient

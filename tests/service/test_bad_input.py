@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dispatcher.sample import DType
-from dispatcher.wire import codec, columns
-from dispatcher.wire import messages as m
-from dispatcher.wire.frame import MAGIC, PREFIX, encode_frame
+from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, encode_frame
+from rollout_dispatcher.sample import DType
 from tests.support.client import Producer, Trainer, WireClient, make_push
 from tests.support.server import ServeProcess
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from dispatcher.service import logs
-from dispatcher.service.option_types import LogFormat, LogLevel
+from rollout_dispatcher.service import logs
+from rollout_dispatcher.service.config.types import LogFormat, LogLevel
 
 
 def line_of(message: str, *args: object, **details: Any) -> dict[str, str]:
     record = logging.LogRecord(
-        "dispatcher.x", logging.WARNING, "x.py", 1, message, args, details.get("exc_info")
+        "rollout_dispatcher.x", logging.WARNING, "x.py", 1, message, args, details.get("exc_info")
     )
     text = logs.JsonFormatter().format(record)
     assert "\n" not in text
@@ -27,7 +27,7 @@ def line_of(message: str, *args: object, **details: Any) -> dict[str, str]:
 def test_a_line_has_time_level_logger_and_message() -> None:
     line = line_of("rank %d left", 3)
     assert set(line) == {"time", "level", "logger", "message"}
-    assert (line["level"], line["logger"]) == ("warning", "dispatcher.x")
+    assert (line["level"], line["logger"]) == ("warning", "rollout_dispatcher.x")
     assert line["message"] == "rank 3 left"
 
 
@@ -67,8 +67,8 @@ def written(
     capsys: pytest.CaptureFixture[str], form: LogFormat, level: LogLevel = LogLevel.INFO
 ) -> str:
     logs.set_up(level, form)
-    logging.getLogger("dispatcher").info("hello")
-    logging.getLogger("dispatcher").warning("careful")
+    logging.getLogger("rollout_dispatcher").info("hello")
+    logging.getLogger("rollout_dispatcher").warning("careful")
     return capsys.readouterr().err
 
 

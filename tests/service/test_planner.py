@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from dispatcher.balance.cost import Quadratic
-from dispatcher.core.entry import Entry
-from dispatcher.core.events import PlanWanted, Trigger
-from dispatcher.core.plan_requests import request_plan
-from dispatcher.core.trigger import Go
-from dispatcher.plan import Plan, PlanConfig
-from dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
+from rollout_dispatcher.balance.cost.models import Quadratic
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import PlanWanted, Trigger
+from rollout_dispatcher.core.planning.requests import request_plan
+from rollout_dispatcher.core.planning.trigger import Go
+from rollout_dispatcher.plan import Plan, PlanConfig
+from rollout_dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
 from tests.support.samples import make_sample
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.wire import messages as m
+from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import PATIENCE_S, ServeProcess
@@ -216,5 +216,11 @@ def test_the_log_is_json_where_nobody_watches(serve: Serve) -> None:
 
 def second_dispatcher(listen: str) -> subprocess.CompletedProcess[str]:
     options: dict[str, object] = {**SMALL, "listen": listen, "http": "127.0.0.1:0"}
-    command = [sys.executable, "-m", "dispatcher.cli.main", "serve", *ServeProcess.flags(options)]
+    command = [
+        sys.executable,
+        "-m",
+        "rollout_dispatcher.cli.main",
+        "serve",
+        *ServeProcess.flags(options),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

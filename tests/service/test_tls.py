@@ -9,11 +9,11 @@ from time import monotonic
 
 import pytest
 
-from dispatcher.cli.main import main
-from dispatcher.sample import DType
-from dispatcher.wire import columns
-from dispatcher.wire import messages as m
-from dispatcher.wire.endpoint import Endpoint
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.protocol import columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.sample import DType
 from tests.service.conftest import Serve
 from tests.support.certificates import Authority, Pair
 from tests.support.client import PATIENCE_S, Producer, Rank, WireClient

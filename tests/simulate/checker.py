@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dispatcher.balance.cost import Quadratic
+from rollout_dispatcher.balance.cost.models import Quadratic
 
 Key = tuple[float, str]
 

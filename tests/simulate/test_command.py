@@ -11,12 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatcher.cli.fields import flag_of
-from dispatcher.cli.main import main
-from dispatcher.cli.simulate_options import SimulateOptions, own_environment, split_arguments
-from dispatcher.plan import Strategy
-from dispatcher.service.config import ServeConfig
-from dispatcher.simulate.result import Result
+from rollout_dispatcher.cli.fields import flag_of
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.cli.simulate_options import (
+    SimulateOptions,
+    own_environment,
+    split_arguments,
+)
+from rollout_dispatcher.plan import Strategy
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.simulate.result import Result
 from tests.simulate.bench import HEADER
 from tests.simulate.checker import check_books
 

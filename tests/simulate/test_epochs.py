@@ -5,8 +5,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from dispatcher.simulate import epochs as module
-from dispatcher.simulate.epochs import Epochs, doomed
+from rollout_dispatcher.simulate import epochs as module
+from rollout_dispatcher.simulate.epochs import Epochs, doomed
 from tests.simulate.bench import make_trace
 
 GROUPS = [0, 0, 0, 1, 1, -1, 2, 2, 0]

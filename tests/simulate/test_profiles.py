@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatcher.errors import ConfigError
-from dispatcher.plan import IntArray
-from dispatcher.simulate.profiles import PROBABILITIES, PROFILES, sample_lengths
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import IntArray
+from rollout_dispatcher.simulate.profiles import PROBABILITIES, PROFILES, sample_lengths
 
 TRACES = {
     "lineage": "lineage_open_reasoning",

@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dispatcher.cli.main import main
-from dispatcher.plan import Strategy
-from dispatcher.simulate.figures import summary
-from dispatcher.simulate.page import page
-from dispatcher.simulate.recommend import recommend
-from dispatcher.simulate.result import Result
-from dispatcher.simulate.run import Scenario, simulate
-from dispatcher.simulate.svg import Scale, spread_out
-from dispatcher.simulate.table import columns_for, table
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.plan import Strategy
+from rollout_dispatcher.simulate.recommend import recommend
+from rollout_dispatcher.simulate.report.figures import summary
+from rollout_dispatcher.simulate.report.page import page
+from rollout_dispatcher.simulate.report.svg import Scale, spread_out
+from rollout_dispatcher.simulate.result import Result
+from rollout_dispatcher.simulate.run import Scenario, simulate
+from rollout_dispatcher.simulate.table import columns_for, table
 from tests.simulate.bench import make_setting, make_trace
 
 TRACE = make_trace(

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatcher.errors import ConfigError
-from dispatcher.plan import Grouping, Oversize, Strategy
-from dispatcher.simulate.epochs import Epochs
-from dispatcher.simulate.run import Scenario, simulate
-from dispatcher.simulate.steady import run_steady, warm_up_steps
-from dispatcher.simulate.trace import Trace, load_trace
-from dispatcher.simulate.virtual import Setting, Step
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Grouping, Oversize, Strategy
+from rollout_dispatcher.simulate.epochs import Epochs
+from rollout_dispatcher.simulate.replay.steady import run_steady, warm_up_steps
+from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.run import Scenario, simulate
+from rollout_dispatcher.simulate.trace import Trace, load_trace
 from tests.simulate.bench import make_setting, make_trace, shared_trace
 from tests.simulate.checker import Account, Key, check_books
 

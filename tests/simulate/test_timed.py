@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatcher.balance.cost import Quadratic
-from dispatcher.core.events import Trigger
-from dispatcher.errors import ConfigError
-from dispatcher.plan import Grouping, Oversize, Strategy
-from dispatcher.simulate.run import Scenario, simulate
-from dispatcher.simulate.timed import Clockwork, run_timed
-from dispatcher.simulate.trace import Trace, load_trace
-from dispatcher.simulate.virtual import Setting, Step
+from rollout_dispatcher.balance.cost.models import Quadratic
+from rollout_dispatcher.core.effects import Trigger
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Grouping, Oversize, Strategy
+from rollout_dispatcher.simulate.replay.timed import Clockwork, run_timed
+from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.run import Scenario, simulate
+from rollout_dispatcher.simulate.trace import Trace, load_trace
 from tests.simulate.bench import make_setting, make_trace, shared_trace
 from tests.simulate.checker import check_books
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatcher.errors import ConfigError
-from dispatcher.simulate.profiles import PROFILES
-from dispatcher.simulate.trace import PROFILE_ROWS, load_trace
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.simulate.profiles import PROFILES
+from rollout_dispatcher.simulate.trace import PROFILE_ROWS, load_trace
 from tests.simulate.bench import HEADER, shared_trace
 
 

@@ -10,10 +10,10 @@ from itertools import count
 
 import numpy as np
 
-from dispatcher.simulate.profiles import sample_lengths
-from workers.demo import lifeline
-from workers.encode import RolloutSample
-from workers.producer import RolloutProducer
+from rollout_dispatcher.simulate.profiles import sample_lengths
+from rollout_workers.demo import lifeline
+from rollout_workers.producer.blocking import RolloutProducer
+from rollout_workers.producer.encode import RolloutSample
 
 AT_ONCE, KINDS = 32, 4096
 SCALE = 1 / 256

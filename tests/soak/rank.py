@@ -8,8 +8,8 @@ SECONDS is what a step takes at least, so that producers are faster than ranks.
 import sys
 import threading
 
-from workers.demo import lifeline
-from workers.rank_client import RankClient
+from rollout_workers.demo import lifeline
+from rollout_workers.rank.client import RankClient
 
 
 def train(client: RankClient, seconds: float) -> None:

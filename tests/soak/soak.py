@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatcher.wire.endpoint import Endpoint
+from rollout_dispatcher.protocol.endpoint import Endpoint
 from tests.chaos.processes import Process
 from tests.support.server import eventually, series
 
@@ -60,7 +60,9 @@ def soak(folder: Path, load: Load, report: Callable[[Look], None] = lambda _: No
             return process
 
         ready = folder / "ready.json"
-        dispatcher = start("dispatcher", "dispatcher.cli.main", "serve", *_flags(folder, load))
+        dispatcher = start(
+            "dispatcher", "rollout_dispatcher.cli.main", "serve", *_flags(folder, load)
+        )
         eventually(ready.exists, "the dispatcher is ready")
         addresses = json.loads(ready.read_text())
         endpoint, plane = addresses["listen"][0], Endpoint.parse(addresses["http"])

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dispatcher.core.admission import Admission
-from dispatcher.core.buffer import SampleBuffer
-from dispatcher.core.closed_groups import ClosedGroups
-from dispatcher.core.duplicates import DuplicateMemory
-from dispatcher.core.facts import Note
-from dispatcher.core.limits import BufferLimits
-from dispatcher.core.open_groups import OpenGroups
-from dispatcher.core.producers import Producers
-from dispatcher.core.totals import Totals
+from rollout_dispatcher.core.buffer.admission import Admission
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.open_groups import OpenGroups
+from rollout_dispatcher.core.facts import Note
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.totals import Totals
 
 
 @dataclass

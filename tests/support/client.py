@@ -20,12 +20,12 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from dispatcher.sample import DType, Field, Schema, aligned
-from dispatcher.wire import codec
-from dispatcher.wire import messages as m
-from dispatcher.wire.columns import field_headers
-from dispatcher.wire.endpoint import Endpoint
-from dispatcher.wire.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.columns import field_headers
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import DType, Field, Schema, aligned
 
 PATIENCE_S = 15.0
 LIMITS = FrameLimits(header=1 << 26, payload=1 << 30)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
-from dispatcher.balance.cost import parse_cost
-from dispatcher.balance.planner import plan
-from dispatcher.core.config import DispatchConfig
-from dispatcher.core.dispatch import Dispatch
-from dispatcher.core.events import (
+from rollout_dispatcher.balance.cost.models import parse_cost
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import (
     DropReason,
     Effect,
     Outcome,
@@ -16,12 +17,11 @@ from dispatcher.core.events import (
     StepPlanned,
     Trigger,
 )
-from dispatcher.core.limits import BufferLimits
-from dispatcher.core.push import Push
-from dispatcher.core.standing import RankHello
-from dispatcher.core.trigger import TriggerConfig
-from dispatcher.plan import Grouping, PlanConfig, Strategy
-from dispatcher.sample import Sample
+from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
+from rollout_dispatcher.sample import Sample
 from tests.support.samples import make_sample
 
 

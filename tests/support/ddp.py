@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workers import MicroBatch
+from rollout_workers import MicroBatch
 
 VOCABULARY = 64
 

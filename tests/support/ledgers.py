@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from dispatcher.core.entry import Entry
-from dispatcher.core.events import Effect
-from dispatcher.core.ledger import StepLedger
-from dispatcher.core.standing import RankHello
-from dispatcher.errors import ConfigError
-from dispatcher.plan import Plan, Sync
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import Effect
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Plan, Sync
 from tests.support.samples import make_sample
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dispatcher.core import facts as f
-from dispatcher.core.entry import Entry
+from rollout_dispatcher.core import facts as f
+from rollout_dispatcher.core.buffer.entry import Entry
 
 
 class Memory:

@@ -6,9 +6,9 @@ legal is what the round-trip test says.
 
 from hypothesis import strategies as st
 
-from dispatcher.sample import DType
-from dispatcher.wire import columns
-from dispatcher.wire import messages as m
+from rollout_dispatcher.protocol import columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.sample import DType
 
 IDS = columns.FieldHeader(name="input_ids", dtype=DType.INT64)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
 
 #: What most tests push: token ids and nothing else.
 IDS = Schema((Field("input_ids", DType.INT64),))

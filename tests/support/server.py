@@ -27,8 +27,8 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dispatcher.cli.main import main
-from dispatcher.wire.endpoint import Endpoint
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.protocol.endpoint import Endpoint
 
 PATIENCE_S = 20.0
 POLL_S = 0.01
@@ -71,7 +71,7 @@ class ServeProcess:
         *,
         warm: bool = False,
         checked: bool = True,
-        module: str = "dispatcher.cli.main",
+        module: str = "rollout_dispatcher.cli.main",
         **options: object,
     ) -> None:
         self._ready = folder / "ready.json"
@@ -213,7 +213,7 @@ class _Forked:
     """The same, forked from a process that waits with everything imported."""
 
     _context = multiprocessing.get_context("forkserver")
-    _context.set_forkserver_preload(["__main__", "dispatcher.service.server", __name__])
+    _context.set_forkserver_preload(["__main__", "rollout_dispatcher.service.server", __name__])
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         self._process = self._context.Process(target=_main, args=(arguments, str(log)))

@@ -1,6 +1,7 @@
 """A scripted dispatcher: a peer that a test speaks through, over a real socket.
 
-It speaks `dispatcher.wire` and blocks with a deadline, so that a test reads as a conversation.
+It speaks `rollout_dispatcher.protocol` and blocks with a deadline, so that a test reads as a
+conversation.
 """
 
 import socket
@@ -11,10 +12,10 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatcher.sample import DType, Field, Sample, Schema, aligned
-from dispatcher.wire import assemble, codec, columns
-from dispatcher.wire import messages as m
-from dispatcher.wire.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol import assemble, codec, columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import DType, Field, Sample, Schema, aligned
 
 LIMITS = FrameLimits(1 << 20, 1 << 30)
 PATIENCE_S = 10.0

@@ -13,9 +13,15 @@ from collections.abc import Callable, Iterator
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from dispatcher.errors import DispatcherError
-from workers import AsyncRolloutProducer, MicroBatch, MicroBatchStream, RankClient, RolloutProducer
-from workers.rank_client import RankStep
+from rollout_dispatcher.errors import DispatcherError
+from rollout_workers import (
+    AsyncRolloutProducer,
+    MicroBatch,
+    MicroBatchStream,
+    RankClient,
+    RolloutProducer,
+)
+from rollout_workers.rank.client import RankStep
 
 FIELDS = {"input_ids": [1, 2, 3]}
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.wire.endpoint import Endpoint
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_workers import RankClient, RolloutProducer, RolloutSample
+from rollout_workers.client.connection import connect
 from tests.support.server import serve
-from workers import RankClient, RolloutProducer, RolloutSample
-from workers.connection import connect
 
 SAMPLES, RANKS = 64, 2
 

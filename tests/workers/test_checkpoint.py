@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from dispatcher.errors import CheckpointRefused, StepContractError
-from dispatcher.wire import messages as m
+from rollout_dispatcher.errors import CheckpointRefused, StepContractError
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers.checkpoint import position_of, state_of
 from tests.workers.peers import step
-from tests.workers.test_rank_core import connected, hear, welcome
-from workers.checkpoint import position_of, state_of
+from tests.workers.rank.test_core import connected, hear, welcome
 
 
 def test_a_state_is_plain_and_comes_back() -> None:

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from dispatcher.errors import ProtocolError
-from dispatcher.sample import DType, Field, Sample, Schema
-from dispatcher.wire import codec
-from dispatcher.wire import messages as m
-from dispatcher.wire.frame import FrameLimits, FrameReader
-from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
-from workers.collate import (
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
+from rollout_workers.collate import (
     CollateConfig,
     Collation,
     GradReduction,
@@ -25,8 +24,9 @@ from workers.collate import (
     MicroBatch,
     collate,
 )
-from workers.held_steps import Received
-from workers.payload import cut
+from rollout_workers.rank.held_steps import Received
+from rollout_workers.rank.payload import cut
+from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
 SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from rollout_workers import RolloutProducer, RolloutSample
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
 from tests.workers.tiny_model import VOCABULARY, TinyModel, flat, flat_tensor, optimizers
-from workers import RolloutProducer, RolloutSample
 
 NORMALISATIONS = ("token-mean", "sequence-mean")
 RUNS = (*NORMALISATIONS, *(f"unmasked-{word}" for word in NORMALISATIONS))

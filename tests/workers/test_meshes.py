@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rollout_workers import RolloutProducer
+from rollout_workers.meshes import Mesh, sampler_advice, stream_advice
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
-from workers import RolloutProducer
-from workers.meshes import Mesh, sampler_advice, stream_advice
 
 RANKS = 4
 
@@ -76,7 +76,7 @@ def test_a_sampler_is_told_its_own_arguments() -> None:
 
 
 def test_no_mesh_is_looked_for_in_a_process_without_torch_distributed() -> None:
-    code = "from workers.meshes import ambiguous_mesh; assert ambiguous_mesh(4) is None"
+    code = "from rollout_workers.meshes import ambiguous_mesh; assert ambiguous_mesh(4) is None"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from dispatcher.errors import ConfigError, RankRefused
-from workers.process_group import Place, find_place, share_failure, share_generation
+from rollout_dispatcher.errors import ConfigError, RankRefused
+from rollout_workers.process_group import Place, find_place, share_failure, share_generation
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +62,8 @@ def test_sharing_is_a_collective_of_the_group(lonely_group: None) -> None:
 TWO_RANKS = """
 import sys
 import torch.distributed as dist
-from dispatcher.errors import RankRefused
-from workers.process_group import hear_generation, share_failure, share_generation
+from rollout_dispatcher.errors import RankRefused
+from rollout_workers.process_group import hear_generation, share_failure, share_generation
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from dispatcher.errors import ConfigError
-from workers import LengthBucketSampler
+from rollout_dispatcher.errors import ConfigError
+from rollout_workers import LengthBucketSampler
 
 LENGTHS = np.random.default_rng(7).lognormal(6, 1.2, 1000).astype(int) + 1
 

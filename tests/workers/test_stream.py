@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from dispatcher.errors import ConfigError, GenerationFenced, StepContractError
-from dispatcher.wire import messages as m
+import rollout_workers
+from rollout_dispatcher.errors import ConfigError, GenerationFenced, StepContractError
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers import MicroBatchStream
 from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
-from workers import MicroBatchStream
 
 
 @pytest.fixture
@@ -258,16 +259,15 @@ def test_a_mistake_is_named_before_anything_is_connected(
 
 def test_the_producer_needs_no_torch() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; import workers; "
-        "workers.RolloutProducer; workers.AsyncRolloutProducer; workers.RankClient; "
-        "from workers.encode import *; Encoder().encode(RolloutSample({'input_ids': [1]}))"
+        "import sys; sys.modules['torch'] = None; import rollout_workers as w; "
+        "w.RolloutProducer; w.AsyncRolloutProducer; w.RankClient; "
+        "from rollout_workers.producer.encode import *; "
+        "Encoder().encode(RolloutSample({'input_ids': [1]}))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
 
 
 def test_the_public_names_are_those_that_are_announced() -> None:
-    import workers  # noqa: PLC0415
-
-    assert all(getattr(workers, name) for name in workers.__all__)
+    assert all(getattr(rollout_workers, name) for name in rollout_workers.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = workers.Nothing
+        _ = rollout_workers.Nothing

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
-from tests.support.server import serve
-from workers import (
+from rollout_dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
+from rollout_workers import (
     AsyncRolloutProducer,
     MicroBatchStream,
     Outcome,
@@ -16,8 +15,9 @@ from workers import (
     RolloutProducer,
     RolloutSample,
 )
-from workers.payload import arrays
-from workers.rank_client import RankStep
+from rollout_workers.rank.client import RankStep
+from rollout_workers.rank.payload import arrays
+from tests.support.server import serve
 
 pytestmark = pytest.mark.e2e
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from rollout_workers import MicroBatch, MicroBatchStream, Step
 from tests.workers.tiny_model import TinyModel, flat, optimizers
-from workers import MicroBatch, MicroBatchStream, Step
 
 
 def main(directory: Path, runs: list[str]) -> None:

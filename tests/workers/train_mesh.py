@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dispatcher.errors import ConfigError
-from workers import LengthBucketSampler, MicroBatchStream
-from workers.process_group import find_place
+from rollout_dispatcher.errors import ConfigError
+from rollout_workers import LengthBucketSampler, MicroBatchStream
+from rollout_workers.process_group import find_place
 
 
 def main(endpoint: str, directory: Path) -> None:

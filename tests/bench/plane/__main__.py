@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from dispatcher.cli.processes import signals_unwind
+from rollout_dispatcher.cli.demo.processes import signals_unwind
 from tests.bench.plane.against import RAY, TRANSFERQUEUE, against
 from tests.bench.plane.crowd import dispatch_to_a_crowd
 from tests.bench.plane.dispatch import dispatch_latency

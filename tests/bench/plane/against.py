@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 
-from tests.bench.plane.children import ROOT, Child
+from tests.bench.plane.children import Child
 from tests.bench.plane.loads import Load
 from tests.bench.plane.plane import plane
 from tests.bench.plane.rows import Row, row
+from tests.support.source import ROOT
 
 #: The interpreter of the peers' environment.
 PYTHON = ROOT / "build" / "bench" / "peers-plane" / "bin" / "python"

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dispatcher.wire import codec, columns
-from dispatcher.wire import messages as m
+from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers.producer.batches import payload
+from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 from tests.bench.plane.children import Child, all_of
 from tests.bench.plane.loads import Load
 from tests.bench.plane.plane import settings
 from tests.bench.plane.rank import DP_SIZE
 from tests.support.client import Producer
 from tests.support.server import ServeProcess
-from workers.batches import payload
-from workers.encode import EncodedSample, Encoder, RolloutSample
 
 
 class BarePlane:

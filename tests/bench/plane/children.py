@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-ROOT = Path(__file__).parents[3]
+from tests.support.source import PYTHONPATH, ROOT
+
 #: No order takes longer than this, in seconds.
 PATIENCE_S = 120
 Answer = dict[str, Any]
@@ -45,7 +45,7 @@ class Child:
             stdout=subprocess.PIPE,
             start_new_session=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, **environ},
         )
         self._unread = b""
 

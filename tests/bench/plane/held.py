@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from dispatcher.net.memory import uninitialised
-from dispatcher.net.transport import StreamProtocol, StreamTransport
+from rollout_dispatcher.transport.memory import uninitialised
+from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 from tests.bench.plane.children import Answer, answer, arguments
 from tests.bench.plane.loads import PLAIN_FIELD_BYTES, Load, find
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from rollout_workers import AsyncRolloutProducer, RolloutSample
 from tests.bench.plane.children import Answer, answer, arguments, orders_in_a_loop
 from tests.bench.plane.loads import Load, find
-from workers import AsyncRolloutProducer, RolloutSample
 
 #: Pushes under way: enough that the next is there when one is answered.
 IN_FLIGHT = 4

@@ -11,10 +11,10 @@ from itertools import islice
 
 import torch
 
+from rollout_workers import MicroBatchStream
 from tests.bench.plane.check import Checker
 from tests.bench.plane.children import Answer, answer, arguments, obey
 from tests.bench.plane.loads import find
-from workers import MicroBatchStream
 
 DP_SIZE = 2
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rollout_workers import MicroBatchStream
 from tests.e2e.groups.rollouts import tokens_of
-from workers import MicroBatchStream
 
 DP_SIZE = 2
 #: Nobody has to wait so long for a step, or for the end: stuck.

@@ -19,8 +19,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatcher.errors import SampleRefused
-from workers import AsyncRolloutProducer, RolloutProducer
+from rollout_dispatcher.errors import SampleRefused
+from rollout_workers import AsyncRolloutProducer, RolloutProducer
 
 #: Samples of a prompt unless said otherwise.
 GROUP = 8

@@ -5,7 +5,7 @@ python -m tests.e2e.groups.small_journal serve ...
 
 import sys
 
-from dispatcher.cli.main import main
+from rollout_dispatcher.cli.main import main
 from tests.chaos.planted import shrink_journal
 
 if __name__ == "__main__":

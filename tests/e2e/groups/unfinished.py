@@ -10,12 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from rollout_workers import RolloutProducer
 from tests.e2e.groups.rollouts import fields, named, prompts
-from workers import RolloutProducer
-
-ROOT = Path(__file__).parents[3]
+from tests.support.source import ROOT
 
 
 class Unfinished:

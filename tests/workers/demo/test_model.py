@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from workers.demo.data import NOISE, PERMUTATION, rollout
-from workers.demo.model import SHAPE, Transformer, token_losses
+from rollout_workers.demo.data import NOISE, PERMUTATION, rollout
+from rollout_workers.demo.model import SHAPE, Transformer, token_losses
 
 
 @pytest.fixture

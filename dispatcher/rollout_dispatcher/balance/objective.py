@@ -1,0 +1,126 @@
+"""What a set of samples will take on R ranks, without splitting it: bound and estimate.
+
+Invariant: `lower_bound` never exceeds the time of a legal split; `estimate` may, but ranks
+selections as the real split would, at a small part of its price.
+"""
+
+import numpy as np
+
+from rollout_dispatcher.balance.bounds import column_bound, crowded_rank, rank_bound
+from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.balance.select.column_fill import well_filled
+from rollout_dispatcher.balance.split.packing import fewest_micro_batches, round_up
+from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync
+
+#: So many micro-steps exchange dear samples for cheap ones until all hold their share.
+_MANY_COLUMNS = 3
+#: That goes well up to this share of the budget; beyond, one of them or two wait, the more the
+#: more samples differ in cost a token (fitted to packings of real and lognormal lengths).
+_EASY, _TIGHT = 0.94, 3.0
+
+
+def micro_batches_for(n: int, config: PlanConfig) -> int:
+    """Micro-batches a rank that n samples need at a fixed micro-batch size."""
+    per_step = config.dp_size * (config.micro_batch_size or 1)
+    return round_up(max(-(-n // per_step), 1), config.micro_batch_multiple)
+
+
+def lower_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
+    """Time that no split of samples of cost `x` (descending) into M micro-batches can beat."""
+    R, m = config.dp_size, config.micro_batch_size
+    if m is None:
+        return rank_bound(x, R)
+    full = len(x) == R * M * m
+    if config.layout is Layout.PADDED and full:
+        x = m * x[::m]  # sorted runs pad least
+        m = 1
+    if config.sync is Sync.MICRO_STEP:
+        return column_bound(x, R, m)
+    return rank_bound(x, R, M * m)
+
+
+def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
+    """Time that a good split of samples of cost `x` and tokens `s` (descending) takes."""
+    R, m = config.dp_size, config.micro_batch_size
+    if m is None or not len(x):
+        if config.sync is Sync.STEP or not len(x):
+            return rank_bound(x, R)
+        budget = config.micro_batch_tokens or 1
+        M = fewest_micro_batches(s, R, budget, config.micro_batch_multiple)
+        return packed_time(x, s, R, M, budget)
+    M = micro_batches_for(len(x), config)
+    if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
+        return crowded_rank(x, R, M * m)
+    if config.sync is Sync.STEP or m == 1 or config.layout is Layout.PADDED:
+        return lower_bound(x, M, config)
+    if len(x) < R * M * m:
+        return column_bound(x, R, m)
+    return _row_time(x.reshape(M, m, R))
+
+
+def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> float:
+    """Sum over M micro-steps of their level, as if all but the largest items could be cut.
+
+    A micro-step costs a rank its share of what is left or the largest item left. In the latter
+    case it is filled up from the dear end, as far as the token budget goes, and its level rises
+    if it leaves more tokens than the later micro-steps can well hold.
+    """
+    cost, held = running_sums(x), running_sums(s)
+    fill = well_filled(float(held[-1]), R * M * budget)
+    cheapest = float(x[-1]) / max(int(s[-1]), 1)
+    time, first, n = 0.0, 0, len(x)
+    light = 0.0  # tokens that earlier micro-steps took from the light end, at the cheapest price
+    for column in range(M):
+        tokens = float(held[n] - held[first]) - light
+        left = float(cost[n] - cost[first]) - light * cheapest
+        if left <= 0 or tokens <= 0:
+            break
+        share, level = left / (R * (M - column)), float(x[first])
+        shared = level <= share or column == M - 1
+        if shared and M - column >= _MANY_COLUMNS:
+            spread = 1 - cheapest * tokens / left  # of the cost a token
+            tight = max(tokens / (R * (M - column) * budget) - _EASY, 0.0)
+            return time + share * (M - column + _TIGHT * tight * spread**2)
+        end = min(first + R * (M - column if shared else 1), n)
+        seeds = slice(first, end)
+        rest = max(tokens - float(held[end] - held[first]), 1.0)
+        price = max((left - float(cost[end] - cost[first])) / rest, 0.0) or left / tokens
+        if shared:
+            level = max(share, level)
+            level = _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)
+            return time + level * (M - column)
+        room = np.minimum(budget, s[seeds] + (level - x[seeds]) / price)
+        by_tokens = np.searchsorted(held, held[first] + room.sum(), "right")
+        by_cost = np.searchsorted(cost, cost[first] + R * level, "right")
+        first = max(int(min(by_tokens, by_cost)) - 1, first + 1)
+        lack = float(held[n] - held[first]) - light - fill * R * (M - column - 1) * budget
+        light += max(lack, 0.0)
+        open_bins = max(int(np.count_nonzero(room < budget)), 1)
+        time += level + max(lack, 0.0) * cheapest / open_bins
+    return time
+
+
+def _level_with_room(
+    x: FloatArray, s: IntArray, level: float, needed: tuple[float, float], budget: int
+) -> float:
+    """Raise a level until bins that start with one of these items each have room for all tokens.
+
+    needed: the tokens, and the price of each: below its level a bin takes them, up to the budget.
+    """
+    tokens, price = needed
+    for _ in range(4):
+        room = np.minimum(budget, s + (level - x) / price)
+        lack, open_bins = tokens - float(room.sum()), int(np.count_nonzero(room < budget))
+        if lack <= 0 or not open_bins:
+            break
+        level += lack / open_bins * price
+    return level
+
+
+def _row_time(rows: FloatArray) -> float:
+    """Micro-steps of m rows of R neighbours, each row largest onto least loaded."""
+    loads = np.zeros((rows.shape[0], rows.shape[2]))
+    for t in range(rows.shape[1]):
+        loads.sort(axis=1)
+        loads += rows[:, t]
+    return float(loads.max(axis=1).sum())

@@ -1,0 +1,34 @@
+"""Sorting by tokens, the one order that everything else is built on, and sums along it.
+
+Invariant: falling tokens, ties by position; as cost is monotone in tokens, cost falls as well.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+_Numbers = TypeVar("_Numbers", IntArray, FloatArray)
+
+
+def by_falling_tokens(tokens: IntArray) -> IntArray:
+    """Positions by falling tokens, then by position.
+
+    One sort of plain integers, tokens above position, is several times as fast as an argsort.
+    """
+    n = len(tokens)
+    bits = n.bit_length()
+    longest = int(tokens.max(initial=0))
+    if longest.bit_length() + bits > 62:
+        return np.argsort(-tokens, kind="stable")
+    keys = ((longest - tokens) << bits) | np.arange(n)
+    positions: IntArray = np.sort(keys) & ((1 << bits) - 1)
+    return positions
+
+
+def running_sums(x: _Numbers) -> _Numbers:
+    """Sums of the first 0, 1, ... and all items; item i to j-1 sum up to `[j] - [i]`."""
+    sums = np.zeros(len(x) + 1, dtype=x.dtype)
+    x.cumsum(out=sums[1:])
+    return sums

@@ -1,0 +1,80 @@
+"""The door to planning: a window and a config in, a plan out.
+
+Invariant: a plan depends on nothing but its arguments. It takes every sample at most once and
+takes exactly what was asked for; all ranks get the same number of micro-batches.
+"""
+
+import hashlib
+
+import numpy as np
+
+from rollout_dispatcher.balance.objective import lower_bound
+from rollout_dispatcher.balance.select.choose import choose
+from rollout_dispatcher.balance.select.groups import group_index
+from rollout_dispatcher.balance.split.split import Batch, matrix, plain_split, split
+from rollout_dispatcher.balance.validate import validate_config
+from rollout_dispatcher.errors import PlanError, SampleTooLong
+from rollout_dispatcher.plan import (
+    FloatArray,
+    Grouping,
+    Oversize,
+    Plan,
+    PlanConfig,
+    Window,
+    imbalance,
+    straggler_excess,
+)
+
+__all__ = ["plan", "plan_digest", "validate_config"]
+
+
+def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
+    """Choose `take` samples (default: a dispatch batch, or all if fewer) and split them.
+
+    Raises SampleTooLong for a sample above the token budget unless such samples go alone, and
+    PlanError for a window whose columns disagree or that no group fits.
+    """
+    cost = _checked_cost(window, config)
+    take = min(len(window), config.dispatch_batch_size if take is None else take)
+    if take < 1:
+        raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
+    chosen = choose(window, cost, config, take)
+    by_rank = config.grouping is Grouping.RANK
+    group = group_index(window.group[chosen]) if by_rank else None
+    batch = Batch.of(cost[chosen], window.tokens[chosen], group)
+    parts = split(batch, config, config.strategy)
+    costs = matrix(batch, parts, config.layout)
+    plain = matrix(batch, plain_split(batch, config), config.layout)
+    return Plan(
+        micro_batches=parts.positions(chosen),
+        cost=costs,
+        sync=config.sync,
+        fifo_imbalance=imbalance(plain),
+        fifo_excess=straggler_excess(plain, config.sync),
+        lower_bound=lower_bound(batch.x, parts.counts.shape[1], config),
+    )
+
+
+def plan_digest(plan: Plan) -> str:
+    """Fingerprint of who trains on what and when: equal for equal micro-batches, 32 hex digits."""
+    counts = [[len(part) for part in rank] for rank in plan.micro_batches]
+    shape = np.array([len(counts), len(counts[0])], dtype="<i8")
+    digest = hashlib.sha256(shape.tobytes())
+    digest.update(np.array(counts, dtype="<i8").tobytes())
+    digest.update(plan.chosen.astype("<i8").tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
+    n = len(window)
+    if not (len(window.skips) == len(window.group) == len(window.must_go) == n):
+        raise PlanError("the window's columns differ in length; pass one row per sample")
+    budget = config.micro_batch_tokens
+    if budget is not None and config.oversize is not Oversize.ALONE and n:
+        longest = int(window.tokens.max())
+        if longest > budget:
+            raise SampleTooLong(longest, budget)
+    cost = config.cost(window.tokens)
+    if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) < np.inf):
+        raise PlanError("the cost model gave a cost that is negative or not finite; check it")
+    return cost

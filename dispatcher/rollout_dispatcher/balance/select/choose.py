@@ -1,0 +1,171 @@
+"""Choosing the samples of a step: what is due, whole groups where asked, then the best selection.
+
+Invariant: exactly `take` positions (with groups, the largest total that whole groups reach),
+and the same ones for the same window and config.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance.order import by_falling_tokens
+from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
+from rollout_dispatcher.balance.select.lane import Pool, keep_oldest
+from rollout_dispatcher.balance.select.selection import due, select
+from rollout_dispatcher.errors import PlanError
+from rollout_dispatcher.plan import (
+    BoolArray,
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Strategy,
+    Sync,
+    Window,
+)
+
+#: How much of the window the column DP may skip ahead or behind its share at any length: where
+#: samples are padded to the longest, where micro-steps are columns, and elsewhere. A wider band
+#: waits less and biases the lengths that leave.
+BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
+
+
+def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> IntArray:
+    """Ascending positions of the samples that this step takes."""
+    if take >= len(window):
+        return np.arange(len(window))
+    left = _skips_left(window, cost, config, take)
+    if config.grouping is not Grouping.IGNORE and (window.group >= 0).any():
+        return np.flatnonzero(_choose_groups(window, cost, left, config, take))
+    forced = due(left, window.must_go, take)
+    if config.strategy is not Strategy.WINDOW:
+        return np.flatnonzero(keep_oldest(forced, take))
+    by_cost = by_falling_tokens(window.tokens)
+    pool = Pool(
+        cost=cost,
+        order=by_cost,
+        age=_age(window.skips, left),
+        forced=forced,
+        neighbours=_neighbours(config),
+        columns=_waits_in_columns(config),
+        band=_band(config),
+        share=float(cost.mean()) * take / config.dp_size,
+        per_step=config.sync is Sync.STEP,
+        lane=config.outlier_lane,
+    )
+    return np.flatnonzero(select(pool, take, _judge(window, cost, by_cost, config)))
+
+
+def _choose_groups(
+    window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int
+) -> BoolArray:
+    """Whole groups; selection sees a group as one item that costs what its dearest sample does.
+
+    Where a step takes a number of groups, each is of size one, whatever its members.
+    """
+    index = group_index(window.group)
+    size = np.bincount(index)
+    members, samples = int(np.median(size)), float(take)
+    if config.by_groups:
+        samples = take * len(window) / len(size)
+        size = np.ones_like(size)
+    if size.min() > take:
+        raise PlanError(
+            f"the smallest group has {size.min()} samples and the step takes {take}; "
+            "raise --dispatch-batch-size to the size of a group at least"
+        )
+    group_left = -group_max(-left, index)
+    must_go = group_max(window.must_go.astype(np.int64), index) > 0
+    forced = due(group_left, must_go, _surely_taken(size, take), size)
+    urgency = np.argsort(np.where(must_go, -1, group_left), kind="stable")
+
+    def realise(first: BoolArray) -> BoolArray:
+        order = np.concatenate((urgency[forced[urgency]], np.argsort(~first, kind="stable")))
+        order = order[np.sort(np.unique(order, return_index=True)[1])]
+        chosen: BoolArray = fill_exactly(order, forced, size, take)
+        return chosen
+
+    plain = realise(np.ones(len(size), dtype=bool))
+    if config.strategy is not Strategy.WINDOW:
+        return plain[index]
+    dearest = group_max(cost, index)
+    pool = Pool(
+        cost=dearest,
+        order=np.argsort(-dearest, kind="stable"),
+        age=_age(group_max(window.skips, index), group_left),
+        forced=forced,
+        neighbours=max(_neighbours(config) // members, 1),
+        columns=_waits_in_columns(config),
+        band=_band(config),
+        share=float(cost.mean()) * samples / config.dp_size,
+        per_step=config.sync is Sync.STEP,
+        lane=config.outlier_lane,
+    )
+    judge = _judge(window, cost, by_falling_tokens(window.tokens), config)
+    best = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)[index]))
+    return realise(best)[index]
+
+
+def _surely_taken(size: IntArray, take: int) -> int:
+    """Samples that every later step takes at least, as whole groups may not fill it."""
+    if np.ptp(size):
+        return max(take - int(size.max()) + 1, 1)
+    return max(take - take % int(size[0]), 1)
+
+
+def _judge(
+    window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConfig
+) -> Callable[[BoolArray], float]:
+    """Waiting that a good split of what a mask keeps will have, over the work of a mean batch.
+
+    Not over the batch's own work: taking the dear samples early would seem to wait less, and it
+    is the sum over all steps that counts.
+    """
+    mean = float(cost.mean())
+    costs, tokens = cost[by_cost], window.tokens[by_cost]
+
+    def judge(keep: BoolArray) -> float:
+        kept = keep[by_cost].nonzero()[0]
+        x = costs[kept]
+        work = mean * len(kept)
+        time = estimate(x, tokens[kept], config)
+        return (time * config.dp_size - float(x.sum())) / work if work > 0 else 0.0
+
+    return judge
+
+
+def _waits_in_columns(config: PlanConfig) -> bool:
+    """Micro-steps of a fixed size: what waits is the difference between neighbours in length."""
+    return config.micro_batch_size is not None and config.sync is Sync.MICRO_STEP
+
+
+def _band(config: PlanConfig) -> float:
+    if config.layout is Layout.PADDED:
+        return BAND_OF_PADDED
+    return BAND_OF_COLUMNS if _waits_in_columns(config) else BAND
+
+
+def _neighbours(config: PlanConfig) -> int:
+    """Samples that should be alike: those that start a micro-step, or all of a padded one."""
+    m = config.micro_batch_size or 1
+    return config.dp_size * (m if config.layout is Layout.PADDED else 1)
+
+
+def _skips_left(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> IntArray:
+    """Dispatches that may still pass each sample over; outliers may have a bound of their own."""
+    bound = np.full(len(window), config.max_skips, dtype=np.int64)
+    if config.outlier_max_skips is not None:
+        batch: float = config.dispatch_batch_size
+        if config.by_groups:
+            batch = take * len(window) / len(np.unique(group_index(window.group)))
+        rank_share = cost.mean() * batch / config.dp_size
+        bound[cost > rank_share] = config.outlier_max_skips
+    return bound - window.skips
+
+
+def _age(skips: IntArray | FloatArray, left: IntArray | FloatArray) -> FloatArray:
+    """Skips suffered as a share of the bound; 1 for what has no skip left."""
+    age: FloatArray = np.where(left > 0, skips / np.maximum(skips + left, 1), 1.0)
+    return age

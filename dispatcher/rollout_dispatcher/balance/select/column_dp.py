@@ -1,0 +1,154 @@
+"""The column DP: which samples of the window form the tightest micro-steps.
+
+Invariant: the answer keeps exactly `take` items, all of `forced` among them, and at any point of
+the sorted window what is skipped so far stays within a band around its share, so that the
+lengths that leave follow the lengths that arrived. Inside the band the square of the distance has
+a price: what is held then looks much the same after every step, and only what changes between
+the start and the end of a stretch of steps biases what left in it.
+
+Sorted by falling cost, a column of G neighbours costs G * largest - sum in waiting. The program
+walks the columns from the heavy end; its state is how many items were skipped so far. Skipping
+an item costs its penalty, which grows with age. Light columns waste little, so they are taken in
+runs of 2, 4, 8, ... columns; skips come in quanta so that there are at most 1024 states.
+
+Example: costs 9 5 5 1 1, take 4, G = 2: [9 5][5 1] wastes 8, skipping the 9 gives
+[5 5][1 1] and wastes nothing.
+"""
+
+import numpy as np
+
+from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+
+_STATES = 1024
+#: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
+_SINGLE_COLUMNS, _RUNS = 32, 4
+#: The window counts as waiting for this share of its work at least: alike samples wait for nobody
+#: and are to be spread all the same.
+_LEAST_WAITS = 1 / 128
+
+
+def column_dp(
+    x: FloatArray,
+    penalty: FloatArray,
+    forced: BoolArray,
+    *,
+    take: int,
+    G: int,
+    band: float,
+    price: float,
+) -> BoolArray:
+    """Mask of the items to keep; all arrays by falling `x`.
+
+    penalty: cost of skipping each item. band: the share of the window by which skips may lead or
+    lag. price: of skips that are all ahead of their share, or all behind, if as many are skipped as
+    are taken: a multiple of what the window would wait if all of it left in columns, as little
+    should be paid where little can be saved. Forced items that the band left out replace their
+    nearest neighbours that are not forced.
+    """
+    N = len(x)
+    keep = np.ones(N, dtype=bool)
+    if take >= N:
+        return keep
+    quantum = -(-(N - take) // _STATES)
+    surplus = (N - take) % quantum  # skips that do not fill a quantum: the cheapest penalties
+    if surplus:
+        free = np.flatnonzero(~forced)
+        keep[free[np.argsort(penalty[free], kind="stable")[:surplus]]] = False
+    live = np.flatnonzero(keep)
+    keep[live] = _solve(x[live], penalty[live], take=take, G=G, band=band, price=price, q=quantum)
+    return _repair(keep, forced)
+
+
+def _solve(
+    x: FloatArray,
+    penalty: FloatArray,
+    *,
+    take: int,
+    G: int,
+    band: float,
+    price: float,
+    q: int,
+) -> BoolArray:
+    N = len(x)
+    E, K = N - take, (N - take) // q
+    columns = _run_sizes(take, G, E, band * N)
+    taken = np.minimum(running_sums(np.array(columns)) * G, take)  # before each run, and at the end
+    skipped = np.arange(K + 1) * q
+    at = skipped + taken[:, None]  # where each run begins in each state, and where the last ends
+    S, Z = running_sums(x), _strided_suffix(x, G)
+    lost, held, waste = running_sums(penalty)[at], np.diff(S[at], axis=0), _waste(Z, x, at, G)
+    waits, work = G * float(Z[0]) - float(S[N]), float(S[N])
+    price *= max(waits, _LEAST_WAITS * work) / (N * len(columns) * E)
+    slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
+    ahead = skipped - (E * taken[1:-1] / take)[:, None]
+    led = price * ahead * ahead
+    led[np.abs(ahead) > slack] = np.inf
+    best, tables = lost[0], np.empty_like(held)
+    best[skipped > slack] = np.inf
+    for run in range(len(columns)):
+        table = np.add(best, waste[run], out=tables[run])
+        table -= held[run]
+        table -= lost[run + 1]
+        if run < len(led):
+            table += led[run]
+        best = np.minimum.accumulate(table) + lost[run + 1]
+    return _backtrack(tables, taken, q)
+
+
+def _waste(Z: FloatArray, x: FloatArray, at: IntArray, G: int) -> FloatArray:
+    """What each run's columns cost in each state: G times the sum of their first items."""
+    heads = Z[at]
+    waste: FloatArray = G * (heads[:-1] - heads[1:])
+    last = int(at[-1, 0] - at[-2, 0])
+    if last % G:  # its last column is not full
+        waste[-1] = G * x[at[-2, :, None] + np.arange(0, last, G)].sum(axis=1)
+    return waste
+
+
+def _run_sizes(take: int, G: int, E: int, band_items: float) -> list[int]:
+    """Columns in each run from the heavy end; runs stop growing where they would burst the band."""
+    left = -(-take // G)
+    sizes: list[int] = []
+    size, repeats = 1, _SINGLE_COLUMNS
+    while left > 0:
+        for _ in range(repeats):
+            if left <= 0:
+                break
+            sizes.append(min(size, left))
+            left -= sizes[-1]
+        if 1.1 * E * 2 * size * G <= band_items * take:
+            size *= 2
+        repeats = _RUNS
+    return sizes
+
+
+def _strided_suffix(x: FloatArray, G: int) -> FloatArray:
+    """Z[i] = x[i] + x[i+G] + x[i+2G] + ..., with zeros beyond the end."""
+    N = len(x)
+    rows = -(-N // G) + 1
+    padded = np.zeros(rows * G)
+    padded[:N] = x
+    suffix: FloatArray = np.cumsum(padded.reshape(rows, G)[::-1], axis=0)[::-1].reshape(-1)
+    return suffix
+
+
+def _backtrack(tables: FloatArray, taken: IntArray, q: int) -> BoolArray:
+    state = tables.shape[1] - 1
+    keep = np.zeros(taken[-1] + state * q, dtype=bool)
+    ends = taken.tolist()
+    for run in range(len(tables) - 1, -1, -1):
+        state = int(tables[run, : state + 1].argmin())
+        keep[ends[run] + state * q : ends[run + 1] + state * q] = True
+    return keep
+
+
+def _repair(keep: BoolArray, forced: BoolArray) -> BoolArray:
+    """Each forced item that was skipped takes the place of the nearest one that is free."""
+    for i in np.flatnonzero(forced & ~keep).tolist():
+        free = np.flatnonzero(keep & ~forced)
+        if not len(free):
+            break
+        keep[free[np.argmin(np.abs(free - i))]] = False
+        keep[i] = True
+    return keep

@@ -1,0 +1,195 @@
+"""The outlier lane: the heaviest samples wait for each other and leave together.
+
+Invariant: a candidate keeps exactly `take` items and everything that is forced.
+
+A sample that costs more than a rank's share of the step makes every other rank wait, whatever the
+partition. Alone it wastes most of a step; together with the heaviest others the step is so much
+longer that nobody waits for it. So while the window has such a sample, the heaviest are held back;
+as soon as they can leave together without waiting, or one of them is due, they go. (WLB-LLM delays
+outlier documents in the same spirit.)
+
+How many are held decides how much lengths are biased: over k steps what leaves differs from what
+arrived by what is held at the start and at the end, so what is held should look alike at all
+times. Outliers that have others like them in the window leave soon, so as few are held as help.
+Those that stand alone need company, which takes time to gather: an eighth of a dispatch batch is
+held as long as there is one of them.
+
+What is held back is not free: when it is due it may have to go without company. `debt` charges a
+candidate for that, by how much less the sample costs that is a column further down, but only in
+steps in which the lane has to open anyway. And what is held should look alike after every step:
+`bias` charges a candidate that would change its lengths much, unless there is so little to spare
+that rare outliers take all of it.
+
+Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %.
+Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+
+#: At most one of so many of a dispatch batch is held: outliers with company, or where ranks wait
+#: once a step; outliers that stand alone; without an outlier, where it is the shape of a packing
+#: that waits, which takes few to mend. More gains little and biases what is left.
+_HELD, _HELD_PER_STEP, _HELD_ALONE, _HELD_FOR_SHAPE = 4, 8, 8, 16
+#: An outlier has company if a sample for every fourth rank costs at least this part of it.
+_COMPANY_RANKS, _COMPANY_COST = 4, 0.6
+#: Outliers are common, as where lengths are capped, if there is one for every tenth rank, and four
+#: at least, that costs this part of the largest.
+_COMMON_RANKS, _COMMON_LEAST, _COMMON_COST = 10, 4, 0.9
+#: From one count to be held to the next.
+_GROWTH = 2.5
+#: How many columns' worth of the heaviest leave together, as tried in turn.
+_COMPANY = (1, 4)
+#: Columns from the heavy end that are watched for running into their deadline.
+_WATCHED_COLUMNS = 2
+#: Weight of a debt against waiting now.
+_DEBT_WEIGHT = 1.5
+#: Share of what is held that may differ from the window's lengths, besides what chance makes of
+#: so few, and the price of the rest where as many are held as are taken.
+_UNLIKE, _BIAS_WEIGHT = 0.05, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What a selection chooses from, in arrival order: samples, or groups as one item each.
+
+    cost: float64[n]. order: int64[n], items by falling cost. age: float64[n], skips suffered as
+    a share of the bound. forced: bool[n], has to go now. neighbours: how many items of a
+    micro-step should be alike. columns: whether waiting comes from differences inside
+    micro-steps rather than from single outliers.
+    band: share of the window by which lengths may lead or lag. share: cost above which an item
+    rules a rank on its own. per_step: whether ranks wait once a step. lane: whether the heaviest
+    may wait for each other.
+    """
+
+    cost: FloatArray
+    order: IntArray
+    age: FloatArray
+    forced: BoolArray
+    neighbours: int
+    columns: bool
+    band: float
+    share: float
+    per_step: bool = False
+    lane: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The heavy end of a window. `order`: items by falling cost; `watched`: those in the lane."""
+
+    order: IntArray
+    forced: BoolArray
+    neighbours: int
+    outliers: int
+    has_company: bool
+    held_share: int
+    weighs_bias: bool
+    shares: FloatArray
+    watched: IntArray
+    charge: FloatArray
+
+    @classmethod
+    def of(cls, pool: Pool, take: int) -> "Lane":
+        """Find the heavy end; `charge` is what holding each watched item longer may cost."""
+        order = pool.order
+        cost = pool.cost[order[: (_WATCHED_COLUMNS + 1) * pool.neighbours]]
+        outliers = int(np.count_nonzero(pool.cost > pool.share))
+        companion = cost[min(pool.neighbours // _COMPANY_RANKS, len(cost) - 1)]
+        common = cost[min(max(pool.neighbours // _COMMON_RANKS, _COMMON_LEAST), len(cost)) - 1]
+        has_room = not outliers or 2 * (len(order) - take) >= take
+        count = _WATCHED_COLUMNS * pool.neighbours
+        opens = pool.lane and (outliers > 0 or pool.columns)
+        opens = opens and bool(pool.forced[order[:count]].any())
+        if not opens or count >= len(order):
+            count = 0
+        company = cost[np.minimum(np.arange(count) + pool.neighbours, len(cost) - 1)]
+        charge = _DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - company)
+        return cls(
+            order=order,
+            forced=pool.forced,
+            neighbours=pool.neighbours,
+            outliers=outliers,
+            has_company=bool(companion >= _COMPANY_COST * cost[0]),
+            held_share=_HELD_PER_STEP if pool.per_step else _HELD,
+            weighs_bias=not pool.columns and bool(has_room or common >= _COMMON_COST * cost[0]),
+            shares=np.arange(1, len(order) + 1) / len(order),
+            watched=order[:count],
+            charge=charge / max(pool.share, 1e-300),
+        )
+
+    def debt(self, keep: BoolArray) -> float:
+        """What the worst of the watched items that stay behind may cost later, as excess."""
+        if not len(self.watched):
+            return 0.0
+        return float(self.charge[~keep[self.watched]].max(initial=0.0))
+
+    def bias(self, keep: BoolArray) -> float:
+        """Price of holding lengths unlike the window's, as excess: Kolmogorov-Smirnov distance.
+
+        The more are held for each that is taken, the more they bias, and the more there are to
+        choose from: less is allowed, and the rest costs more.
+        """
+        if not self.weighs_bias:
+            return 0.0
+        held = np.cumsum(~keep[self.order])
+        count = max(int(held[-1]), 1)
+        room = count / (len(held) - count)
+        distance = float(np.abs(held / count - self.shares).max())
+        unlike = distance - _UNLIKE / math.sqrt(room) - 1 / math.sqrt(count)
+        return _BIAS_WEIGHT * room**2 * max(unlike, 0.0)
+
+    def candidates(self, take: int) -> Iterator[BoolArray]:
+        """The heaviest together; then some of the heaviest held, and the next ones together."""
+        company = [min(k * self.neighbours, take) for k in _COMPANY]
+        for k in company:
+            yield keep_oldest(self.forced, take, first=self.order[:k])
+        for h in self._held_counts(take):
+            held = self.order[:h]
+            yield keep_oldest(self.forced, take, last=held)
+            if self.forced.any():
+                for k in company:
+                    yield keep_oldest(self.forced, take, first=self.order[h : h + k], last=held)
+
+    def _held_counts(self, take: int) -> list[int]:
+        """How many to hold, as tried in turn."""
+        spare = len(self.order) - take
+        if not self.outliers:
+            return _quarters(min(take // _HELD_FOR_SHAPE, spare))[1::-1]
+        if not self.has_company:
+            return _quarters(min(take // _HELD_ALONE, spare))
+        most = max(min(take // self.held_share, spare), 1)
+        counts, held = [], self.outliers
+        while held < most:
+            counts.append(held)
+            held = int(held * _GROWTH) + 1
+        return [*counts, most]
+
+
+def _quarters(most: int) -> list[int]:
+    """`most`, a quarter of it, and so on, down to 1."""
+    most = max(most, 1)
+    return [most >> i for i in range(0, most.bit_length(), 2)]
+
+
+def keep_oldest(
+    forced: BoolArray, take: int, first: IntArray | None = None, last: IntArray | None = None
+) -> BoolArray:
+    """Mask of `take` items in arrival order: `forced`, then `first`, then the oldest.
+
+    Items of `last` are taken only if nothing else is left.
+    """
+    turn = np.full(len(forced), 2, dtype=np.int8)
+    if last is not None:
+        turn[last] = 3
+    if first is not None:
+        turn[first] = 1
+    turn[forced] = 0
+    keep = np.zeros(len(forced), dtype=bool)
+    keep[turn.argsort(kind="stable")[:take]] = True
+    return keep

@@ -1,0 +1,114 @@
+"""Selection: which samples of the window this step takes.
+
+Invariant: exactly `take` items, with every item that is due among them (as far as they fit):
+nobody is skipped beyond its bound, now or in any later step that takes as many.
+
+Candidates are tried from the least to the most selective, and the first that waits no more than
+`GOOD_ENOUGH` ends the search, so that ages and lengths are disturbed only as far as it pays:
+the oldest; the outlier lane (lane.py), which holds the heaviest back or lets them leave together;
+the column DP (column_dp.py), which looks for micro-steps of alike samples. Where micro-steps have
+a fixed size there is the DP alone, and once more if something is due, with the heaviest leaving
+together: nothing else beats it there.
+
+Example: 3 of 5 to take, two ranks, costs in arrival order 9 1 1 1 1: the oldest three, 9 1 1,
+make one rank wait (9 | 2); holding the 9 back gives 1 1 1 with less waiting. Once the 9 is due,
+it leaves with the heaviest company there is.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from rollout_dispatcher.balance.select.column_dp import column_dp
+from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+
+#: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
+Judge = Callable[[BoolArray], float]
+#: Straggler excess below which a better selection is not worth disturbing the order of arrival.
+GOOD_ENOUGH = 1e-3
+#: Columns of the heaviest that leave together when something is due; with one the next to be due
+#: is left alone, four leave less to choose from.
+_TOGETHER = 2
+#: Price of skipping an item again: the share of what its column would wait that it has to bear
+#: once it has been skipped for long; half of that at this age.
+_RIPE, _RIPENING = 0.3, 1 / 8
+#: How late the price of an item's age rises: where micro-steps are columns, and elsewhere.
+_LATE_IN_COLUMNS, _LATE = 3, 2
+#: Price of skipping ahead of or behind an even share: where micro-steps are columns; elsewhere if
+#: as many are skipped as are taken, and more if fewer are.
+_PRICE_OF_COLUMNS, _PRICE = 3.5, 1.3
+
+
+def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
+    """Items that have to go now, most urgent first where they are more than `take` samples.
+
+    For every j, of the samples with at most j skips left all but j * take go now: the j steps
+    that remain before the last of them is due can take no more.
+    Example: take 2, skips left 0 1 1 1: the first is due, and of the four with at most one skip
+    left 4 - 1 * 2 = 2 must go: the first and one more.
+    """
+    size = np.ones(len(left), dtype=np.int64) if size is None else size
+    if not must_go.any() and int(size.sum()) <= int(left.min(initial=0)) * take:
+        return np.zeros(len(left), dtype=bool)  # even the first deadline leaves room for all
+    urgency = np.where(must_go, -1, np.clip(left, 0, 32767)).astype(np.int16)  # sorts by radix
+    order = np.argsort(urgency, kind="stable")
+    held = np.cumsum(size[order])
+    need = int((held - np.maximum(urgency[order], 0).astype(np.int64) * take).max(initial=0))
+    before = held - size[order]
+    forced = np.zeros(len(left), dtype=bool)
+    forced[order[(before < need) & (before < take)]] = True
+    return forced
+
+
+def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
+    """Mask of the `take` items that leave together with the least waiting."""
+    best = keep_oldest(pool.forced, take)
+    if take >= len(best):
+        return best
+    least = judge(best)
+    if least <= GOOD_ENOUGH:
+        return best
+    lane = Lane.of(pool, take)
+    least += lane.debt(best) + lane.bias(best)
+    for candidate in _candidates(pool, lane, take):
+        excess = judge(candidate)
+        if excess < least:  # else it has lost already
+            excess += lane.debt(candidate) + lane.bias(candidate)
+        if excess < least - 1e-9:
+            best, least = candidate, excess
+        if least <= GOOD_ENOUGH:
+            break
+    return best
+
+
+def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
+    """Where waiting comes from columns the DP; else the lane first."""
+    if not pool.columns and pool.lane:
+        yield from lane.candidates(take)
+    yield _by_columns(pool, take)
+    if pool.columns and pool.lane and pool.forced.any():
+        yield _by_columns(pool, take, together=_TOGETHER * pool.neighbours)
+
+
+def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
+    """What the column DP keeps; the `together` heaviest go first, after what is forced."""
+    order = pool.order
+    x, forced = pool.cost[order], pool.forced[order]
+    age = np.minimum(pool.age[order], 1.0)
+    penalty = age ** (_LATE_IN_COLUMNS if pool.columns else _LATE) + 1000.0 * forced
+    penalty[:together] += 100.0
+    penalty = x.mean() * penalty + _RIPE * age / (age + _RIPENING) * _waits(x, pool.neighbours)
+    price = _PRICE_OF_COLUMNS if pool.columns else _PRICE * take / (len(order) - take)
+    keep = np.zeros(len(order), dtype=bool)
+    keep[order] = column_dp(
+        x, penalty, forced, take=take, G=pool.neighbours, band=pool.band, price=price
+    )
+    return keep
+
+
+def _waits(x: FloatArray, G: int) -> FloatArray:
+    """What each item of falling `x` waits, on average, in a column of G neighbours around it."""
+    at, last = np.arange(len(x)), len(x) - 1
+    waits: FloatArray = (x[np.maximum(at - G // 2, 0)] - x[np.minimum(at + G // 2, last)]) / 2
+    return waits

@@ -1,0 +1,110 @@
+"""Bins under a token budget: greedily by cost, or as tightly as can be.
+
+Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it; None when
+an item finds no room. Items descend in cost and in tokens.
+
+Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts 4 to the 6 and 3
+to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+
+import numpy as np
+
+from rollout_dispatcher.balance.split.leveling import CHUNKED_FROM
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+Labels = IntArray
+
+#: Items a bin, the smallest ones, that may go by best fit where tokens are tight.
+_TAIL = 3
+
+
+def goes_by_chunks(n: int, bins: int) -> bool:
+    """Whether so many items are better placed a round at a time than one by one."""
+    return n > CHUNKED_FROM and bins >= 32
+
+
+def lpt_budget(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
+    """LPT on `x` into bins of at most `budget` tokens; None when an item finds no room."""
+    if not goes_by_chunks(len(x), bins):
+        return _lpt_budget_one_by_one(x, s, bins, budget)
+    return _lpt_budget_chunked(x, s, bins, budget)
+
+
+def _lpt_budget_chunked(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
+    """LPT where each round gives the least loaded half of the bins that have room one item.
+
+    If the last and smallest items find no room that way, they go by best fit instead.
+    """
+    loads, room = np.zeros(bins), np.full(bins, budget)
+    labels = np.empty(len(x), dtype=np.int64)
+    done, tail = 0, len(x)
+    before = room
+    while done < len(x):
+        if tail == len(x) and done >= len(x) - _TAIL * bins:
+            tail, before = done, room.copy()
+        fits = np.flatnonzero((room >= s[done]) | (room == budget))
+        take = min(bins // 2, len(x) - done, len(fits))
+        if not take:
+            return _end_by_fit(labels, s, tail, before, budget)
+        target = fits[np.argsort(loads[fits], kind="stable")[:take]]
+        labels[done : done + take] = target
+        loads[target] += x[done : done + take]
+        room[target] = np.maximum(room[target] - s[done : done + take], 0)
+        done += take
+    return labels
+
+
+def _end_by_fit(
+    labels: Labels, s: IntArray, done: int, room: IntArray, budget: int
+) -> Labels | None:
+    rest = _fit_into(room, s[done:], budget)
+    if rest is None or not len(rest):
+        return None
+    labels[done:] = rest
+    return labels
+
+
+def _lpt_budget_one_by_one(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
+    """A bin without room for an item is parked until items are small enough for it."""
+    heap = [(0.0, b) for b in range(bins)]
+    parked: list[tuple[int, float, int]] = []
+    room = [budget] * bins
+    placed = []
+    for cost, tokens in zip(x.tolist(), s.tolist(), strict=True):
+        while parked and -parked[0][0] >= tokens:
+            _, load, b = heapq.heappop(parked)
+            heapq.heappush(heap, (load, b))
+        while heap:
+            load, b = heap[0]
+            left = room[b]
+            if tokens <= left or (tokens > budget and left == budget):
+                break  # room enough, or an item over the budget has an empty bin to itself
+            heapq.heappop(heap)
+            heapq.heappush(parked, (-left, load, b))
+        else:
+            return None
+        room[b] = left - tokens
+        placed.append(b)
+        heapq.heapreplace(heap, (load + cost, b))
+    return np.array(placed, dtype=np.int64)
+
+
+def best_fit(s: IntArray, bins: int, budget: int) -> Labels | None:
+    """Best fit decreasing: each item where it leaves the least room; None when one finds none."""
+    return _fit_into(np.full(bins, budget), s, budget)
+
+
+def _fit_into(room: IntArray, s: IntArray, budget: int) -> Labels | None:
+    open_bins = sorted(zip(room.tolist(), range(len(room)), strict=True))
+    labels = []
+    for tokens in s.tolist():
+        at = bisect_left(open_bins, (min(tokens, budget), -1))
+        if at == len(open_bins) or (tokens > budget and open_bins[-1][0] < budget):
+            return None
+        left, b = open_bins.pop(at if tokens <= budget else -1)
+        labels.append(b)
+        insort(open_bins, (max(left - tokens, 0), b))
+    return np.array(labels, dtype=np.int64)

@@ -1,0 +1,200 @@
+"""Greedy assignment and levelling swaps: the moves that every partition is made of.
+
+Invariant: each item stays in exactly one slot; no step raises the largest load of a row of bins
+or takes a bin beyond its count or token cap.
+
+LPT is Graham 1969: largest item first, always into the least loaded bin. Example: [5, 4, 3, 3]
+into 2 bins with caps of 2: 5 | 4, 3 joins 4, the last 3 joins 5: sums 8 and 7.
+"""
+
+import heapq
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+
+#: Above this many items LPT goes by chunks: same idea, vectorised, and no longer item by item.
+CHUNKED_FROM = 3000
+#: Swap candidates a bin; more than this costs time and adds nothing, as many are alike.
+SWAP_SLOTS = 16
+#: Columns dealt to ranks by load; the ones after that differ too little to be worth it.
+_DEALT_BY_LOAD = 64
+#: When no pair can gain, bins are paired otherwise, this often (not under a token budget, where
+#: it is the budget that stands in the way).
+_OTHER_PAIRINGS = 3
+_OTHER_SLOTS = 1
+#: Loads within this of their mean count as level.
+TOLERANCE = 2e-4
+
+
+def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> IntArray:
+    """Bin of each item of `x` (descending), at most `cap` items a bin, loads from `start`."""
+    loads = np.zeros(bins) if start is None else start
+    if len(x) > CHUNKED_FROM and bins >= 32:
+        return _lpt_chunked(x, loads, cap)
+    heap = [(load, b) for b, load in enumerate(loads.tolist())]
+    heapq.heapify(heap)
+    room = [cap] * bins
+    labels = []
+    for cost in x.tolist():
+        load, b = heap[0]
+        labels.append(b)
+        room[b] -= 1
+        if room[b]:
+            heapq.heapreplace(heap, (load + cost, b))
+        else:
+            heapq.heappop(heap)
+    return np.array(labels, dtype=np.int64)
+
+
+def _lpt_chunked(x: FloatArray, start: FloatArray, cap: int) -> IntArray:
+    """LPT where each round gives the less loaded of the open bins one item each."""
+    loads = start.astype(np.float64)
+    bins, n = len(loads), len(x)
+    room, open_bins = np.full(bins, cap), bins
+    labels = np.empty(n, dtype=np.int64)
+    done = turn = 0
+    while done < n:
+        take = min(max(bins // 2, 1), n - done, open_bins)
+        target = loads.argsort(kind="stable")[:take]
+        labels[done : done + take] = target
+        loads[target] += x[done : done + take]
+        room[target] -= 1
+        done += take
+        turn += 1
+        if turn >= cap:  # before that no bin can be full
+            full = target[room[target] == 0]
+            loads[full] = np.inf
+            open_bins -= len(full)
+    return labels
+
+
+def spread_columns(cost: FloatArray) -> IntArray:
+    """Which rank takes each bin, int64[M, R] from cost[M, R], so that ranks' sums come close.
+
+    Columns by falling spread: the dearest bin goes to the least loaded rank, and so on. Past the
+    first columns, where spreads are small, the order just turns around each time.
+    """
+    M, R = cost.shape
+    orders = np.empty((M, R), dtype=np.int64)
+    spread = cost.max(axis=1) - cost.min(axis=1)
+    dearest_first = np.argsort(-cost, axis=1, kind="stable")
+    rows = np.arange(M)[:, None]
+    falling = cost[rows, dearest_first]
+    loads, order = np.zeros(R), np.arange(R)
+    for turn, j in enumerate(np.argsort(-spread, kind="stable").tolist()):
+        order = loads.argsort(kind="stable") if turn < _DEALT_BY_LOAD else order[::-1]
+        orders[j] = order
+        if turn < _DEALT_BY_LOAD:
+            loads[order] += falling[j]
+    ranks = np.empty_like(orders)
+    ranks[rows, dearest_first] = orders
+    return ranks
+
+
+def swap_level(
+    ids: IntArray,
+    x: FloatArray,
+    s: IntArray | None = None,
+    budget: int = 0,
+    *,
+    enough: float = TOLERANCE,
+    rounds: int = 16,
+) -> None:
+    """Level the loads of bins within each row by pairwise swaps, in place.
+
+    ids: int64[rows, bins, slots] into `x` (and `s`, the tokens, where `budget` caps a bin), whose
+    last entry is the empty slot: it costs nothing, so that swapping with it is a move.
+    Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
+    pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
+    loaded bin nobody can help, are left alone; all ends when the largest loads are within
+    `enough` of the mean.
+    """
+    rows, bins, slots = ids.shape
+    flat = ids.reshape(rows * bins, slots)
+    cost, tokens = x[flat], None if s is None else s[flat]
+    moved = [flat, cost] if tokens is None else [flat, cost, tokens]
+    stalled = np.zeros(rows, dtype=np.int64)
+    patience = _OTHER_PAIRINGS if tokens is None else _OTHER_SLOTS
+    mean = cost.reshape(rows, -1).sum(axis=1) / bins  # of a row: swaps do not change it
+    for turn in range(rounds):
+        loads = cost.sum(axis=1).reshape(rows, bins)
+        uneven = _uneven(loads, mean, stalled > patience, enough)
+        if not len(uneven):
+            break
+        high, low, gap, top = _pairs(loads, mean, uneven, stalled)
+        u, v = _slots(slots, turn), _slots(slots, turn + 1)
+        error = _differences(_at(cost, high, u), _at(cost, low, v))
+        np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
+        if tokens is not None:
+            more = _differences(_at(tokens, high, u), _at(tokens, low, v))
+            room = (budget - tokens.sum(axis=1))[:, None, None]
+            error[(more > room[low]) | (-more > room[high])] = np.inf
+        error = error.reshape(len(high), -1)
+        best = error.argmin(axis=1)
+        gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
+        row = high[top] // bins
+        stalled[row] = np.where(gain[top], 0, stalled[row] + 1)
+        i, j = np.divmod(best[gain], len(v))
+        one, other = (high[gain], u[i]), (low[gain], v[j])
+        for array in moved:
+            array[one], array[other] = array[other], array[one]
+    ids[...] = flat.reshape(ids.shape)
+
+
+def _uneven(loads: FloatArray, mean: FloatArray, given_up: BoolArray, enough: float) -> IntArray:
+    """Rows that are worth a round; none if what they wait together is `enough` or less.
+
+    loads: float64[rows, bins].
+    """
+    over = loads.max(axis=1) - mean
+    uneven = (over > mean * TOLERANCE) & ~given_up
+    if loads.shape[1] < 2 or float(over[uneven].sum()) <= enough * float(mean.sum()):
+        uneven[:] = False
+    rows: IntArray = uneven.nonzero()[0]
+    return rows
+
+
+def _pairs(
+    loads: FloatArray, mean: FloatArray, rows: IntArray, stalled: IntArray
+) -> tuple[IntArray, IntArray, FloatArray, BoolArray]:
+    """More loaded bin, less loaded bin, half their difference, and which pairs are a row's top.
+
+    Bins are numbered through all rows. stalled: how often a row's top pair gained nothing; so far
+    the less loaded are moved on against the more loaded.
+    """
+    bins = loads.shape[1]
+    half = bins // 2
+    order = loads[rows].argsort(axis=1, kind="stable")
+    order += rows[:, None] * bins
+    high, low = order[:, : -half - 1 : -1], order[:, :half]
+    if stalled[rows].any():
+        shifted = (np.arange(half) - stalled[rows, None]) % half
+        low = low[np.arange(len(rows))[:, None], shifted]
+    flat, mean = loads.ravel(), mean[rows, None]
+    dear = flat[high]
+    gap = (dear - flat[low]) / 2
+    worth = (dear > mean) & (gap > mean * (TOLERANCE / 4))
+    return high[worth], low[worth], gap[worth], worth.nonzero()[1] == 0
+
+
+def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:
+    """These slots of some bins."""
+    whole = len(slots) == array.shape[1]
+    out: NDArray[Any] = array[bins] if whole else array[bins[:, None], slots]
+    return out
+
+
+def _differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """All a - b of each pair of rows: [n, u], [n, v] -> [n, u, v]."""
+    out: NDArray[Any] = a[:, :, None] - b[:, None, :]
+    return out
+
+
+def _slots(slots: int, turn: int) -> IntArray:
+    """Which slots of a bin take part in a round: all, or a sample that shifts with the round."""
+    if slots <= SWAP_SLOTS:
+        return np.arange(slots)
+    return (np.arange(SWAP_SLOTS) * slots // SWAP_SLOTS + turn * 7) % slots

@@ -1,0 +1,119 @@
+"""Packing with a token budget: micro-batches of any count whose tokens stay within the budget.
+
+Invariant: each item is in one bin; a bin holds at most `budget` tokens, or a single item that
+alone exceeds it; the number M of bins a rank is the smallest that the heuristics below can
+fill, rounded up to `multiple`, and the same on all ranks. Fewer micro-batches come before less
+waiting: M is settled first.
+
+Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
+Columns that a large item rules are filled one by one to its level (column_fill.py), the others
+share the rest by LPT under the budget (budget_fit.py); swaps then level each column, until what
+is left to gain is less than any cost model knows. Where the budget is too tight for that, bins
+are filled by tokens alone: LPT, then best fit decreasing.
+
+Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
+rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
+"""
+
+import numpy as np
+
+from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
+from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, goes_by_chunks, lpt_budget
+from rollout_dispatcher.balance.split.leveling import swap_level
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+#: A packing of many items that waits no more than this is good enough as it is.
+_EVEN = 1.003
+#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
+#: error of any cost model is larger.
+_LEVEL, _ROUNDS = 1e-3, 8
+
+
+def fewest_micro_batches(s: IntArray, R: int, budget: int, multiple: int = 1) -> int:
+    """Bound on M: room for all tokens, and a bin for each item above half the budget."""
+    longest, tokens, alone, halves = int(s.max(initial=0)), int(s.sum()), 0, 0
+    if longest > budget:
+        over = s > budget
+        alone, tokens = int(over.sum()), int(s[~over].sum())
+    if 2 * longest > budget:
+        halves = int((2 * s > budget).sum())
+    bins = max(alone - (-tokens // budget), halves, 1)
+    return round_up(-(-bins // R), multiple)
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The smallest multiple that is not below `count`."""
+    return -(-count // multiple) * multiple
+
+
+def pack(x: FloatArray, s: IntArray, R: int, budget: int, multiple: int = 1) -> tuple[Labels, int]:
+    """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens."""
+    M = fewest_micro_batches(s, R, budget, multiple)
+    while True:
+        labels = _pack_into(x, s, R, M, budget)
+        if labels is not None:
+            return labels, M
+        M += multiple
+
+
+def _pack_into(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
+    """A packing into M columns of R bins, by the first way that finds one, or None."""
+    labels = _fill(x, s, R, M, budget)
+    return None if labels is None else level_columns(labels, x, s, R=R, M=M, budget=budget)
+
+
+def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
+    """By cost, micro-step after micro-step; else all at once; else by tokens alone.
+
+    Of many items, over many bins, plain LPT is often as good as it gets, and much faster.
+    """
+    even: Labels | None = None
+    ruled = is_ruled(x, R, M)
+    if not ruled or goes_by_chunks(len(x), R * M):
+        even = lpt_budget(x, s, R * M, budget)
+        if even is not None and (not ruled or _time(even, x, R, M) <= float(x.sum()) / R * _EVEN):
+            return even
+    labels: Labels | None = None
+    if ruled:
+        labels = fill_columns(x, s, R, M, budget)
+        if labels is None:
+            labels = even if even is not None else lpt_budget(x, s, R * M, budget)
+    if labels is None:
+        labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
+    if labels is None and not goes_by_chunks(len(x), R * M):
+        labels = best_fit(s, R * M, budget)
+    return labels
+
+
+def _time(labels: Labels, x: FloatArray, R: int, M: int) -> float:
+    """Sum over micro-steps of the largest bin, when bins of like cost share a micro-step."""
+    load = np.bincount(labels, weights=x, minlength=R * M)
+    return float(np.sort(load)[R - 1 :: R].sum())
+
+
+def level_columns(
+    labels: Labels, x: FloatArray, s: IntArray, *, R: int, M: int, budget: int
+) -> Labels:
+    """Sort bins by cost, cut them into columns of R, swap inside columns."""
+    bins = R * M
+    load = np.bincount(labels, weights=x, minlength=bins)
+    rank = np.empty(bins, dtype=np.int64)
+    rank[np.argsort(-load, kind="stable")] = np.arange(bins)
+    labels = rank[labels]
+    ids = members(labels, bins).reshape(M, R, -1)
+    enough = _EVEN - 1 if goes_by_chunks(len(x), bins) else _LEVEL
+    swap_level(ids, np.append(x, 0.0), np.append(s, 0), budget, enough=enough, rounds=_ROUNDS)
+    swapped = np.empty(len(x) + 1, dtype=np.int64)
+    swapped[ids] = np.arange(bins).reshape(M, R, 1)
+    return swapped[:-1]
+
+
+def members(labels: Labels, bins: int) -> IntArray:
+    """Items of each bin as rows [bins, slots], padded with len(labels); a free slot in each."""
+    counts = np.bincount(labels, minlength=bins)
+    ids = np.full((bins, int(counts.max(initial=0)) + 1), len(labels), dtype=np.int64)
+    order = np.argsort(labels, kind="stable")
+    ids[labels[order], np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)] = (
+        order
+    )
+    return ids

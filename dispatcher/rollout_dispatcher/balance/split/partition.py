@@ -1,0 +1,147 @@
+"""Partition with a fixed number of samples a micro-batch: who trains on what, and when.
+
+Invariant: the result is a permutation of the items as slots[R, M, m]; each rank gets M
+micro-batches of m items. Items are costs in descending order; a partial batch is filled up with
+items of cost 0, which the caller strips.
+
+Ranks that wait once a step need equal sums: LPT under a count cap, then swaps until the largest
+sum is near its lower bound, then other starts if it is not: from KK, and with the largest items
+apart from each other, in the smallest company there is. Ranks that wait at every
+micro-step need equal costs at equal index: sorted columns. Equal-count KK alone is poor on heavy
+tails (Zhang, Mouratidis, Pang 2011), as it makes the largest items share a rank with average ones.
+
+Example, R = 2, m = 1: [9, 8, 2, 1] in columns is 9 8 | 2 1: waits 1 + 1; equal sums would be
+9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8 would wait 7 + 7.
+"""
+
+import numpy as np
+
+from rollout_dispatcher.balance.bounds import levels, rank_bound
+from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.split.leveling import TOLERANCE, lpt, spread_columns, swap_level
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+#: Rows of neighbours that wait no more than this are not worth another construction.
+_FAIR = 1.01
+#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
+#: error of any cost model is larger.
+_LEVEL, _ROUNDS = 3e-3, 5
+
+
+def step_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
+    """Minimise the largest rank's sum; x float64[R*M*m] descending -> slots[R, M, m]."""
+    p = M * m
+    ids = _by_label(lpt(x, R, p), R, p)
+    swap_level(ids[None], x)
+    bound = rank_bound(x, R, p)
+    for other in (_from_kk, _from_crowd):
+        if x[ids].sum(axis=1).max() > bound * (1 + 5 * TOLERANCE) and len(x) <= 4096:
+            ids = _better(ids, other(x, R), x)
+    return into_micro_batches(np.sort(ids, axis=1), M)
+
+
+def into_micro_batches(ids: IntArray, M: int) -> IntArray:
+    """Deal each rank's items (ascending ids, so falling cost) over its M micro-batches."""
+    R, p = ids.shape
+    return ids.reshape(R, p // M, M).transpose(0, 2, 1).copy()
+
+
+def _from_kk(x: FloatArray, R: int) -> IntArray:
+    ids = np.array(karmarkar_karp(x, R, equal_size=True), dtype=np.int64)
+    swap_level(ids[None], x)
+    return ids
+
+
+def _from_crowd(x: FloatArray, R: int) -> IntArray:
+    """The k largest shared out with the k*(p-1) smallest, for the k that rule; the others likewise.
+
+    Example: x = [9, 9, 3, 3, 3, 3, 1, 1, 1], R = 3: k = 2 rules, 9 3 1 | 9 1 1, and 3 3 3 is left.
+    """
+    n, p = len(x), len(x) // R
+    ks = np.arange(1, max(R, 2))
+    sums = running_sums(x)
+    k = int(ks[np.argmax((sums[ks] + sums[n] - sums[n - ks * (p - 1)]) / ks)])
+    crowd, rest = np.split(np.roll(np.arange(n), k * (p - 1)), [k * p])
+    crowd.sort()
+    ids = np.concatenate(
+        (
+            crowd[_by_label(lpt(x[crowd], k, p), k, p)],
+            rest[_by_label(lpt(x[rest], R - k, p), R - k, p)],
+        )
+    )
+    swap_level(ids[None], x)
+    return ids
+
+
+def _better(a: IntArray, b: IntArray, x: FloatArray) -> IntArray:
+    return b if x[b].sum(axis=1).max() < x[a].sum(axis=1).max() else a
+
+
+def _by_label(labels: IntArray, bins: int, p: int) -> IntArray:
+    """ids[bins, p] of items labelled with their bin, p items in each."""
+    return np.argsort(labels, kind="stable").reshape(bins, p)
+
+
+def column_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
+    """Minimise the sum over micro-steps of the largest micro-batch -> slots[R, M, m]."""
+    # One sample a micro-batch: sorted columns are the optimum.
+    columns = np.arange(R * M).reshape(M, R, 1) if m == 1 else _bin_columns(x, R, M, m)
+    return _onto_ranks(columns, x[columns].sum(axis=2))
+
+
+def padded_partition(x: FloatArray, R: int, M: int, m: int, per_step: bool) -> IntArray:
+    """Micro-batches that cost m times their longest sample: sorted runs of m -> slots[R, M, m].
+
+    R consecutive runs make a micro-step; where ranks wait once a step, runs are items of their own.
+    """
+    runs = np.arange(R * M * m).reshape(R * M, m)
+    cost = m * x[runs[:, 0]]
+    if per_step:
+        return runs[step_partition(cost, R, M, 1)[..., 0]]
+    return _onto_ranks(runs.reshape(M, R, m), cost.reshape(M, R))
+
+
+def _onto_ranks(columns: IntArray, cost: FloatArray) -> IntArray:
+    """columns[M, R, m] -> slots[R, M, m], with ranks' sums as close as the columns allow."""
+    M, _, _ = columns.shape
+    slots = np.empty_like(columns)
+    slots[np.arange(M)[:, None], spread_columns(cost)] = columns
+    return slots.transpose(1, 0, 2)
+
+
+def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
+    """Columns of R bins of m: rows of neighbours, or bins filled to falling levels if better.
+
+    Swaps level the better of the two, unless it is good enough as it is.
+    """
+    columns = _row_columns(x, R, M, m)
+    time, share = _time(columns, x), float(x.sum()) / R
+    if time > share * _FAIR:
+        level = levels(x, R, M, company=(m - 1) * float(x[-1]))
+        start = np.repeat(level[0] - level, R)
+        filled = _by_label(lpt(x, R * M, m, start), R * M, m)
+        filled = filled[np.argsort(-x[filled].sum(axis=1), kind="stable")].reshape(M, R, m)
+        filled_time = _time(filled, x)
+        if filled_time < time:
+            columns, time = filled, filled_time
+    if time > share * (1 + _LEVEL):
+        swap_level(columns, x, enough=_LEVEL, rounds=_ROUNDS)
+    return columns
+
+
+def _row_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
+    """Column j holds the next R*m items; in it, each row of R goes largest onto least loaded."""
+    neighbours = np.arange(R * M * m).reshape(M, m, R)
+    columns = np.empty((M, R, m), dtype=np.int64)
+    costs, loads = x.reshape(M, m, R), np.zeros((M, R))
+    row = np.arange(M)[:, None]
+    for t in range(m):
+        order = loads.argsort(axis=1, kind="stable")
+        columns[row, order, t] = neighbours[:, t]
+        loads[row, order] += costs[:, t]
+    return columns
+
+
+def _time(columns: IntArray, x: FloatArray) -> float:
+    return float(x[columns].sum(axis=2).max(axis=1).sum())

@@ -1,0 +1,49 @@
+"""Cutting each rank's samples, in their order, into micro-batches under a token budget.
+
+Invariant: ranks keep their samples; a micro-batch holds at most `budget` tokens, or a single
+sample that alone exceeds it. This is what trainers do without a plan: in order of arrival (next
+fit), or each sample into the first micro-batch that has room (first fit).
+
+Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6 4 | 5 3.
+"""
+
+import numpy as np
+
+from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.plan import IntArray
+
+
+def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
+    """Samples of each run, int64[R, M] with zeros at the end, of tokens `s`, rank after rank.
+
+    sizes: samples of each rank.
+    """
+    held = running_sums(s)
+    fits = np.searchsorted(held, held[:-1] + budget, "right") - 1
+    stops = np.append(np.maximum(fits, np.arange(1, len(s) + 1)), len(s))  # of a run from here on
+    ends = np.cumsum(sizes)
+    at = ends - sizes
+    counts: list[IntArray] = []
+    while not counts or (at < ends).any():
+        to = np.minimum(stops[at], ends)
+        counts.append(to - at)
+        at = to
+    return np.stack(counts, axis=1)
+
+
+def first_fit(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntArray]]:
+    """Pack each rank's items, in their order, into the first micro-batch that has room."""
+    return [_first_fit(items, s[items].tolist(), budget) for items in ranks]
+
+
+def _first_fit(items: IntArray, tokens: list[int], budget: int) -> list[IntArray]:
+    rooms: list[int] = []
+    bins: list[list[int]] = []
+    for item, count in zip(items.tolist(), tokens, strict=True):
+        b = next((b for b, room in enumerate(rooms) if count <= room), len(rooms))
+        if b == len(rooms):
+            rooms.append(budget)
+            bins.append([])
+        rooms[b] -= min(count, rooms[b])
+        bins[b].append(item)
+    return [np.array(members, dtype=np.int64) for members in bins]

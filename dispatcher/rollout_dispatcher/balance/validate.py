@@ -1,0 +1,88 @@
+"""Whether a planning config can work at all, said before the first window is planned.
+
+Invariant: a config that passes can plan every window whose samples fit its token budget.
+"""
+
+import math
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Layout, PlanConfig
+
+
+def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
+    """Raise ConfigError, with what to change, if settings contradict each other.
+
+    window_multiple: size of the window in dispatch batches; it bounds `max_skips` from below.
+    """
+    _positive("dp_size", config.dp_size)
+    _positive("dispatch_batch_size", config.dispatch_batch_size)
+    _positive("micro_batch_multiple", config.micro_batch_multiple)
+    _check_micro_batches(config)
+    if config.micro_batch_size is not None and not config.by_groups:
+        _check_divisible(config, config.micro_batch_size)
+    _check_skips(config, window_multiple)
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}; it must be at least 1")
+
+
+def _check_micro_batches(config: PlanConfig) -> None:
+    m, budget = config.micro_batch_size, config.micro_batch_tokens
+    if (m is None) == (budget is None):
+        found = "neither is" if m is None else "both are"
+        raise ConfigError(
+            f"a micro-batch has a fixed size or a token budget, and {found} set; "
+            "set exactly one of micro_batch_size and micro_batch_tokens"
+        )
+    if m is not None:
+        _positive("micro_batch_size", m)
+    if budget is not None:
+        _positive("micro_batch_tokens", budget)
+        if config.layout is Layout.PADDED:
+            raise ConfigError(
+                "a padded micro-batch has a fixed size; "
+                "set micro_batch_size instead of micro_batch_tokens, or use the packed layout"
+            )
+
+
+def _check_divisible(config: PlanConfig, m: int) -> None:
+    multiple = config.micro_batch_multiple
+    unit = config.dp_size * m * multiple
+    B = config.dispatch_batch_size
+    if B % unit:
+        below, above = B // unit * unit, (B // unit + 1) * unit
+        near = f"{below} or {above}" if below else f"{above}"
+        if sizes := _sizes_near(config.dp_size, B, m * multiple):
+            near += f", or dp_size {sizes}"
+        raise ConfigError(
+            f"dispatch_batch_size {B} is not a multiple of {unit} = dp_size {config.dp_size}"
+            f" x micro_batch_size {m}"
+            + (f" x micro_batch_multiple {multiple}" if multiple > 1 else "")
+            + f"; use {near}"
+        )
+
+
+def _sizes_near(dp_size: int, batch: int, per_rank: int) -> str:
+    """The next smaller and larger number of ranks that a batch divides over, if it does at all."""
+    if batch % per_rank:
+        return ""
+    parts = batch // per_rank
+    below = next((R for R in range(min(dp_size, parts), 0, -1) if parts % R == 0), None)
+    above = next((R for R in range(dp_size, parts + 1) if parts % R == 0), None)
+    return " or ".join(str(R) for R in (below, above) if R is not None)
+
+
+def _check_skips(config: PlanConfig, window_multiple: float) -> None:
+    if not (math.isfinite(window_multiple) and window_multiple >= 1):
+        raise ConfigError(f"window_multiple is {window_multiple}; it must be at least 1")
+    least = math.ceil(window_multiple) - 1
+    bounds = (("max_skips", config.max_skips), ("outlier_max_skips", config.outlier_max_skips))
+    for name, value in bounds:
+        if value is not None and value < least:
+            raise ConfigError(
+                f"{name} is {value}, but a window of {window_multiple} dispatch batches makes "
+                f"samples wait for {least} dispatches; raise it to {least} or more, "
+                "or make the window smaller"
+            )

@@ -1,0 +1,81 @@
+"""The `dispatcher` command: finds the subcommand and turns its errors into exit codes.
+
+Exit codes: 0 done or drained, 1 runtime failure, 2 usage or config. An error is one line on
+stderr; a traceback means a bug of ours.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from rollout_dispatcher import __version__
+from rollout_dispatcher.cli.options import nearest
+from rollout_dispatcher.errors import ConfigError, DispatcherError
+
+OK, FAILURE, USAGE = 0, 1, 2
+
+#: Subcommand -> (module with `run(argv) -> int`, one line of help). Modules load when asked for.
+COMMANDS = {
+    "serve": ("serve", "run the dispatcher beside your trainers"),
+    "check-config": ("check_config", "show the config that serve would use, and its sources"),
+    "wait-ready": ("wait_ready", "wait until a dispatcher serves (for scripts and probes)"),
+    "simulate": ("simulate", "show on a length trace what each window would give"),
+    "report": ("report", "make an HTML page of what simulate --json printed"),
+    "demo": ("demo.command", "train for real on this machine, once per strategy, and compare"),
+}
+
+HELP = """usage: dispatcher COMMAND [options]
+
+Buffers finished RL rollouts and streams balanced micro-batches to data-parallel trainers.
+
+commands:
+{commands}
+
+Try it:    dispatcher demo
+Run it:    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768
+Options:   dispatcher COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in {"-h", "--help"}:
+        print(_help(), end="", file=sys.stdout if args else sys.stderr)
+        return OK if args else USAGE
+    if args[0] == "--version":
+        print(f"dispatcher {__version__}")
+        return OK
+    name, rest = args[0], args[1:]
+    try:
+        return _run(name, rest)
+    except ConfigError as error:
+        print(f"dispatcher: {error}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:  # `dispatcher ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (DispatcherError, OSError) as error:
+        print(f"dispatcher {name}: {error}", file=sys.stderr)
+        return FAILURE
+    except KeyboardInterrupt:
+        return 128 + 2
+
+
+def _run(name: str, argv: list[str]) -> int:
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        raise ConfigError(f"unknown {kind} {name}{nearest(name, COMMANDS)}; see dispatcher --help")
+    module = import_module(f"rollout_dispatcher.cli.{COMMANDS[name][0]}")
+    code: int = module.run(argv)
+    return code
+
+
+def _help() -> str:
+    lines = (f"  {name:<14}{summary}" for name, (_, summary) in COMMANDS.items())
+    return HELP.format(commands="\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""`dispatcher serve`: load the config, then hand over to the service."""
+
+import os
+from collections.abc import Sequence
+
+from rollout_dispatcher.cli.options import Loaded, load_config
+from rollout_dispatcher.service.config.options import ServeConfig
+
+DESCRIPTION = "Run the dispatcher. It serves until SIGTERM (drain, then stop) or a second one."
+
+EPILOG = """\
+Every option can also be set as DISPATCHER_<NAME> in the environment (commas separate lists) or as
+<name> in the --config file (TOML): flags win over the environment, that over the file. Write none
+to unset an option. Durations: 100ms, 2s, 5m. Sizes: 512KiB, 64MiB, 4GiB.
+
+examples:
+  packed micro-batches of 32768 tokens for 8 FSDP ranks:
+    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768
+  4 samples a micro-batch, DDP with no_sync, over a Unix socket:
+    dispatcher serve --dp-size 4 --dispatch-batch-size 128 --micro-batch-size 4 --sync step \\
+        --listen unix:/run/dispatcher.sock
+  for other machines, with a secret and TLS (clients: DISPATCHER_TOKEN_FILE, tls://host:7077):
+    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768 \\
+        --listen 0.0.0.0:7077 --token-file token --tls-cert server.pem --tls-key server.key
+  what would that use?
+    dispatcher check-config --config serve.toml
+
+exit codes: 0 the stream ended or everything was drained, 1 failure or a shutdown that gave up
+accepted samples (the log names them), 2 usage or config
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until told to stop."""
+    loaded = load(argv, prog="dispatcher serve", description=DESCRIPTION)
+    from rollout_dispatcher.service.server import run as serve  # noqa: PLC0415 (--help needs no server)
+
+    return serve(loaded.config)
+
+
+def load(argv: Sequence[str], *, prog: str, description: str) -> Loaded[ServeConfig]:
+    """The config that `serve` uses for these arguments in this environment."""
+    return load_config(
+        ServeConfig, argv, os.environ, prog=prog, description=description, epilog=EPILOG
+    )

@@ -1,0 +1,138 @@
+"""`dispatcher simulate`: which window should I run? Replays a length trace through the planner.
+
+Everything is checked before the first step is planned: options, trace, and that the files asked
+for can be written.
+"""
+
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from rollout_dispatcher.cli.options import load_config
+from rollout_dispatcher.cli.simulate_options import (
+    Arrivals,
+    Format,
+    SimulateOptions,
+    own_environment,
+    split_arguments,
+)
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Strategy
+from rollout_dispatcher.service.server import core_config
+from rollout_dispatcher.simulate.recommend import recommend
+from rollout_dispatcher.simulate.replay.virtual import Setting
+from rollout_dispatcher.simulate.report.figures import summary
+from rollout_dispatcher.simulate.report.page import page
+from rollout_dispatcher.simulate.result import Result
+from rollout_dispatcher.simulate.run import Scenario, simulate
+from rollout_dispatcher.simulate.table import table
+from rollout_dispatcher.simulate.trace import load_trace
+
+PROG = "dispatcher simulate TRACE"
+DESCRIPTION = """\
+Replay a length trace through the planner and triggers that serve uses, for each window asked for
+and for plain strategies beside it, and show what ranks lose to waiting and what samples wait.
+
+TRACE is a CSV file, gzip or not, with the columns arrival_s, group, run, prompt_tokens,
+response_tokens, truncated (an empty cell is unknown), or one of the built-in length profiles:
+lineage, reasoning-gym, azure-conv, azure-code, deepseek-r1-arc, tau-airline."""
+EPILOG = """\
+Options are read from flags, DISPATCHER_<NAME> variables and the --config file, as for serve.
+
+examples:
+  dispatcher simulate lineage --dp-size 64 --dispatch-batch-size 512 --micro-batch-tokens 131072
+  dispatcher simulate trace.csv.gz --dp-size 8 --dispatch-batch-size 512 --micro-batch-size 4 \\
+      --sync step --window-multiple 1 1.25 2 --recommend --html report.html
+
+exit codes: 0 done, 1 failure, 2 usage, config or trace
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Simulate and report."""
+    source, flags = split_arguments(argv)
+    options = load_config(
+        SimulateOptions,
+        flags,
+        own_environment(os.environ),
+        prog=PROG,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    ).config
+    if source is None:
+        raise ConfigError(
+            "name a trace first, a CSV file or a built-in profile: "
+            "dispatcher simulate lineage ...; see dispatcher simulate --help"
+        )
+    result = _simulate(source, options)
+    if options.html is not None:
+        options.html.write_text(page(result), encoding="utf-8")
+    if options.format is Format.JSON:
+        print(result.to_json())
+    else:
+        print(table(result), end="")
+        if result.recommendation is not None:
+            print(f"\n{textwrap.fill(result.recommendation.why, 99, break_on_hyphens=False)}")
+    return 0
+
+
+def _simulate(source: str, options: SimulateOptions) -> Result:
+    settings = [_setting(options, *each) for each in options.combinations]
+    trace = load_trace(source, options.run, options.seed)
+    load = options.trainer_load if options.arrivals is Arrivals.TRACE else None
+    scenario = Scenario(options.seed, options.steps, load)
+    with ExitStack() as files:
+        if options.html is not None:
+            _open(files, options.html)
+        books = None if options.plans is None else _open(files, options.plans)
+        progress = _Progress(sys.stderr)
+        runs = simulate(trace, settings, scenario, books=books, progress=progress.show)
+        progress.clear()
+    return Result(
+        trace=summary(trace),
+        options={"trace": source} | options.written(),
+        runs=runs,
+        recommendation=recommend(runs) if options.recommend else None,
+    )
+
+
+def _setting(options: SimulateOptions, strategy: Strategy, window: float) -> Setting:
+    config = options.serve_config(strategy, window)
+    return Setting(strategy, window, config.plan_config(), core_config(config))
+
+
+def _open(files: ExitStack, path: Path) -> TextIO:
+    try:
+        return files.enter_context(path.open("w", encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+class _Progress:
+    """One live line on a terminal, nothing elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._last = 0.0
+
+    def show(self, setting: Setting, done: int, of: int | None) -> None:
+        """A step is done; at most some ten lines a second are drawn."""
+        now = time.monotonic()
+        if not self._live or now - self._last < 0.1:
+            return
+        self._last = now
+        steps = f"{done}" if of is None else f"{done}/{of}"
+        self._stream.write(f"\r\x1b[K{setting.strategy}, window {setting.window:g}: step {steps}")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Leave the line empty for what follows."""
+        if self._live:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

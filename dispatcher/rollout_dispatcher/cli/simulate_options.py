@@ -1,0 +1,188 @@
+"""What `dispatcher simulate` can be told: each option declared once, here.
+
+Options that `serve` has too are turned into the very config that `serve` would build from them,
+once for each row of the table; so a setting that `serve` would refuse is refused here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rollout_dispatcher.cli.fields import expects_list, flag_of
+from rollout_dispatcher.cli.options import ENV_PREFIX
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Grouping, Layout, Oversize, Strategy, Sync
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.types import NotNegative, Positive
+from rollout_dispatcher.service.config.units import Duration
+
+Multiple = Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)]
+
+
+class Arrivals(StrEnum):
+    """When samples come."""
+
+    STEADY = "steady"
+    TRACE = "trace"
+
+
+class Format(StrEnum):
+    """What is written to standard output."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class SimulateOptions(BaseModel):
+    """The settings of one simulation."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+    #: Headings of the help, each at the first option under it.
+    HEADINGS: ClassVar[dict[str, str]] = {
+        "dp_size": "steps",
+        "window_multiple": "what is compared",
+        "groups": "planning",
+        "arrivals": "arrivals and length of the run",
+        "format": "what is written",
+    }
+
+    dp_size: Positive
+    """DP ranks"""
+    dispatch_batch_size: Positive
+    """samples in one step over all DP ranks, gradient accumulation included"""
+    micro_batch_size: Positive | None = None
+    """samples in a micro-batch; this or --micro-batch-tokens"""
+    micro_batch_tokens: Positive | None = None
+    """token budget of a micro-batch, which then holds any number of samples"""
+    micro_batch_multiple: Positive = 1
+    """round the number of micro-batches up to a multiple of this (virtual pipeline stages)"""
+    layout: Layout = Layout.PACKED
+    """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
+    sync: Sync = Sync.MICRO_STEP
+    """where ranks wait for each other: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
+
+    window_multiple: Annotated[tuple[Multiple, ...], Field(min_length=1)] = (1.0, 1.25, 1.5, 2.0)
+    """windows to try, in dispatch batches, as many as you like: 1 1.25 2"""
+    strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = tuple(Strategy)
+    """how steps are chosen and split, as many as you like; all but window take the oldest
+    samples, so they are run once, at a window of 1"""
+
+    groups: Grouping = Grouping.IGNORE
+    """what stays together of a group: ignore (nothing; not all traces' groups are of one policy),
+    step (one step), rank (one DP rank)"""
+    oversize: Oversize = Oversize.ALONE
+    """a sample longer than --micro-batch-tokens: alone (a micro-batch of its own), drop (leave it
+    out and count it), error (stop there)"""
+    cost: str = "quadratic:1,24576,0"
+    """work of a sample of s tokens: tokens, quadratic:a,b,d for a*s*s + b*s + d, or hf:PATH for a
+    Hugging Face config.json"""
+    max_skips: NotNegative | None = None
+    """dispatches that may pass a sample over; unset: 4 windows' worth, at least 6"""
+    outlier_max_skips: NotNegative | None = None
+    """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
+    outlier_lane: bool = True
+    """let the heaviest samples wait for each other and leave together, within these bounds"""
+
+    arrivals: Arrivals = Arrivals.STEADY
+    """steady (the window is full before each step) or trace (samples come at their arrival_s, and
+    a trainer takes the time that steps need)"""
+    trainer_load: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.9
+    """with --arrivals trace, how fast the trainer is: the share of the trace's duration for which
+    perfectly balanced ranks would be busy"""
+    target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """with --arrivals trace, dispatch before the window is full once the plan wastes no more
+    trainer time than this; 0 shows the best there is, serve's own default is 0.01"""
+    max_wait: Duration = 2.0
+    """with --arrivals trace, dispatch whatever there is once ranks have been idle for so long"""
+    run: str | None = None
+    """replay only the rows with this in their run column"""
+    steps: Positive | None = None
+    """steps that count; unset: 100, or with --arrivals trace all there are"""
+    seed: NotNegative = 0
+    """of the permutations in which epochs of the trace arrive"""
+
+    format: Format = Format.TABLE
+    """table or json, on standard output; --json is short for --format json"""
+    recommend: bool = False
+    """name the window that is worth its delay, and say why"""
+    plans: Path | None = None
+    """write every step to this file, as JSON lines, for anyone to check"""
+    html: Path | None = None
+    """write a report with plots to this file, one page that needs no other"""
+
+    @property
+    def combinations(self) -> list[tuple[Strategy, float]]:
+        """Strategy and window of each row: those that do not choose once, then the windows."""
+        asked = dict.fromkeys(self.strategy)
+        plain = [each for each in asked if each is not Strategy.WINDOW]
+        rows: list[tuple[Strategy, float]] = [(each, 1.0) for each in plain]
+        if Strategy.WINDOW in asked:
+            rows += [(Strategy.WINDOW, each) for each in dict.fromkeys(self.window_multiple)]
+        return rows
+
+    def serve_config(self, strategy: Strategy, window: float) -> ServeConfig:
+        """The config with which `serve` would do one row."""
+        ours = self.model_dump(include=ServeConfig.model_fields.keys() & type(self).model_fields)
+        limits = {"max_sample_tokens": 2**31 - 1, "group_timeout": float(2**40)}
+        return ServeConfig(**ours | limits | {"strategy": strategy, "window_multiple": window})
+
+    def written(self) -> dict[str, Any]:
+        """Every option that shapes the figures, as JSON has it."""
+        return self.model_dump(mode="json", exclude={"format", "recommend", "plans", "html"})
+
+    @model_validator(mode="after")
+    def _servable(self) -> Self:
+        for strategy, window in self.combinations:
+            self.serve_config(strategy, window)
+        return self
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The trace, and the flags in the form that the loader reads.
+
+    Lists may be written `--window-multiple 1 1.25 2`, and `--json` stands for `--format json`.
+    """
+    fields = {flag_of(name): field for name, field in SimulateOptions.model_fields.items()}
+    sources: list[str] = []
+    flags: list[str] = []
+    many, value_due = "", False
+    for text in argv:
+        if value_due:
+            flags.append(text)
+            value_due = False
+        elif text == "--json":
+            flags += ["--format", "json"]
+            many = ""
+        elif text.startswith("-") and len(text) > 1:
+            field = fields.get(text)
+            flags.append(text)
+            value_due = _wants_value(text) if field is None else field.annotation is not bool
+            many = text if field is not None and expects_list(field) else ""
+        elif many:
+            flags += [many, text]
+        else:
+            sources.append(text)
+    if len(sources) > 1:
+        raise ConfigError(f"one trace at a time, not {' and '.join(sources)}")
+    return (sources[0] if sources else None), flags
+
+
+def _wants_value(flag: str) -> bool:
+    """Whether a flag that is no option of ours, perhaps misspelt, is followed by its value."""
+    return flag not in {"-h", "--help"} and "=" not in flag and not flag.startswith("--no-")
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what is meant for `serve` alone, such as the addresses in a pod."""
+    return dict(_without_serve(environ))
+
+
+def _without_serve(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    foreign = ServeConfig.model_fields.keys() - SimulateOptions.model_fields.keys() | {"config"}
+    names = {ENV_PREFIX + name.upper() for name in foreign}
+    yield from ((name, value) for name, value in environ.items() if name not in names)

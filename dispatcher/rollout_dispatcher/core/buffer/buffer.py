@@ -1,0 +1,322 @@
+"""The sample buffer: what is accepted and not yet planned.
+
+Invariants: a sample is here from its acceptance until it is taken or dropped; only samples without
+a group and samples of complete groups are *ready*; payload bytes in memory never exceed the hard
+cap. Samples are counted in *units*: as they are, or by groups where a batch is counted so.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from operator import le
+
+from rollout_dispatcher.core.buffer.entry import Amount, Entry
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
+from rollout_dispatcher.errors import BufferFull, SampleRefused
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Columns, Sample, Schema
+
+
+class SampleBuffer:
+    """Accepts samples, shows the ready ones oldest first, and gives them up when told to.
+
+    groups_matter: whether samples of a group stay together. by_groups: whether a group, and a
+    sample without one, is one unit.
+    """
+
+    def __init__(
+        self,
+        limits: BufferLimits,
+        groups: OpenGroups,
+        *,
+        groups_matter: bool = True,
+        by_groups: bool = False,
+    ) -> None:
+        self.limits, self.groups = limits, groups
+        self._groups_matter, self._by_groups = groups_matter, by_groups
+        self._schema: Schema | None = None
+        self._ready: dict[int, Entry] = {}
+        self._held, self._ready_tokens = Amount(), 0
+        #: The ticket of the next sample.
+        self.next_ticket = 0
+        #: Samples or groups that a plan may choose from.
+        self.ready_units = 0
+        #: Rises whenever something leaves: who was held back may find room then.
+        self.departures = 0
+
+    # -- what is held -----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._held.samples
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of all held samples."""
+        return self._held.tokens
+
+    @property
+    def held_bytes(self) -> int:
+        """Payload bytes in memory."""
+        return self._held.nbytes
+
+    @property
+    def num_ready(self) -> int:
+        """Samples that a plan may choose from."""
+        return len(self._ready)
+
+    def oldest_arrival(self) -> float | None:
+        """Arrival time of (about) the oldest sample: groups come into line when complete."""
+        first = list(islice(self._ready.values(), 1))
+        first += next((group.entries[:1] for group in self.groups if group.entries), [])
+        return min((entry.arrived for entry in first), default=None)
+
+    def entries(self) -> Iterable[Entry]:
+        """Every ready sample, oldest first."""
+        return self._ready.values()
+
+    def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
+        """The ready samples of the first `limit` units, no group cut in two at the end."""
+        values: Iterator[Entry] = iter(self._ready.values())
+        if keep is not None:
+            values = filter(keep, values)
+        if self._by_groups:
+            return list(_first_groups(values, limit))
+        found = list(islice(values, limit + 1))
+        if len(found) <= limit:
+            return found
+        beyond = found.pop().group
+        while beyond >= 0 and found and found[-1].group == beyond:
+            found.pop()
+        return found
+
+    def units_of(self, entries: Iterable[Entry]) -> int:
+        """How many units these samples are, of which groups are whole."""
+        if not self._by_groups:
+            return sum(1 for _ in entries)
+        return len({(entry.group, -1 if entry.group >= 0 else entry.ticket) for entry in entries})
+
+    # -- who may come in --------------------------------------------------------------------
+
+    def check(self, sample: Sample) -> None:
+        """Raise SampleRefused if this sample can never be accepted."""
+        if sample.tokens < 1:
+            raise SampleRefused("empty", f"sample {sample.sample_id} has no tokens")
+        if sample.tokens > self.limits.max_sample_tokens:
+            raise SampleRefused(
+                "too-long",
+                f"sample {sample.sample_id} has {sample.tokens} tokens, the limit is "
+                f"{self.limits.max_sample_tokens}; truncate the rollout, raise "
+                "--micro-batch-tokens or --max-sample-tokens, or set --oversize alone",
+            )
+        if sample.loss_tokens > sample.tokens:
+            raise SampleRefused(
+                "loss-tokens",
+                f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
+                f"{sample.tokens} tokens",
+            )
+        if sample.schema is not self._schema and self._schema not in (None, sample.schema):
+            raise SampleRefused(
+                "schema",
+                f"sample {sample.sample_id} differs from the samples held: "
+                f"{self._schema.difference(sample.schema)}",
+            )
+        if sample.nbytes > self.limits.nbytes:
+            raise SampleRefused(
+                "larger-than-buffer",
+                f"sample {sample.sample_id} has {sample.nbytes} bytes and would not fit an empty "
+                f"buffer of {self.limits.nbytes}; raise --buffer-bytes",
+            )
+
+    def is_grouped(self, sample: Sample) -> bool:
+        """Whether it is in a group, and groups stay together."""
+        return self._groups_matter and sample.group_id is not None
+
+    def check_group(self, sample: Sample) -> None:
+        """Raise SampleRefused if a grouped sample fits no group that a step could take."""
+        group_id, size, largest = sample.group_id, sample.group_size, self.limits.group
+        assert group_id is not None
+        if size < 1 and size != SIZE_AT_CLOSE:
+            raise SampleRefused(
+                "group-size",
+                f"group {group_id} does not say how many samples it has; give group_size with the "
+                "sample ('at-close' if close_group tells it), or set --group-size",
+            )
+        group = self.groups.get(group_id)
+        if size == SIZE_AT_CLOSE and group is not None:
+            size = max(group.size or 0, len(group.entries) + 1)
+        if largest is not None and size > largest:
+            raise SampleRefused(
+                "group-too-large" if sample.group_size > 0 else "group-overflows",
+                f"group {group_id} has {size} samples, a step takes at most {largest}; raise "
+                "--dispatch-batch-size, or count steps in groups: --dispatch-batch-groups",
+            )
+        if group is not None and not group.restored and group.size not in (None, size):
+            raise SampleRefused(
+                "group-size",
+                f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
+                f"first sample said {group.size}",
+            )
+
+    def is_expected(self, sample: Sample) -> bool:
+        """Whether an open group waits for this sample."""
+        return sample.group_id is not None and self.groups.get(sample.group_id) is not None
+
+    def soft_cap(self, units: int = 0, tokens: int = 0) -> BufferFull | None:
+        """The soft cap that is reached, or would be with so much more ready."""
+        limits = self.limits
+        if self.ready_units + units >= limits.samples:
+            counted = "groups" if self._by_groups else "samples"
+            return BufferFull(counted, self.ready_units, limits.samples)
+        if limits.tokens is not None and self._ready_tokens + tokens >= limits.tokens:
+            return BufferFull("tokens", self._ready_tokens, limits.tokens)
+        return None
+
+    def hard_cap(self, nbytes: int) -> BufferFull | None:
+        """The hard cap, if so many bytes more would exceed it."""
+        if self._held.nbytes + nbytes > self.limits.nbytes:
+            return BufferFull("bytes", self._held.nbytes, self.limits.nbytes)
+        return None
+
+    def are_plain(self, samples: Columns) -> bool:
+        """Whether each of these samples passes `check` and is in no group that matters."""
+        schema = samples.schemas[0]
+        return (
+            (not self._groups_matter or set(samples.group_ids) == {None})
+            and samples.schemas.count(schema) == len(samples.schemas)
+            and self._schema in (None, schema)
+            and min(samples.tokens) >= 1
+            and max(samples.tokens) <= self.limits.max_sample_tokens
+            and all(map(le, samples.loss_tokens, samples.tokens))
+            and max(map(len, samples.payloads)) <= self.limits.nbytes
+        )
+
+    # -- they come in -----------------------------------------------------------------------
+
+    def add(self, sample: Sample, producer: str, now: float) -> Entry:
+        """Accept a sample that passed the checks and is not held back."""
+        entry = Entry(sample, self.next_ticket, now, producer=producer)
+        self.next_ticket += 1
+        self._hold(entry, now)
+        return entry
+
+    def add_all(
+        self, samples: Sequence[Sample], amount: Amount, producer: str, now: float
+    ) -> list[Entry]:
+        """Accept samples that are plain and not held back."""
+        tickets = range(self.next_ticket, self.next_ticket + len(samples))
+        entries = list(
+            map(Entry, samples, tickets, repeat(now), repeat(-1), repeat(0), repeat(producer))
+        )
+        self.next_ticket = tickets.stop
+        self._ready.update(zip(tickets, entries, strict=True))
+        self.ready_units += amount.samples
+        self._ready_tokens += amount.tokens
+        self._held += amount
+        self._schema = samples[-1].schema
+        return entries
+
+    def restore(self, entries: Iterable[Entry], next_ticket: int, now: float) -> None:
+        """Hold again what an earlier process held, in order of tickets."""
+        self.next_ticket = next_ticket
+        for entry in entries:
+            self._hold(entry, now)
+            self._trust_latest(entry)
+
+    def _trust_latest(self, entry: Entry) -> None:
+        """Of a group's members the latest knew best how many it has: some may be lost by then."""
+        sample, group = entry.sample, self.groups.get(entry.sample.group_id or "")
+        if group is not None:
+            group.restored = True
+            group.size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
+            if group.missing == 0:
+                self.complete(group)
+
+    def sized(self, sample: Sample) -> Sample:
+        """A grouped sample, with what is known of its group's size by now."""
+        group = self.groups.get(sample.group_id or "")
+        if group is None or group.told == sample.group_size or group.size is None:
+            return sample
+        return sample._replace(group_size=group.told)
+
+    def complete(self, group: OpenGroup) -> None:
+        """An open group is whole: its members are ready."""
+        self.groups.complete(group)
+        oldest = group.oldest
+        for member in group.entries:
+            member.oldest = oldest
+            self._make_ready(member)
+        if self._by_groups and group.entries:
+            self.ready_units += 1
+
+    def _hold(self, entry: Entry, now: float) -> None:
+        sample = entry.sample
+        self._schema = sample.schema
+        self._held.add(sample)
+        alone = sample.group_size == 1 and not self.is_expected(sample)
+        if not self.is_grouped(sample) or alone:
+            self._make_ready(entry)
+            self.ready_units += self._by_groups
+            return
+        group = self.groups.of(sample, now)
+        self.groups.add(group, entry, now)
+        if group.missing == 0:
+            self.complete(group)
+
+    def _make_ready(self, entry: Entry) -> None:
+        self._ready[entry.ticket] = entry
+        self._ready_tokens += entry.sample.tokens
+        self.ready_units += not self._by_groups
+
+    # -- they leave -------------------------------------------------------------------------
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Remove ready samples, whole groups: they are in a step now, or dropped."""
+        for entry in entries:
+            del self._ready[entry.ticket]
+        amount = Amount.of_entries(entries)
+        self._held -= amount
+        self._ready_tokens -= amount.tokens
+        self.ready_units -= self.units_of(entries)
+        self._left()
+
+    def drop_group(self, group: OpenGroup) -> list[Entry]:
+        """Remove an open group whole; returns what was dropped."""
+        self.groups.remove(group)
+        if group.entries:
+            self._held -= Amount.of_entries(group.entries)
+            self._left()
+        return group.entries
+
+    def drop_ready(self, doomed: Callable[[Entry], bool]) -> list[Entry]:
+        """Remove every ready sample for which it holds, each with its whole group."""
+        groups = {entry.group for entry in self._ready.values() if doomed(entry)} - {-1}
+        found = [entry for entry in self._ready.values() if entry.group in groups or doomed(entry)]
+        if found:  # else nothing has left
+            self.take(found)
+        return found
+
+    def let_go(self, entries: Iterable[Entry]) -> None:
+        """The payloads of these samples are in the journal: they leave memory, if still here."""
+        for entry in filter(self._holds, entries):
+            self._held.nbytes -= entry.sample.nbytes
+            entry.sample = entry.sample.without_payload()
+        self._left()
+
+    def _holds(self, entry: Entry) -> bool:
+        group = self.groups.get(entry.sample.group_id or "")
+        return entry.ticket in self._ready or (group is not None and group.number == entry.group)
+
+    def _left(self) -> None:
+        self.departures += 1
+        if not self._held.samples:
+            self._schema = None
+
+
+def _first_groups(entries: Iterator[Entry], limit: int) -> Iterator[Entry]:
+    """Entries of the first `limit` groups; members of a group follow each other."""
+    last, seen = -2, 0
+    for entry in entries:
+        if entry.group < 0 or entry.group != last:
+            last, seen = entry.group, seen + 1
+            if seen > limit:
+                return
+        yield entry

@@ -1,0 +1,103 @@
+"""Accepted samples that will never be trained on: dropped from the buffer, counted, and a fact.
+
+Invariant: what leaves the buffer other than into a step leaves it here, with its reason; a group is
+dropped whole. A group that cannot be whole is dropped, or made whole of what has come (`keep`).
+"""
+
+from collections.abc import Callable
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.buffer.losses import Losses
+from rollout_dispatcher.core.buffer.open_groups import OpenGroup
+from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import Dropped, GroupSized, Note
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.totals import Totals
+
+
+class Dropping:
+    """The only way out of the buffer but a step. keep: groups that lack members are trained on."""
+
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        totals: Totals,
+        closed_groups: ClosedGroups,
+        memory: DuplicateMemory,
+        note: Note,
+        *,
+        keep: bool,
+    ) -> None:
+        self._buffer, self._totals, self._note = buffer, totals, note
+        self._closed_groups, self._memory, self.keep = closed_groups, memory, keep
+        #: What a shutdown has cost; None before there is one.
+        self.losses: Losses | None = None
+
+    def ready(self, reason: DropReason, doomed: Callable[[Entry], bool]) -> int:
+        """Drop ready samples for which `doomed` holds, with their groups; returns how many."""
+        return self._drop(reason, self._buffer.drop_ready(doomed))
+
+    def everything(self, reason: DropReason) -> None:
+        """Drop what is left; open groups for being incomplete, whatever the reason."""
+        for group in list(self._buffer.groups):
+            self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group))
+        self.ready(reason, lambda _: True)
+
+    # -- open groups ------------------------------------------------------------------------
+
+    def give_up(
+        self, group: OpenGroup, reason: DropReason = DropReason.INCOMPLETE_GROUP,
+        *, keep: bool | None = None,
+    ) -> None:  # fmt: skip
+        """No further member of this group comes: it goes whole, or is whole with what has come."""
+        keep = self.keep if keep is None else keep
+        if keep and group.entries:
+            self.resize(group, len(group.entries))
+        else:
+            self._drop(reason, self._buffer.drop_group(group))
+
+    def forbid(self, group: OpenGroup, why: str, reason: DropReason, now: float) -> None:
+        """Give a group up of which members may still come; these are refused, and told why."""
+        self._closed_groups.close(group.group_id, why, group.missing, now)
+        self.give_up(group, reason)
+
+    def resize(self, group: OpenGroup, size: int) -> None:
+        """The group has so many members in all, those included that are lost."""
+        group.size = max(size, len(group.entries) + group.lost)
+        self._note_size(group)
+        if group.missing == 0:
+            self._buffer.complete(group)
+
+    def lost_member(self, group_id: str, size: int | None, why: str, now: float) -> None:
+        """A member is refused or withdrawn: its group, of `size` if it said so, will lack it."""
+        if self._closed_groups.why_refused(group_id, now) is not None:
+            return  # it is given up, and this member has been counted
+        group = self._buffer.groups.get(group_id)
+        if group is None and not self.keep:
+            missing = None if size is None else max(0, size - 1)
+            self._closed_groups.close(group_id, why, missing, now)
+            return
+        group = group or self._buffer.groups.open(group_id, size, now)
+        group.lost += 1
+        if not self.keep:
+            self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+            return
+        self._note_size(group)
+        if group.missing == 0:
+            self._buffer.complete(group)
+
+    def _note_size(self, group: OpenGroup) -> None:
+        """Members that come later bring what is known by then themselves."""
+        if group.entries and group.size is not None:
+            self._note(GroupSized(group.tickets, group.told))
+
+    def _drop(self, reason: DropReason, entries: list[Entry]) -> int:
+        if entries:
+            self._totals.dropped[reason] += len(entries)
+            self._memory.forget(entry.sample.sample_id for entry in entries)
+            self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
+            if self.losses is not None:
+                self.losses.note(reason, entries)
+        return len(entries)

@@ -1,0 +1,72 @@
+"""A buffered sample, and how much of a buffer samples take up."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rollout_dispatcher.sample import Columns, Sample
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A buffered sample.
+
+    ticket: its number in order of acceptance.
+    group: number of its group, -1 for none; ids of groups may be used again, numbers are not.
+    producer: who pushed it; empty over HTTP. oldest: the oldest policy version in its group.
+    """
+
+    sample: Sample
+    ticket: int
+    arrived: float
+    group: int = -1
+    skips: int = 0
+    producer: str = ""
+    oldest: int | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that it is judged by: its group's oldest; None if not tracked."""
+        return self.sample.policy_version if self.oldest is None else self.oldest
+
+
+def without_payload(entry: Entry) -> Entry:
+    """The same sample where only the journal has its payload."""
+    return replace(entry, sample=entry.sample.without_payload())
+
+
+@dataclass(slots=True)
+class Amount:
+    """Samples, their tokens, and the bytes of their payloads in memory."""
+
+    samples: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, samples: Columns) -> Self:
+        """What these samples take up together."""
+        return cls(len(samples.tokens), sum(samples.tokens), sum(map(len, samples.payloads)))
+
+    @classmethod
+    def of_entries(cls, entries: Iterable[Entry]) -> Self:
+        """What these entries take up together; there is one at least."""
+        return cls.of(Columns.of(entry.sample for entry in entries))
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample."""
+        self.samples += 1
+        self.tokens += sample.tokens
+        self.nbytes += sample.nbytes
+
+    def __iadd__(self, other: Self) -> Self:
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.nbytes += other.nbytes
+        return self
+
+    def __isub__(self, other: Self) -> Self:
+        self.samples -= other.samples
+        self.tokens -= other.tokens
+        self.nbytes -= other.nbytes
+        return self

@@ -1,0 +1,67 @@
+"""What a shutdown costs: accepted samples that nobody will train on, counted and the first named.
+
+Reasons that the settings ask for, such as `--last-batch drop`, are no losses.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.steps.open_steps import OpenSteps
+from rollout_dispatcher.sample import Sample
+
+#: What a shutdown brings about: nobody is there to train, or a group's other members are refused.
+BY_SHUTDOWN = frozenset({DropReason.SHUTDOWN, DropReason.INCOMPLETE_GROUP})
+#: Samples that are named; ids have a few hundred characters at most, and a log line its end.
+NAMED = 8
+
+
+@dataclass(slots=True)
+class Losses:
+    """Samples lost by reason, and the first few of them."""
+
+    reasons: Counter[DropReason] = field(default_factory=Counter)
+    first: list[Sample] = field(default_factory=list)
+
+    def note(self, reason: DropReason, entries: list[Entry]) -> None:
+        """These are dropped."""
+        if reason in BY_SHUTDOWN:
+            self.reasons[reason] += len(entries)
+            left = NAMED - len(self.first)
+            first = (entry.sample for entry in entries[:left])
+            self.first += [sample._replace(payload=memoryview(b"")) for sample in first]
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return self.reasons.total()
+
+    def __str__(self) -> str:
+        """For the log: how many, why, and which."""
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(self.reasons.items()))
+        are = "sample is" if self.samples == 1 else "samples are"
+        named = _name_samples(self.first, self.samples)
+        return f"{self.samples} accepted {are} lost, dropped by the shutdown ({reasons}): {named}"
+
+
+def name_undone(steps: OpenSteps, buffer: SampleBuffer) -> str:
+    """The first of the samples that are in open steps or ready, oldest first, for the log."""
+    undone = [entry for step in steps.uncommitted() for entry in step.entries()]
+    undone.sort(key=lambda entry: entry.ticket)
+    undone += buffer.ready(NAMED)
+    return _name_samples((entry.sample for entry in undone), steps.in_flight + len(buffer))
+
+
+def _name_samples(samples: Iterable[Sample], count: int) -> str:
+    """Ids of the first few of `count` samples, with their groups."""
+    names = [_name(sample) for sample in islice(samples, NAMED)]
+    more = count - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+def _name(sample: Sample) -> str:
+    return sample.sample_id + ("" if sample.group_id is None else f" (group {sample.group_id})")

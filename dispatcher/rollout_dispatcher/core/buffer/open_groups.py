@@ -1,0 +1,198 @@
+"""Groups that still lack members: who contributes to them, and which will never be whole.
+
+A group is open from its first member until it is complete or closed. Nothing is reserved for it: a
+beginning of a group takes the memory of what has come, and no place in the window.
+
+    every member came, or closed with what came -> complete: its members are ready, all at once
+    a member is lost, closed, or overdue        -> dropped whole (or complete without it: keep)
+
+A group is *overdue* when nothing has come for `timeout` seconds and none of its contributors is
+there any more: while one is, a member may be under way, however long its rollout takes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
+
+#: Ids of groups that became whole and may be closed once more, by a producer that did not hear that
+#: it was heard; some hundred bytes each.
+MAX_COMPLETED = 65_536
+#: Groups that were told of before their first member.
+MAX_EMPTY = 65_536
+
+
+@dataclass(slots=True, eq=False)
+class OpenGroup:
+    """A group that lacks members.
+
+    size: members in the end, None while nobody knows. lost: members that will never come.
+    serial: tells it from others of its id. number: its first sample's ticket, -1 while there is
+    none. grown: when the last member came.
+    queued: whether it is looked at when it may be overdue. restored: from an earlier process, which
+    may have known of members that were lost.
+    """
+
+    group_id: str
+    size: int | None
+    grown: float
+    serial: int
+    number: int = -1
+    lost: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    contributors: set[str] = field(default_factory=set)
+    queued: bool = False
+    restored: bool = False
+
+    @property
+    def missing(self) -> int | None:
+        """Members that are still to come, None while nobody knows."""
+        return None if self.size is None else max(0, self.size - self.lost - len(self.entries))
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest policy version in it; None if none is tracked."""
+        versions = (entry.sample.policy_version for entry in self.entries)
+        return min((version for version in versions if version is not None), default=None)
+
+    @property
+    def told(self) -> int:
+        """What a member that comes now says of the size, in effect."""
+        return SIZE_AT_CLOSE if self.size is None else max(1, self.size - self.lost)
+
+    @property
+    def tickets(self) -> tuple[int, ...]:
+        """Of the members that have come."""
+        return tuple(entry.ticket for entry in self.entries)
+
+    def __str__(self) -> str:
+        size = "a size told at close" if self.size is None else f"{self.size - self.lost}"
+        return f"group {self.group_id} ({len(self.entries)} of {size})"
+
+
+class OpenGroups:
+    """Open groups by id, in the order in which they were opened.
+
+    is_there: whether a producer is there, or may come back. timeout: seconds.
+    """
+
+    def __init__(self, is_there: Callable[[str], bool], timeout: float) -> None:
+        self._is_there, self._timeout = is_there, timeout
+        self._groups: dict[str, OpenGroup] = {}
+        self._of_producer: dict[str, dict[OpenGroup, None]] = {}
+        #: When to look at which group, by serial and id: a group itself would keep its samples.
+        self._deserted: list[tuple[float, int, str]] = []
+        self._serials = count()
+        self._completed: dict[str, None] = {}
+        #: Samples of all open groups.
+        self.samples = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[OpenGroup]:
+        return iter(self._groups.values())
+
+    def get(self, group_id: str) -> OpenGroup | None:
+        """The group, if it is open."""
+        return self._groups.get(group_id)
+
+    def open(self, group_id: str, size: int | None, now: float) -> OpenGroup:
+        """A group is told of before its first member, for which it does not wait for ever."""
+        group = self._begin(group_id, size, now)
+        self._await(group)
+        return group
+
+    def _begin(self, group_id: str, size: int | None, now: float) -> OpenGroup:
+        group = self._groups[group_id] = OpenGroup(group_id, size, now, next(self._serials))
+        self._completed.pop(group_id, None)
+        return group
+
+    def completed(self, group_id: str) -> bool:
+        """Whether the last group of that id became whole, as far as that is remembered."""
+        return group_id in self._completed
+
+    def complete(self, group: OpenGroup) -> None:
+        """The group is whole, and open no more."""
+        self.remove(group)
+        self._completed[group.group_id] = None
+        if len(self._completed) > MAX_COMPLETED:
+            del self._completed[next(iter(self._completed))]
+
+    def of(self, sample: Sample, now: float) -> OpenGroup:
+        """The group of this sample, which begins with it if it is not open."""
+        assert sample.group_id is not None
+        group = self._groups.get(sample.group_id)
+        if group is None:
+            size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
+            return self._begin(sample.group_id, size, now)
+        if group.size is None and sample.group_size != SIZE_AT_CLOSE:
+            group.size = sample.group_size
+        return group
+
+    def add(self, group: OpenGroup, entry: Entry, now: float) -> None:
+        """A member has come."""
+        if not group.entries:
+            group.number = entry.ticket
+        entry.group = group.number
+        group.entries.append(entry)
+        self.samples += 1
+        group.grown = now
+        if entry.producer not in group.contributors:
+            group.contributors.add(entry.producer)
+            self._of_producer.setdefault(entry.producer, {})[group] = None
+        self._await(group)
+
+    def remove(self, group: OpenGroup) -> None:
+        """The group is open no more."""
+        del self._groups[group.group_id]
+        self.samples -= len(group.entries)
+        for producer in group.contributors:
+            theirs = self._of_producer[producer]
+            del theirs[group]
+            if not theirs:
+                del self._of_producer[producer]
+
+    @property
+    def has_room_for_empty(self) -> bool:
+        """Whether one more may be opened before its first member."""
+        return len(self._groups) < MAX_EMPTY
+
+    # -- which will never be whole -------------------------------------------------------------
+
+    def producer_gone(self, producer: str) -> None:
+        """A producer will not come back."""
+        for group in self._of_producer.get(producer, ()):
+            self._await(group)
+
+    def overdue(self, now: float) -> list[OpenGroup]:
+        """Groups that nothing has come of for too long, and whose contributors are gone."""
+        found = []
+        while self._deserted and self._deserted[0][0] <= now:
+            _, serial, group_id = heappop(self._deserted)
+            group = self._groups.get(group_id)
+            if group is None or group.serial != serial:
+                continue
+            group.queued = False
+            if group.grown + self._timeout > now:
+                self._await(group)
+            elif not self._has_contributor(group):
+                found.append(group)
+        return found
+
+    def next_deadline(self) -> float | None:
+        """When `overdue` may have something to say; None if nothing is waited for."""
+        return self._deserted[0][0] if self._deserted else None
+
+    def _await(self, group: OpenGroup) -> None:
+        """See when it is overdue, if nobody is left who contributes to it."""
+        if not group.queued and not self._has_contributor(group):
+            group.queued = True
+            due = group.grown + self._timeout
+            heappush(self._deserted, (due, group.serial, group.group_id))
+
+    def _has_contributor(self, group: OpenGroup) -> bool:
+        return any(map(self._is_there, group.contributors))

@@ -1,0 +1,45 @@
+"""What the core needs to know of the settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.planning.trigger import TriggerConfig
+
+#: Raises ConfigError if steps cannot be planned for so many DP ranks.
+SizeCheck = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """Settings of one run; times in seconds.
+
+    by_groups: batch, window and the cap on samples count groups. keep_incomplete: a group that
+    lacks members is trained on without them. drop_above: accepted samples of more tokens than this
+    are dropped, with their groups.
+    durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
+    that covers them is reported saved; needs a journal, which has their payloads. check_size: which
+    other `dp_size` a new generation may bring; None: no other.
+    """
+
+    dp_size: int
+    limits: BufferLimits
+    trigger: TriggerConfig
+    target_excess: float = 0.01
+    groups_matter: bool = True
+    by_groups: bool = False
+    keep_incomplete: bool = False
+    flush_partial: bool = True
+    check_size: SizeCheck | None = None
+    drop_above: int | None = None
+    durable: bool = False
+    retain: bool = False
+    group_timeout: float = 600.0
+    producer_timeout: float = 60.0
+    max_staleness: int | None = None
+    steps_per_version: int = 1
+    staleness_policy: StalenessPolicy = StalenessPolicy.DROP
+    max_open_steps: int = 4
+    producer_credits: int = 8
+    id_horizon: int = 1_000_000

@@ -1,0 +1,229 @@
+"""Effects: what the core asks the shell to do, and what it reports for metrics.
+
+The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
+in the order in which the shell has to carry them out.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.errors import BufferFull, DispatcherError
+from rollout_dispatcher.plan import FloatArray, IntArray, Plan, Window
+
+
+class Outcome(StrEnum):
+    """What became of one pushed sample."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+    FULL = "full"
+
+
+class Trigger(StrEnum):
+    """Why a step was planned when it was."""
+
+    WINDOW_FULL = "window-full"
+    TARGET_EXCESS = "target-excess"
+    MAX_WAIT = "max-wait"
+    BUFFER_FULL = "buffer-full"
+    FLUSH = "flush"
+
+
+class DropReason(StrEnum):
+    """Why an accepted sample will never be trained on."""
+
+    INCOMPLETE_GROUP = "incomplete-group"
+    NO_ROOM = "no-room"
+    STALE = "stale"
+    OVERSIZE = "oversize"
+    LAST_BATCH = "last-batch"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class PushAnswered:
+    """Every sample of a push is decided; errors: message by index for the refused ones."""
+
+    producer: str
+    first_seq: int
+    outcomes: tuple[Outcome, ...]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PushHeld:
+    """A push waits for room; the answer follows when it is decided."""
+
+    producer: str
+    first_seq: int
+    full: BufferFull
+
+
+@dataclass(frozen=True, slots=True)
+class PushRecalled:
+    """A push was held without its payload, for want of memory, and can come in now: ask for it."""
+
+    producer: str
+    first_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadsToJournal:
+    """Call `Dispatch.payloads_durable` with these entries once all that was noted is durable."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGivenUp:
+    """For the log: an open group was given up, for want of room, with so many samples."""
+
+    group_id: str
+    num_samples: int
+    cap: BufferFull
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWanted:
+    """Run the planner on `window` for `take` samples and call `Dispatch.planned` with its answer.
+
+    entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
+    trial: the plan is used only if its straggler excess is within the target.
+    """
+
+    entries: tuple[Entry, ...]
+    window: Window
+    take: int
+    dp_size: int
+    trigger: Trigger
+    trial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanWanted:
+    """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
+
+    step: open, and planned for another number of DP ranks. entries: its samples, oldest first.
+    """
+
+    step: OpenStep
+    entries: tuple[Entry, ...]
+    window: Window
+    dp_size: int
+
+    @property
+    def take(self) -> int:
+        """All of them."""
+        return len(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on."""
+
+    dp_rank: int
+    step: int
+    first_micro_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tell these DP ranks that they may train this step."""
+
+    dp_ranks: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRanks:
+    """Tell these DP ranks that no further step will come."""
+
+    dp_ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailRanks:
+    """These connections of DP ranks, by client id, are over: hear them no more, tell them why."""
+
+    client_ids: tuple[str, ...]
+    error: DispatcherError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlanned:
+    """For metrics; columns are in the order of `plan.chosen`.
+
+    waits: float64[n], seconds each sample was buffered; skips: int64[n], how often it was passed
+    over; tokens: int64[n]. staleness: of the samples of which it is known.
+    """
+
+    step: int
+    plan: Plan
+    trigger: Trigger
+    waits: FloatArray
+    skips: IntArray
+    staleness: tuple[int, ...]
+    tokens: IntArray
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivered:
+    """For metrics: a step goes out again: a reconnect, a new generation or a rewind."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """For metrics: every DP rank has applied this step; seconds since it was planned."""
+
+    step: int
+    num_samples: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """For the log: a generation goes on after a checkpoint's step, and not after the last one.
+
+    steps, samples: committed before, and given again. missing: steps trained after the checkpoint
+    that cannot be given again.
+    """
+
+    after: int
+    steps: int
+    samples: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Everything that could be committed is; the service may stop."""
+
+    reason: str
+
+
+Effect = (
+    PushAnswered
+    | PushHeld
+    | PushRecalled
+    | PayloadsToJournal
+    | GroupGivenUp
+    | PlanWanted
+    | ReplanWanted
+    | Deliver
+    | Release
+    | EndRanks
+    | FailRanks
+    | StepPlanned
+    | Redelivered
+    | StepCommitted
+    | Rewound
+    | Drained
+)

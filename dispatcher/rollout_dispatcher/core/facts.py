@@ -1,0 +1,206 @@
+"""Facts: what has to outlive the process, and what a new process is told of it.
+
+The core notes a fact for each change that a restart must not forget; the shell makes them durable,
+in order, before it performs the effects that came with them. `Remembered` is the other direction:
+everything that facts add up to, from which a new core starts. Times are of the core's clock.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import DropReason
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A sample is in the buffer. given_id: its id, if the user gave it."""
+
+    entry: Entry
+    producer: str
+    seq: int
+    given_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FloorRaised:
+    """A producer will never again send a sequence number below `floor`."""
+
+    producer: str
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSized:
+    """The group that these buffered samples form has `size` members in all."""
+
+    tickets: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSaid:
+    """What a producer has said last: the newest phase that it has ended, and its stream or not.
+
+    phase: a policy version, 0 for none.
+    """
+
+    producer: str
+    phase: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
+
+    Of a step that is open already it is the new plan.
+    """
+
+    step: int
+    digest: str
+    planned_at: float
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+    passed_over: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A step is done, and its samples with it unless they are retained."""
+
+    step: int
+    retained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """These tickets are given up."""
+
+    tickets: tuple[int, ...]
+    reason: DropReason
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegan:
+    """The run has this name, by which checkpoints know it."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationBegan:
+    """A new process group has this number, and so many DP ranks."""
+
+    generation: int
+    dp_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """This generation goes on after this step: retained steps after it are open again."""
+
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint covers the steps up to this one: what is retained of them is not needed."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReported:
+    """The trainer's weights have this version. first_step: the first one that trains with it."""
+
+    version: int
+    first_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEnded:
+    """Nothing older than this version comes any more."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSizeSet:
+    """From now on groups whose samples do not say have this size; None: they have to say."""
+
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """Nothing comes any more."""
+
+
+Fact = (
+    Accepted
+    | FloorRaised
+    | GroupSized
+    | ProducerSaid
+    | Planned
+    | Committed
+    | Dropped
+    | RunBegan
+    | GenerationBegan
+    | Resumed
+    | CheckpointSaved
+    | VersionReported
+    | PhaseEnded
+    | GroupSizeSet
+    | StreamEnded
+)
+Note = Callable[[Fact], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedStep:
+    """An open or retained step: its entries by DP rank and micro-batch.
+
+    rewound: it was committed, and is open again. Entries of such steps and of retained ones come
+    without payload.
+    """
+
+    number: int
+    digest: str
+    planned_at: float
+    micro_batches: tuple[tuple[tuple[Entry, ...], ...], ...]
+    rewound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What facts add up to.
+
+    entries: what is buffered, by ticket; the youngest may come without payload. steps: what is
+    open, by number; retained: what is committed and retained. resumed: the step after which the
+    current generation goes on, if it loaded a checkpoint; saved: the last step that a saved
+    checkpoint covers. producers: floor and accepted numbers at or above it. words: of the producers
+    that have ended a phase or their stream, the newest such phase (0: none) and whether the stream.
+    given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last generation,
+    None if there was none. policy_step: the first step that trains with `policy_version`, None if
+    that is. group_size: as it was last set.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    steps: tuple[RememberedStep, ...] = ()
+    retained: tuple[RememberedStep, ...] = ()
+    next_ticket: int = 0
+    next_step: int = 0
+    run_id: str = ""
+    generation: int = 0
+    dp_size: int | None = None
+    resumed: int | None = None
+    saved: int = -1
+    policy_version: int | None = None
+    policy_step: int | None = None
+    group_size: int | None = None
+    phases: tuple[int, ...] = ()
+    ended: bool = False
+    producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
+    given_ids: tuple[str, ...] = ()
+    totals: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,86 @@
+"""How a run ends: producers end the stream, or the service is told to stop.
+
+    running --end_stream--> ended --nothing left to plan or commit--> drained
+       |                      |                                         |
+       +--------drain---------+--> draining --the same--> drained       +--a rewind--> as before
+
+After the end nothing is accepted. Invariant: a rank is told of the end when nothing is left to be
+planned, once on each connection; the run is drained when every step is committed.
+"""
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.dropping import Dropping
+from rollout_dispatcher.core.effects import Drained, DropReason, Effect, EndRanks
+from rollout_dispatcher.core.steps.ledger import StepLedger
+
+
+class Lifecycle:
+    """Where a run stands between its beginning and its end.
+
+    batch: samples in a whole dispatch batch. flush_partial: a last smaller one is dispatched too.
+    """
+
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        ledger: StepLedger,
+        dropping: Dropping,
+        *,
+        batch: int,
+        flush_partial: bool,
+    ) -> None:
+        self._buffer, self._ledger, self._dropping = buffer, ledger, dropping
+        self._batch, self._flush_partial = batch, flush_partial
+        #: Whether nothing more is accepted.
+        self.ended = False
+        #: Whether the service is to stop.
+        self.draining = False
+        #: Whether the stream has ended and everything is committed.
+        self.drained = False
+        self._told: set[str] = set()
+
+    @property
+    def phase(self) -> str:
+        """Where the run stands: running, ended, draining or drained."""
+        if self.drained:
+            return "drained"
+        return "draining" if self.draining else "ended" if self.ended else "running"
+
+    def flushes(self, ready: int) -> bool:
+        """Whether so many samples go as they are, since nothing is to be waited for."""
+        return self.ended and self._may_go(ready)
+
+    def untold(self, client_id: str) -> None:
+        """A rank's connection is gone or new: it may not have heard of the end."""
+        self._told.discard(client_id)
+
+    def finish(self, *, flushing: bool) -> list[Effect]:
+        """Nothing is being planned: tell ranks if nothing is left, and the shell when all is done.
+
+        flushing: an ended phase still has samples.
+        """
+        if not self.ended or self._ledger.steps.waiting:
+            return []
+        if not flushing and not self._may_go(self._buffer.ready_units):
+            self._dropping.everything(DropReason.LAST_BATCH)
+        if len(self._buffer):
+            return []
+        return [*self._end_ranks(), *self._end()]
+
+    def _may_go(self, ready: int) -> bool:
+        return self._flush_partial or ready >= self._batch
+
+    def _end_ranks(self) -> list[Effect]:
+        untold = {
+            dp_rank: rank.client_id
+            for dp_rank, rank in self._ledger.ranks.items()
+            if rank.connected and rank.client_id not in self._told
+        }
+        self._told.update(untold.values())
+        return [EndRanks(tuple(sorted(untold)), "the stream has ended")] if untold else []
+
+    def _end(self) -> list[Effect]:
+        if self._ledger.steps or self.drained:
+            return []
+        self.drained = True
+        return [Drained("drained" if self.draining else "done")]

@@ -1,0 +1,67 @@
+"""Between the core and the planner: entries to columns, and a plan to what metrics want of it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted, StepPlanned
+from rollout_dispatcher.core.planning.trigger import Go
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.plan import BoolArray, Plan, Window
+
+
+def request_plan(
+    entries: list[Entry], must_go: BoolArray, take: int, dp_size: int, go: Go
+) -> PlanWanted:
+    """Ask for a plan of `take` of these entries, or groups of them, oldest first."""
+    window = _window(entries, must_go)
+    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
+
+
+def request_replan(step: OpenStep, dp_size: int) -> ReplanWanted:
+    """Ask for another plan of exactly the samples of an open step."""
+    entries = sorted(step.entries(), key=lambda entry: entry.ticket)
+    window = _window(entries, np.ones(len(entries), np.bool_))
+    return ReplanWanted(step, tuple(entries), window, dp_size)
+
+
+def _window(entries: list[Entry], must_go: BoolArray) -> Window:
+    count = len(entries)
+    return Window(
+        tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
+        skips=np.fromiter((e.skips for e in entries), np.int64, count),
+        group=np.fromiter((e.group for e in entries), np.int64, count),
+        must_go=must_go,
+    )
+
+
+def report_plan(
+    step: int,
+    plan: Plan,
+    wanted: PlanWanted,
+    chosen: list[Entry],
+    *,
+    version: int | None,
+    now: float,
+) -> StepPlanned:
+    """What a plan did to its samples.
+
+    chosen: in the order of `plan.chosen`. version: the policy version that the step trains with.
+    """
+    at = plan.chosen
+    return StepPlanned(
+        step=step,
+        plan=plan,
+        trigger=wanted.trigger,
+        waits=now - np.fromiter((entry.arrived for entry in chosen), np.float64, len(chosen)),
+        skips=wanted.window.skips[at],
+        staleness=() if version is None else tuple(_staleness(chosen, version)),
+        tokens=wanted.window.tokens[at],
+        nbytes=sum(entry.sample.schema.nbytes(entry.sample.tokens) for entry in chosen),
+    )
+
+
+def _staleness(entries: list[Entry], version: int) -> Iterator[int]:
+    known = (entry.version for entry in entries)
+    return (version - written for written in known if written is not None)

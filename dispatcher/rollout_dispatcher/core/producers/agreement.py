@@ -1,0 +1,80 @@
+"""When a phase, or the stream, ends: everybody who contributed has said so, or a controller has.
+
+    asked for --everybody is done, or gone, or it is forced--> decided
+    decided --what waited for room before that has come in--> ended
+
+From the decision on, what comes and belongs to it is refused; what was held back before is let in
+first. Invariant: an end is decided once and ended once, phases in the order of their versions.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from rollout_dispatcher.core.buffer.admission import Admission
+from rollout_dispatcher.core.buffer.freshness import before_phase
+from rollout_dispatcher.core.producers.producers import Producers
+
+
+class _Stage(IntEnum):
+    """How far an end has come."""
+
+    ASKED, DECIDED = 1, 2
+
+
+#: An end: the policy version of a phase, or None for the stream.
+End = int | None
+
+
+class Agreement:
+    """Ends that were asked for, by version; the stream's comes after all of them."""
+
+    def __init__(self, producers: Producers, admission: Admission) -> None:
+        self._producers, self._admission = producers, admission
+        self._asked: dict[End, _Stage] = {}
+        self._forced: set[End] = set()
+
+    @property
+    def pending(self) -> list[End]:
+        """Ends that were asked for and have not come, phases first."""
+        return sorted(self._asked, key=lambda end: (end is None, end or 0))
+
+    def is_decided(self, end: End) -> bool:
+        """Whether it is decided, or forced, and waits for what was held back before."""
+        return end in self._forced or self._asked.get(end) is _Stage.DECIDED
+
+    @property
+    def decided(self) -> bool:
+        """Whether an end is decided, and waits for what was held back before."""
+        return _Stage.DECIDED in self._asked.values()
+
+    def ask(self, end: End, *, force: bool = False) -> None:
+        """A producer has said so; with `force` it speaks for all, and of what comes before."""
+        self._asked.setdefault(end, _Stage.ASKED)
+        if force:
+            pending = self.pending
+            self._forced.update(pending[: pending.index(end) + 1])
+
+    def waits_for(self, end: End) -> list[str]:
+        """Producers that have not said so."""
+        found = self._producers.before_end() if end is None else self._producers.before_phase(end)
+        return list(found)
+
+    def pending_waits(self, end: End) -> list[str]:
+        """The same of an end that was asked for and is not decided; nobody otherwise."""
+        pending = end in self._asked and not self.is_decided(end)
+        return self.waits_for(end) if pending else []
+
+    def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
+        """Decide what everybody has agreed to, and end what is decided and has come in."""
+        for end in self.pending:
+            if self._asked[end] is _Stage.ASKED:
+                if end not in self._forced and self.waits_for(end):
+                    return
+                self._asked[end] = _Stage.DECIDED
+                self._admission.excuse_held()
+                decided(end)
+            if self._admission.waits(before_phase(end)):
+                return
+            del self._asked[end]
+            self._forced.discard(end)
+            ended(end)

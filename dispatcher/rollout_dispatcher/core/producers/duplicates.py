@@ -1,0 +1,120 @@
+"""Remembers what was accepted, so that a push which is sent again is not stored again.
+
+Two memories, both bounded:
+
+- per producer, the accepted sequence numbers at or above its *floor*: the lowest number that it
+  may still send again, which it states with every push. What is below can never come back, so the
+  memory is as small as the producer's unanswered pushes, and admission bounds those. The least
+  recently active producer is forgotten when there are more than `MAX_PRODUCERS`.
+- the last `horizon` sample ids that users gave themselves, over all producers.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollout_dispatcher.core.producers.ranges import Ranges
+
+#: A forgotten producer that comes back is treated as new; 64 ki is far above any fleet.
+MAX_PRODUCERS = 65_536
+
+
+@dataclass(slots=True)
+class _Producer:
+    """refused: members of groups that were, each of which its group lacks once.
+
+    closes: numbers of the closes of groups that were heard.
+    """
+
+    floor: int = 0
+    accepted: Ranges = field(default_factory=Ranges)
+    refused: Ranges = field(default_factory=Ranges)
+    closes: Ranges = field(default_factory=Ranges)
+
+
+class DuplicateMemory:
+    """Answers whether a sample was accepted before."""
+
+    def __init__(self, horizon: int) -> None:
+        self._horizon = horizon
+        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._producers: OrderedDict[str, _Producer] = OrderedDict()
+
+    def raise_floor(self, producer: str, floor: int) -> bool:
+        """Forget what this producer will never send again; returns whether that was news."""
+        known = self._known(producer)
+        self._producers.move_to_end(producer)
+        while len(self._producers) > MAX_PRODUCERS:
+            self._producers.popitem(last=False)
+        if floor <= known.floor:
+            return False
+        known.floor = floor
+        known.accepted.remove_below(floor)
+        known.refused.remove_below(floor)
+        return True
+
+    def seen(self, producer: str, seq: int, given_id: str | None) -> bool:
+        """Whether this number of this producer, or this user-given id, was accepted before.
+
+        A push without a producer (empty name) is never sent again under the same number.
+        """
+        if given_id is not None and given_id in self._ids:
+            return True
+        known = self._producers.get(producer) if producer else None
+        return known is not None and (seq < known.floor or seq in known.accepted)
+
+    def are_new(self, producer: str, numbers: range, given_ids: Sequence[str]) -> bool:
+        """Whether none of these numbers and ids was accepted before, and no id comes twice."""
+        if not self._ids.keys().isdisjoint(given_ids) or len({*given_ids}) < len(given_ids):
+            return False
+        known = self._producers.get(producer) if producer else None
+        return known is None or not (
+            numbers.start < known.floor or known.accepted.meets(numbers.start, numbers.stop)
+        )
+
+    def accept(self, producer: str, numbers: range, given_ids: Sequence[str]) -> None:
+        """Remember accepted samples by their numbers, and by their ids if users gave them."""
+        if producer:
+            self._known(producer).accepted.add(numbers.start, numbers.stop)
+        if given_ids:
+            self._ids.update(dict.fromkeys(given_ids))
+        while len(self._ids) > self._horizon:
+            self._ids.popitem(last=False)
+
+    def refuse(self, producer: str, seq: int) -> bool:
+        """Remember that a group's member was refused; returns whether that is news."""
+        if not producer:
+            return True
+        refused = self._known(producer).refused
+        known = seq in refused
+        if not known:
+            refused.add(seq, seq + 1)
+        return not known
+
+    def hears_close(self, producer: str, number: int) -> bool:
+        """A producer closes a group; returns whether that is news, and not said again."""
+        closes = self._known(producer).closes
+        known = number in closes
+        if not known:
+            closes.add(number, number + 1)
+        return not known
+
+    def forget(self, given_ids: Iterable[str]) -> None:
+        """What these ids were given to is dropped: it may be pushed again."""
+        for given_id in given_ids:
+            self._ids.pop(given_id, None)
+
+    def _known(self, producer: str) -> _Producer:
+        found = self._producers.get(producer)
+        if found is None:
+            found = self._producers[producer] = _Producer()
+        return found
+
+    def restore(
+        self, producers: Mapping[str, tuple[int, frozenset[int]]], given_ids: Iterable[str]
+    ) -> None:
+        """Remember again what an earlier process remembered; ids oldest first."""
+        for name, (floor, accepted) in producers.items():
+            self._producers[name] = _Producer(floor, Ranges(accepted))
+        for given_id in given_ids:
+            self._ids[given_id] = None

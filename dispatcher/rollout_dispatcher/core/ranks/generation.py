@@ -1,0 +1,242 @@
+"""The current generation: one process group, its DP ranks, and who may take a place in it.
+
+    hello of a rank                  what becomes of it
+    asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask,
+                                     and the run's first one has the size that was configured
+    of a generation that is over     fenced: a newer process group has taken its place
+    of one that is not known         fenced: the dispatcher was restarted without its journal
+    of this one                      seated, unless its place is taken or the generation failed
+
+Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
+same step, or all of them fail before any is given one.
+"""
+
+from contextlib import suppress
+
+from rollout_dispatcher.core.config import SizeCheck
+from rollout_dispatcher.core.effects import FailRanks
+from rollout_dispatcher.core.ranks.rank_state import Everyone, RankHello, RankState
+from rollout_dispatcher.errors import (
+    CheckpointRefused,
+    ConfigError,
+    DispatcherError,
+    GenerationFenced,
+    RankRefused,
+)
+
+
+class Generation:
+    """A number, and the standings of the DP ranks that belong to it.
+
+    dp_size: DP ranks of the current generation; of the first one, before it has begun.
+    check_size: which other numbers of ranks a new generation may bring; None: no other.
+    """
+
+    def __init__(self, dp_size: int, check_size: SizeCheck | None = None) -> None:
+        self.number = 0
+        self.dp_size = dp_size
+        self._check_size = check_size
+        self.ranks: dict[int, RankState] = {}
+        self._inherited = False
+        #: The step after which it goes on, if its ranks have loaded a checkpoint.
+        self.resumed: int | None = None
+        #: What it has failed with.
+        self.failed: DispatcherError | None = None
+        self._prepared, self._committed = Everyone(self.ranks), Everyone(self.ranks)
+        self._with_room = Everyone(self.ranks)
+
+    def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
+        """Be what an earlier process knew; no rank is seated yet.
+
+        dp_size: of that generation. It stays, unless the settings no longer allow it: then its
+        ranks cannot come back, and open steps wait for the next generation.
+        """
+        self.number, self.resumed = number, resumed
+        self._inherited = True
+        if dp_size is not None and self._check_size is not None:
+            with suppress(ConfigError):
+                self._check_size(dp_size)
+                self.dp_size = dp_size
+
+    def begin(self, hello: RankHello) -> list[FailRanks]:
+        """The next one begins, as this rank has asked; every rank of the one before is fenced.
+
+        Also a client that asks again, as it lost its connection before it heard the answer: what
+        that connection may still say is of the generation before.
+        """
+        fenced = tuple(rank.client_id for rank in self.ranks.values())
+        self.number += 1
+        self.dp_size = hello.dp_size
+        self.failed = self.resumed = None
+        self._inherited = False
+        self.ranks.clear()
+        error = GenerationFenced(
+            f"generation {self.number} has begun: a newer process group took over"
+        )
+        return [FailRanks(fenced, error)] if fenced else []
+
+    def fail(self, error: DispatcherError, *also: str) -> list[FailRanks]:
+        """End it with one error on all of its ranks, and on clients `also`."""
+        self.failed = error
+        clients = dict.fromkeys([*(rank.client_id for rank in self.ranks.values()), *also])
+        return [FailRanks(tuple(clients), error)]
+
+    # -- who may join -----------------------------------------------------------------------
+
+    def check(self, hello: RankHello) -> None:
+        """Raise RankRefused or GenerationFenced for a rank that may not join."""
+        if hello.dp_rank >= hello.dp_size:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} is out of range, ranks are 0 to {hello.dp_size - 1}"
+            )
+        if hello.generation is None:
+            self._check_founder(hello)
+        else:
+            self._check_number(hello.generation)
+            self._check_member(hello)
+
+    def _check_founder(self, hello: RankHello) -> None:
+        if hello.dp_rank != 0:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} asked for a new generation; only DP rank 0 may, and "
+                "shares the number with the others"
+            )
+        if hello.dp_size != self.dp_size:
+            self._check_not_first(hello.dp_size)
+            self._check_new_size(hello.dp_size)
+        if hello.resume is not None:
+            raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
+
+    def _check_not_first(self, dp_size: int) -> None:
+        """A later group may be another one; before the first a wrong size is taken for a mistake.
+
+        Ranks that are not data-parallel to each other would be given different samples, unseen.
+        """
+        if self.number == 0:
+            raise RankRefused(
+                f"DP rank 0 says there are {dp_size} DP ranks, and this dispatcher was started "
+                f"with --dp-size {self.dp_size}, which the first process group of a run must have; "
+                f"start it with --dp-size {dp_size}, or, if the ranks' mesh has other dimensions "
+                "as well (tensor, pipeline, context), pass dp_rank= and dp_size= of its "
+                "data-parallel dimension"
+            )
+
+    def _check_new_size(self, dp_size: int) -> None:
+        if self._check_size is None:
+            raise RankRefused(
+                f"DP rank 0 says there are {dp_size} DP ranks, this dispatcher serves "
+                f"{self.dp_size}; start it with --dp-size {dp_size}, or with --elastic"
+            )
+        try:
+            self._check_size(dp_size)
+        except ConfigError as error:
+            raise RankRefused(f"no steps for {dp_size} DP ranks: {error}") from error
+
+    def _check_number(self, number: int) -> None:
+        if number > self.number:
+            raise GenerationFenced(
+                f"generation {number} is not known here: the dispatcher was restarted; "
+                "restart the trainers"
+            )
+        if number < self.number:
+            raise GenerationFenced(
+                f"generation {number} is over, the current one is {self.number}; "
+                "a newer process group has taken its place"
+            )
+
+    def _check_member(self, hello: RankHello) -> None:
+        if hello.dp_size != self.dp_size:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} says there are {hello.dp_size} DP ranks, generation "
+                f"{self.number} has {self.dp_size}; another number of ranks is another process "
+                "group, whose DP rank 0 asks for a new generation"
+            )
+        if self.failed is not None:
+            raise self.failed
+        for dp_rank, rank in self.ranks.items():
+            if dp_rank != hello.dp_rank and rank.client_id == hello.client_id:
+                raise RankRefused(
+                    f"client {hello.client_id} is DP rank {dp_rank} of generation "
+                    f"{self.number} and cannot be DP rank {hello.dp_rank} too; give every rank "
+                    "a client_id of its own"
+                )
+        seated = self.ranks.get(hello.dp_rank)
+        if seated is not None and seated.connected and seated.client_id != hello.client_id:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} of generation {self.number} is taken by a connected "
+                "client; two processes claim one rank"
+            )
+
+    def believed(self, hello: RankHello) -> RankHello:
+        """The hello of a rank that may join, without steps that it cannot have been given.
+
+        Of a rank that is not known only an earlier dispatcher can have known more.
+        """
+        known = None if hello.generation is None else self.ranks.get(hello.dp_rank)
+        fresh = known is None or (hello.resume is not None and not known.begun)
+        outlived = hello.generation is not None and self._inherited
+        return hello.with_empty_hands() if fresh and not outlived else hello
+
+    # -- where its ranks go on --------------------------------------------------------------
+
+    def agrees(self, rank: RankState) -> bool:
+        """Whether the rank goes on where its generation does, as far as it has said."""
+        return self.resumed is None or rank.begun
+
+    def disagreement(self, hello: RankHello) -> CheckpointRefused | None:
+        """Why this rank cannot go on where it says, beside what other ranks have said."""
+        after = None if hello.resume is None else hello.resume.step
+        known = self.ranks.get(hello.dp_rank)
+        if after is None and (not hello.begun or (known is not None and known.begun)):
+            return None
+        others = self.resumed is not None or max(hello.taken, hello.committed) >= 0
+        others = others or any(rank.begun for rank in self.ranks.values())
+        if after == self.resumed or (after is not None and not others):
+            return None
+        return self.disagreement_after(hello.dp_rank, after)
+
+    def disagreement_after(self, dp_rank: int, after: int | None) -> CheckpointRefused:
+        """Why a rank cannot go on after that step (None: it has loaded no checkpoint)."""
+
+        def told(step: int | None) -> str:
+            return "no checkpoint" if step is None else f"a checkpoint taken after step {step}"
+
+        return CheckpointRefused(
+            f"DP rank {dp_rank} has loaded {told(after)}, other DP ranks {told(self.resumed)}; "
+            "every rank must load the same checkpoint, before its first step: restart all ranks"
+        )
+
+    # -- its ranks together -----------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether every DP rank is connected and has said where it goes on."""
+        ranks = self.ranks.values()
+        return len(ranks) == self.dp_size and all(rank.ready for rank in ranks)
+
+    def has_prepared(self, step: int) -> bool:
+        """Whether every DP rank holds this step."""
+        return self._prepared.all(self.dp_size, lambda rank: rank.prepared >= step)
+
+    def has_committed(self, step: int) -> bool:
+        """Whether every DP rank has applied this step."""
+        return self._committed.all(self.dp_size, lambda rank: rank.committed >= step)
+
+    def has_room_after(self, last: int) -> bool:
+        """Whether every DP rank of a live generation is connected and takes a step after `last`."""
+        return self.failed is None and self._with_room.all(
+            self.dp_size,
+            lambda rank: rank.connected and rank.has_room_after(last) and self.agrees(rank),
+        )
+
+    @property
+    def absent(self) -> list[int]:
+        """DP ranks that lost their connection and have not come back, without a goodbye."""
+        return sorted(
+            dp_rank for dp_rank, rank in self.ranks.items() if not (rank.connected or rank.gone)
+        )
+
+    @property
+    def deserted(self) -> bool:
+        """Whether every DP rank that joined has said goodbye."""
+        return all(rank.gone for rank in self.ranks.values())

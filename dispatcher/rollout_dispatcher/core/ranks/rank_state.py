@@ -1,0 +1,173 @@
+"""A DP rank as the ledger knows it: how it introduces itself, and what it has said since.
+
+A rank prepares, takes and commits steps in order, so its standing is a few watermarks over step
+numbers. Invariant: no watermark is above the last step that the rank can have been given, whatever
+it says; within a generation none falls, unless the rank loads a checkpoint or another process takes
+its place.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Self
+
+from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class RankHello:
+    """How a DP rank introduces itself; `generation=None` asks for a new one.
+
+    resume: the checkpoint that it has loaded. saved: the last step of a checkpoint that it has
+    reported saved.
+    """
+
+    client_id: str
+    dp_rank: int
+    dp_size: int
+    generation: int | None
+    prefetch_steps: int = 1
+    taken: int = -1
+    committed: int = -1
+    hungry: bool = False
+    received: dict[int, int] = field(default_factory=dict)
+    resume: Position | None = None
+    saved: int = -1
+
+    @property
+    def begun(self) -> bool:
+        """Whether it says where it goes on."""
+        return self.resume is not None or self.hungry or max(self.taken, self.committed) >= 0
+
+    @property
+    def prepared(self) -> int:
+        """The last step that it has taken or holds, -1 for none."""
+        return max(self.taken, *self.received, -1)
+
+    def check(self, planned: int) -> None:
+        """Raise ProtocolError if no rank can stand there.
+
+        planned: the last step that is, -1 for none.
+        """
+        holds = max(self.received, default=-1)
+        for what, step in ("taken", self.taken), ("committed", self.committed), ("got", holds):
+            if step > planned:
+                raise ProtocolError(
+                    f"DP rank {self.dp_rank} says that it has {what} step {step}, and the last one "
+                    f"that this dispatcher knows of is {planned}: the rank is of another run, or "
+                    "the journal is an older copy; restart all ranks, or start the dispatcher with "
+                    "the journal that has those steps"
+                )
+        if self.committed > self.taken:
+            raise ProtocolError(
+                f"DP rank {self.dp_rank} says that it has committed step {self.committed}, and the "
+                f"last one that it has taken is {self.taken}"
+            )
+
+    def with_empty_hands(self) -> "RankHello":
+        """The same of a rank that was never given a step."""
+        return replace(self, taken=-1, committed=-1, received={})
+
+
+@dataclass(slots=True)
+class RankState:
+    """What one DP rank of the current generation has said; -1 for no step yet.
+
+    begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
+    """
+
+    client_id: str
+    prefetch_steps: int
+    last_seen: float
+    connected: bool = True
+    gone: bool = False
+    taken: int = -1
+    prepared: int = -1
+    committed: int = -1
+    hungry: bool = False
+    begun: bool = False
+
+    @classmethod
+    def introduced(cls, hello: RankHello, now: float, *, committed: int, ready: int) -> Self:
+        """A rank that is not known; it may have outlived the dispatcher that knew it.
+
+        It says itself where it stands, between the last step that is committed and the last one
+        that ranks may hear of.
+        """
+
+        def within(told: int) -> int:
+            return min(max(committed, told), ready)
+
+        return cls(
+            hello.client_id,
+            hello.prefetch_steps,
+            now,
+            taken=within(hello.taken),
+            prepared=within(hello.prepared),
+            committed=within(hello.committed),
+            hungry=hello.hungry,
+            begun=hello.begun,
+        )
+
+    def succeeded_by(self, hello: RankHello, now: float) -> "RankState":
+        """Another process of the same generation takes this one's place: it holds nothing."""
+        return RankState(
+            hello.client_id,
+            hello.prefetch_steps,
+            now,
+            taken=self.committed,
+            prepared=self.committed,
+            committed=self.committed,
+            hungry=hello.hungry,
+            begun=hello.begun or self.begun,
+        )
+
+    def came_back(self, hello: RankHello, now: float) -> None:
+        """The same process, on a new connection."""
+        self.connected, self.gone = True, False
+        self.last_seen = now
+        self.committed = max(self.committed, min(hello.committed, self.prepared))
+        self.taken = max(self.taken, min(hello.taken, self.prepared))
+        self.hungry = hello.hungry
+        self.begun = hello.begun or self.begun
+
+    def went(self, *, for_good: bool) -> None:
+        """Its connection is gone, `for_good` if it said goodbye."""
+        self.connected = self.hungry = False
+        self.gone = for_good
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is there and has said where it goes on."""
+        return self.connected and self.begun
+
+    def waits_after(self, last: int) -> bool:
+        """Whether it waits for the step after `last`."""
+        return self.hungry and self.taken == last
+
+    def has_room_after(self, last: int) -> bool:
+        """Whether it takes a step after `last`, ahead of its training loop or for it."""
+        return last - self.taken < self.prefetch_steps or self.waits_after(last)
+
+
+class Everyone:
+    """Asks whether something holds for every DP rank, once for every word that a rank says.
+
+    Most of the time it does not, so the rank that was found wanting last is asked first, and the
+    search goes on from there. What comes true for one rank after the other thus costs one look at
+    each of them, instead of one at all of them for each.
+    """
+
+    def __init__(self, ranks: Mapping[int, RankState]) -> None:
+        self._ranks = ranks
+        self._asked = 0
+
+    def all(self, dp_size: int, holds: Callable[[RankState], bool]) -> bool:
+        """Whether all of `dp_size` ranks are there and `holds` is true for each."""
+        for dp_rank in chain(range(self._asked, dp_size), range(min(self._asked, dp_size))):
+            rank = self._ranks.get(dp_rank)
+            if rank is None or not holds(rank):
+                self._asked = dp_rank
+                return False
+        return True

@@ -1,0 +1,106 @@
+"""Trainers' checkpoints: what becomes of committed steps, and how the ledger resumes from one.
+
+A checkpoint's position is the last step that its trainer had said it committed. A generation that
+loads one *resumes* after that step, once, however often its ranks repeat it: steps up to there that
+are open are committed (the trainer was killed before every rank's word was heard), retained steps
+after it are *rewound*, which means open again. Both are facts before any rank is given a step.
+"""
+
+from rollout_dispatcher.core.effects import Rewound, StepCommitted
+from rollout_dispatcher.core.facts import (
+    CheckpointSaved,
+    Committed,
+    Note,
+    Remembered,
+    RememberedStep,
+    Resumed,
+)
+from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.retained import Position, RetainedSteps
+from rollout_dispatcher.core.steps.step import OpenStep, StepState
+from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.errors import ProtocolError
+
+
+class Checkpoints:
+    """Moves steps between the ledger and what is retained, and counts them.
+
+    retain: keep committed steps until a checkpoint that covers them is saved.
+    """
+
+    def __init__(self, ledger: StepLedger, totals: Totals, note: Note, *, retain: bool) -> None:
+        self.retained = RetainedSteps(keep=retain)
+        self._ledger, self._totals, self._note = ledger, totals, note
+
+    def restore(self, memory: Remembered) -> None:
+        """Start from what an earlier process left open and retained."""
+        steps = [_restored(step, StepState.PLANNED) for step in memory.steps]
+        rewound = any(step.rewound for step in memory.steps)
+        self._ledger.steps.restore(steps, memory.next_step, rewound=rewound)
+        self._ledger.generation.restore(memory.generation, memory.dp_size, memory.resumed)
+        kept = [_restored(step, StepState.COMMITTED) for step in memory.retained]
+        self.retained.restore(kept, memory.saved)
+        if kept and not self.retained.keep:
+            self.saved(kept[-1].number)
+
+    def committed(self, steps: list[OpenStep], now: float) -> list[StepCommitted]:
+        """These steps are committed; returns the report of each."""
+        for step in steps:
+            self._totals.steps_committed += 1
+            self._totals.samples_committed += step.num_samples
+            self._note(Committed(step.number, self.retained.committed(step)))
+        return [
+            StepCommitted(step.number, step.num_samples, now - step.planned_at) for step in steps
+        ]
+
+    def check_saved(self, through: int) -> None:
+        """Raise ProtocolError for a checkpoint after a step that was never planned."""
+        if through >= self._ledger.steps.next_step:
+            raise ProtocolError(f"a checkpoint after step {through}, which was never planned")
+
+    def saved(self, through: int) -> None:
+        """A checkpoint that covers the steps up to `through` is durable.
+
+        Raises ProtocolError for a step that was never planned.
+        """
+        self.check_saved(through)
+        if self.retained.release(through):
+            self._note(CheckpointSaved(through))
+
+    def check_position(self, position: Position, run_id: str) -> None:
+        """Raise CheckpointRefused for a position that this generation cannot go on from.
+
+        Once it has, only the run is asked for: the steps that were retained then may be gone.
+        """
+        steps, resumed = self._ledger.steps, self._ledger.generation.resumed
+        if resumed is None:
+            self.retained.check(position, run_id, steps.committed, steps.next_step - 1)
+        else:
+            self.retained.check_run(position, run_id, steps.committed)
+
+    def resume(
+        self, position: Position, run_id: str, now: float
+    ) -> tuple[list[StepCommitted], Rewound]:
+        """Go to where a checkpoint was taken; returns the steps that are committed with that.
+
+        Raises CheckpointRefused for one that this run cannot go on from; nothing has changed then.
+        """
+        self.check_position(position, run_id)
+        steps, after, committed = self._ledger.steps, position.step, self._ledger.steps.committed
+        done = self.committed(steps.commit(after), now)
+        rewound = self.retained.take_after(after)
+        self._ledger.resume(after, rewound)
+        self._note(Resumed(after))
+        samples = sum(step.num_samples for step in rewound)
+        missing = max(0, committed - after) - len(rewound)
+        return done, self._count(Rewound(after, len(rewound), samples, missing))
+
+    def _count(self, rewound: Rewound) -> Rewound:
+        self._totals.steps_rewound += rewound.steps
+        self._totals.samples_rewound += rewound.samples
+        self._totals.steps_not_rewound += rewound.missing
+        return rewound
+
+
+def _restored(step: RememberedStep, state: StepState) -> OpenStep:
+    return OpenStep(step.number, step.micro_batches, step.digest, step.planned_at, state)

@@ -1,0 +1,244 @@
+"""The step ledger: what follows for open steps from what the DP ranks of a generation say.
+
+Invariants: a step is released only when every DP rank holds it and has said where it goes on; it is
+committed only when every DP rank has said so in one generation; a step that is delivered again is
+identical, unless a generation brought another number of DP ranks: then open steps are planned again
+one by one, in order, from the same samples, and from the first that is not yet (the *outgrown* one)
+on nothing is delivered. After a rewind, steps are opened one by one as ranks have room for them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.config import SizeCheck
+from rollout_dispatcher.core.effects import Deliver, Effect, Redelivered, Release
+from rollout_dispatcher.core.ranks.generation import Generation
+from rollout_dispatcher.core.ranks.rank_state import RankHello, RankState
+from rollout_dispatcher.core.steps.open_steps import OpenSteps
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepEvent, StepState
+from rollout_dispatcher.errors import GenerationFenced, ProtocolError
+from rollout_dispatcher.plan import Plan
+
+
+class StepLedger:
+    """Brings the open steps and the ranks of the current generation together."""
+
+    def __init__(
+        self, dp_size: int, max_open_steps: int, check_size: SizeCheck | None = None
+    ) -> None:
+        self.generation = Generation(dp_size, check_size)
+        self.steps = OpenSteps()
+        self._max_open_steps = max_open_steps
+
+    @property
+    def ranks(self) -> Mapping[int, RankState]:
+        """The DP ranks of the current generation, as far as they have joined."""
+        return self.generation.ranks
+
+    # -- ranks come and go ------------------------------------------------------------------
+
+    def check(self, hello: RankHello) -> RankHello:
+        """What of this hello is to be believed.
+
+        Raises RankRefused or GenerationFenced for a rank that may not join, and ProtocolError for
+        one that says what cannot be.
+        """
+        self.generation.check(hello)
+        hello.check(self.steps.next_step - 1)
+        for number, count in hello.received.items():
+            step = self.steps.get(number)
+            if step is not None and step.dp_size == hello.dp_size:
+                step.check_received(count)
+        return self.generation.believed(hello)
+
+    def join(self, hello: RankHello, now: float) -> list[Effect]:
+        """Admit a DP rank, fencing an older generation if it brings a new one.
+
+        Raises RankRefused or GenerationFenced; nothing has changed then.
+        """
+        self.generation.check(hello)
+        if hello.generation is not None:
+            return self._seat(hello, now)
+        fenced = self.generation.begin(hello)
+        return [*fenced, *self.steps.start_over(hello.dp_size), *self._seat(hello, now)]
+
+    def leave(self, dp_rank: int, client_id: str, *, for_good: bool = False) -> None:
+        """A connection is gone; its steps stay open."""
+        rank = self.ranks.get(dp_rank)
+        if rank is not None and rank.client_id == client_id:
+            rank.went(for_good=for_good)
+
+    def _seat(self, hello: RankHello, now: float) -> list[Effect]:
+        known = self.ranks.get(hello.dp_rank)
+        if known is not None and hello.resume is not None and not known.begun:
+            known = None  # it has loaded a checkpoint since, and let go of what it was given
+        effects: list[Effect] = []
+        received = hello.received
+        if known is None:
+            if hello.begun:
+                effects += self._open_through(max(hello.prepared, hello.committed))
+            rank = RankState.introduced(
+                hello, now, committed=self.steps.committed, ready=self._last_ready
+            )
+        elif known.client_id == hello.client_id:
+            rank = known
+            rank.came_back(hello, now)
+        else:
+            rank, received = known.succeeded_by(hello, now), {}
+        self.generation.ranks[hello.dp_rank] = rank
+        if not self.generation.agrees(rank):
+            return effects
+        for number in self._ready_after(rank.committed):
+            effects.append(Deliver(hello.dp_rank, number, received.get(number, 0)))
+            if known is not None:
+                effects.append(Redelivered(number, "reconnect"))
+        return effects
+
+    def _open_through(self, told: int) -> list[Effect]:
+        """Open what a rank speaks of that has outlived the dispatcher that opened it."""
+        effects: list[Effect] = []
+        while self.steps.waiting and self.steps.last < told:
+            effects += self.open_waiting()
+        return effects
+
+    # -- ranks speak ------------------------------------------------------------------------
+
+    def demand(self, dp_rank: int, taken: int, *, hungry: bool) -> list[Effect]:
+        """A rank's training loop has begun `taken` and waits for the next step, or not.
+
+        Raises ProtocolError for a step that this rank cannot have. Fails the generation if others
+        have loaded a checkpoint and this rank has not.
+        """
+        rank = self._speaker(dp_rank)
+        if taken > rank.prepared:
+            raise ProtocolError(f"DP rank {dp_rank} took step {taken} before it was prepared")
+        if not self.generation.agrees(rank):
+            refused = self.generation.disagreement_after(dp_rank, None)
+            return [*self.generation.fail(refused)]
+        first, rank.begun = not rank.begun, True
+        rank.taken = max(rank.taken, taken)
+        rank.hungry = hungry
+        return self.release_ready() if first else []
+
+    def prepared(self, dp_rank: int, number: int, digest: str) -> list[Effect]:
+        """A rank holds the header of step `number`; releases it if that was the last one missing.
+
+        A digest that is not ours fails the generation: no rank may train what others do not.
+        """
+        rank = self._speaker(dp_rank)
+        if not self.generation.agrees(rank):
+            return []  # of a step that was open before the rewind
+        step = self.steps.get(number)
+        if step is None or number > self._last_ready:
+            raise ProtocolError(f"DP rank {dp_rank} prepared step {number}, which is not open")
+        if digest != step.digest:
+            fenced = GenerationFenced(
+                f"DP rank {dp_rank} holds another plan of step {number} (digest {digest}, not "
+                f"{step.digest}); all ranks must restart"
+            )
+            return [*self.generation.fail(fenced)]
+        rank.prepared = max(rank.prepared, number)
+        if step.state is StepState.RELEASED:
+            return [Release((dp_rank,), number)]
+        return self.release_ready()
+
+    def release_ready(self) -> list[Effect]:
+        """Release every step that all DP ranks hold, while all are connected and have begun."""
+        effects: list[Effect] = []
+        for step in self.steps.values():
+            if step.state is StepState.PLANNED:
+                if not self.generation.has_prepared(step.number):
+                    break
+                step.move(StepEvent.ALL_PREPARED)
+            if step.state is StepState.PREPARED and self.generation.ready:
+                step.move(StepEvent.ALL_CONNECTED)
+                effects.append(Release(tuple(sorted(self.ranks)), step.number))
+        return effects
+
+    def commit(self, dp_rank: int, number: int) -> list[OpenStep]:
+        """A rank has applied every step up to `number`; returns the steps now committed.
+
+        Raises ProtocolError for a step that this rank was never given.
+        """
+        rank = self._speaker(dp_rank)
+        if number > rank.prepared:
+            raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
+        rank.committed = max(rank.committed, number)
+        through = self.steps.committed
+        while through < self.steps.last and self.generation.has_committed(through + 1):
+            through += 1
+        return self.steps.commit(through)
+
+    def _speaker(self, dp_rank: int) -> RankState:
+        """Who says something. Raises what its generation has failed with: it is over then."""
+        if self.generation.failed is not None:
+            raise self.generation.failed
+        return self.ranks[dp_rank]
+
+    # -- steps are opened -------------------------------------------------------------------
+
+    def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
+        """Add the next step; returns its first delivery to every rank, if none comes before it."""
+        step = self.steps.add(_lay_out(plan, entries), self.generation.dp_size, now)
+        return self._deliver_after(step.number - 1)
+
+    def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
+        """Replace an outgrown step's plan; returns the delivery of what it held back."""
+        self.steps.replace(number, _lay_out(plan, entries), self.generation.dp_size)
+        return self._deliver_after(number - 1)
+
+    def open_waiting(self) -> list[Effect]:
+        """Open the next step of those that a rewind has made wait; returns its delivery."""
+        step = self.steps.open_waiting()
+        return [Redelivered(step.number, "rewind"), *self._deliver_after(step.number - 1)]
+
+    def resume(self, after: int, rewound: Iterable[OpenStep]) -> None:
+        """This generation goes on after that step: with `rewound`, then with what was open."""
+        self.steps.rewind(rewound)
+        self.generation.resumed = after
+
+    def _deliver_after(self, number: int) -> list[Effect]:
+        """Deliver what comes after that step to every rank that may have it."""
+        return [
+            Deliver(dp_rank, ready)
+            for ready in self._ready_after(number)
+            for dp_rank, rank in sorted(self.ranks.items())
+            if self.generation.agrees(rank)
+        ]
+
+    def _ready_after(self, number: int) -> list[int]:
+        last = self._last_ready
+        return [step for step in self.steps if number < step <= last]
+
+    @property
+    def _last_ready(self) -> int:
+        """The last step that ranks may hear of."""
+        outgrown = self.outgrown
+        return self.steps.last if outgrown is None else outgrown.number - 1
+
+    # -- steps are wanted -------------------------------------------------------------------
+
+    @property
+    def outgrown(self) -> OpenStep | None:
+        """The first step that was planned for another number of DP ranks than there are now."""
+        return self.steps.outgrown(self.generation.dp_size)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether every DP rank has room for one more step."""
+        if len(self.steps) >= self._max_open_steps:
+            return False
+        return self.generation.has_room_after(self.steps.last)
+
+    @property
+    def hungry(self) -> bool:
+        """Whether some DP rank waits for a step that is not planned yet."""
+        last = self.steps.last
+        return any(rank.waits_after(last) for rank in self.ranks.values())
+
+
+def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
+    return tuple(
+        tuple([tuple([entries[at] for at in part.tolist()]) for part in rank])
+        for rank in plan.micro_batches
+    )

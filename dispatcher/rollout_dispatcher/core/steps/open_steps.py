@@ -1,0 +1,132 @@
+"""The steps that are planned and not committed, in order of their numbers.
+
+    open                                        waiting
+    as many as ranks have room for, at most     planned too, not open yet: a rewind has put them
+    `max_open_steps`; ranks may hold them       behind each other, and they are opened one by one
+
+Invariant: numbers have no gap, from the first open step over the waiting ones to `next_step`, so
+that "committed" and "opened" are one number each.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, takewhile
+
+from rollout_dispatcher.core.effects import Redelivered
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepEvent, step_digest
+
+
+class OpenSteps(Mapping[int, OpenStep]):
+    """Open steps by number, and those that wait behind them."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, OpenStep] = {}
+        self._waiting: deque[OpenStep] = deque()
+        #: The number of the next step to be planned.
+        self.next_step = 0
+
+    def __getitem__(self, number: int) -> OpenStep:
+        return self._open[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._open)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def restore(self, steps: Iterable[OpenStep], next_step: int, *, rewound: bool) -> None:
+        """Start from what an earlier process had; after a rewind all of it waits."""
+        self.next_step = next_step
+        if rewound:
+            self._waiting = deque(steps)
+        else:
+            self._open = {step.number: step for step in steps}
+
+    # -- what there is ----------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many steps are planned and not open yet."""
+        return len(self._waiting)
+
+    def uncommitted(self) -> list[OpenStep]:
+        """Every step that is planned and not committed, by number."""
+        return list(self._in_order())
+
+    @property
+    def num_uncommitted(self) -> int:
+        """How many those are."""
+        return len(self._open) + len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Samples of all uncommitted steps."""
+        return sum(step.num_samples for step in self._in_order())
+
+    @property
+    def committed(self) -> int:
+        """The last committed step, -1 for none."""
+        return self.next_step - self.num_uncommitted - 1
+
+    @property
+    def last(self) -> int:
+        """The last step that was opened, -1 for none."""
+        return (self._waiting[0].number if self._waiting else self.next_step) - 1
+
+    def outgrown(self, dp_size: int) -> OpenStep | None:
+        """The first open step that was planned for another number of DP ranks."""
+        return next((step for step in self._open.values() if step.dp_size != dp_size), None)
+
+    # -- what becomes of them ---------------------------------------------------------------
+
+    def add(self, micro_batches: MicroBatches, dp_size: int, now: float) -> OpenStep:
+        """The next step was planned; it is open at once unless others wait."""
+        number = self.next_step
+        self.next_step += 1
+        digest = step_digest(number, micro_batches)
+        step = OpenStep(number, micro_batches, digest, now, dp_size=dp_size)
+        if self._waiting:  # it was being planned when the trainer rewound
+            self._waiting.append(step)
+        else:
+            self._open[number] = step
+        return step
+
+    def replace(self, number: int, micro_batches: MicroBatches, dp_size: int) -> None:
+        """An open step was planned again, for so many DP ranks."""
+        digest, planned_at = step_digest(number, micro_batches), self._open[number].planned_at
+        self._open[number] = OpenStep(number, micro_batches, digest, planned_at, dp_size=dp_size)
+
+    def open_waiting(self) -> OpenStep:
+        """Open the first step of those that wait; there has to be one."""
+        step = self._waiting.popleft()
+        self._open[step.number] = step
+        return step
+
+    def start_over(self, dp_size: int) -> list[Redelivered]:
+        """A new generation of so many ranks: what earlier ones said of open steps is void."""
+        for step in self._open.values():
+            step.move(StepEvent.NEW_GENERATION)
+        return [
+            Redelivered(step.number, "new-generation" if step.dp_size == dp_size else "new-size")
+            for step in self._open.values()
+        ]
+
+    def commit(self, through: int) -> list[OpenStep]:
+        """Steps up to `through` are committed: open ones by ranks, others by a checkpoint."""
+        done = list(takewhile(lambda step: step.number <= through, self._in_order()))
+        for step in done:
+            step.move(StepEvent.ALL_COMMITTED)
+            if self._open.pop(step.number, None) is None:
+                self._waiting.popleft()
+        return done
+
+    def rewind(self, steps: Iterable[OpenStep]) -> None:
+        """Committed `steps` come again, then what was open; all of it waits."""
+        back = [*steps, *self._open.values()]
+        for step in back:
+            step.move(StepEvent.REWOUND)
+        self._waiting.extendleft(reversed(back))
+        self._open = {}
+
+    def _in_order(self) -> Iterator[OpenStep]:
+        return chain(self._open.values(), self._waiting)

@@ -1,0 +1,140 @@
+"""An open step: what it holds, where it stands, and what may become of it.
+
+PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
+^                                |                                  |
++------- new generation ---------+----------------------------------+
+|
+COMMITTED <------------------- every rank committed -------------------+
+    +------- the trainer rewound to a checkpoint ----> PLANNED
+
+After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
+of another number of DP ranks than there are now waits in PLANNED until a new plan replaces it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from hashlib import blake2b
+
+from rollout_dispatcher.core.buffer.entry import Entry, without_payload
+from rollout_dispatcher.errors import IllegalTransition, ProtocolError
+from rollout_dispatcher.sample import Sample
+
+
+class StepState(StrEnum):
+    """Where a step stands."""
+
+    PLANNED = "planned"
+    PREPARED = "prepared"
+    RELEASED = "released"
+    COMMITTED = "committed"
+
+
+class StepEvent(StrEnum):
+    """What moves a step."""
+
+    ALL_PREPARED = "all-prepared"
+    ALL_CONNECTED = "all-connected"
+    ALL_COMMITTED = "all-committed"
+    NEW_GENERATION = "new-generation"
+    REWOUND = "rewound"
+
+
+NEXT: dict[tuple[StepState, StepEvent], StepState] = {
+    (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
+    (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
+    **{
+        # Only a released step is trained, but a dispatcher that was restarted has forgotten that
+        # it released it; ranks that say they have committed it are right.
+        (state, StepEvent.ALL_COMMITTED): StepState.COMMITTED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
+    },
+    **{
+        (state, StepEvent.NEW_GENERATION): StepState.PLANNED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
+    },
+    # Ranks say that they have loaded a checkpoint before any of them is given a step.
+    **{
+        (state, StepEvent.REWOUND): StepState.PLANNED
+        for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
+    },
+}
+
+
+#: Entries by DP rank and micro-batch; an empty micro-batch is a filler.
+MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
+
+
+@dataclass(slots=True, eq=False)
+class OpenStep:
+    """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries.
+
+    dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
+    simulation seats one rank that speaks for all, so the two may differ.
+    """
+
+    number: int
+    micro_batches: MicroBatches
+    digest: str
+    planned_at: float
+    state: StepState = StepState.PLANNED
+    dp_size: int = 0
+
+    def __post_init__(self) -> None:
+        self.dp_size = self.dp_size or len(self.micro_batches)
+
+    def move(self, event: StepEvent) -> None:
+        """Follow the table; an illegal move raises and changes nothing."""
+        after = NEXT.get((self.state, event))
+        if after is None:
+            raise IllegalTransition(self.state, event)
+        self.state = after
+
+    def check_received(self, count: int) -> None:
+        """Raise ProtocolError if a rank cannot have so many of its micro-batches."""
+        there_are = len(self.micro_batches[0])
+        if count > there_are:
+            raise ProtocolError(
+                f"a DP rank says that it has {count} micro-batches of step {self.number}, which "
+                f"has {there_are}"
+            )
+
+    def entries(self) -> Iterator[Entry]:
+        """Every sample's entry, rank by rank."""
+        return (entry for rank in self.micro_batches for part in rank for entry in part)
+
+    def samples(self) -> list[Sample]:
+        """Every sample of the step, rank by rank."""
+        return [entry.sample for entry in self.entries()]
+
+    def without_payloads(self) -> "OpenStep":
+        """The same step, of which only the journal has the payloads."""
+        micro_batches = tuple(
+            tuple(tuple(without_payload(entry) for entry in part) for part in rank)
+            for rank in self.micro_batches
+        )
+        return replace(self, micro_batches=micro_batches)
+
+    def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The tickets of its samples, in the same nesting."""
+        return tuple(
+            tuple(tuple(entry.ticket for entry in part) for part in rank)
+            for rank in self.micro_batches
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the step, over all ranks."""
+        return sum(len(part) for rank in self.micro_batches for part in rank)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of its samples, wherever they are."""
+        return sum(sample.schema.nbytes(sample.tokens) for sample in self.samples())
+
+
+def step_digest(number: int, micro_batches: MicroBatches) -> str:
+    """Digest of who gets what: step number, and sample ids by DP rank and micro-batch."""
+    counts = [[len(part) for part in rank] for rank in micro_batches]
+    names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
+    return blake2b(ascii((number, counts, names)).encode(), digest_size=16).hexdigest()

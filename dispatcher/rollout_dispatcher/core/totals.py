@@ -1,0 +1,68 @@
+"""Counters of a whole run: they only grow, and go on where they were after a restart."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout_dispatcher.core.effects import DropReason, Outcome, Trigger
+from rollout_dispatcher.core.planning.lengths import LengthCounts
+
+#: Counters that are one number.
+_PLAIN = (
+    "received_bytes", "small_steps", "steps_committed", "samples_committed", "steps_rewound",
+    "samples_rewound", "steps_not_rewound",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of samples or steps.
+
+    received: pushed samples by outcome. arrived, dispatched: lengths of accepted and of planned
+    samples, in tokens. small_steps: steps of fewer samples than a dispatch batch. *_rewound: of
+    what was committed, that was taken back. steps_not_rewound: that should have been and could not.
+    """
+
+    received: Counter[Outcome] = field(default_factory=lambda: Counter(dict.fromkeys(Outcome, 0)))
+    received_bytes: int = 0
+    arrived: LengthCounts = field(default_factory=LengthCounts)
+    dispatched: LengthCounts = field(default_factory=LengthCounts)
+    planned: Counter[Trigger] = field(default_factory=lambda: Counter(dict.fromkeys(Trigger, 0)))
+    dropped: Counter[DropReason] = field(
+        default_factory=lambda: Counter(dict.fromkeys(DropReason, 0))
+    )
+    small_steps: int = 0
+    steps_committed: int = 0
+    samples_committed: int = 0
+    steps_rewound: int = 0
+    samples_rewound: int = 0
+    steps_not_rewound: int = 0
+
+    def accepted(self, tokens: Sequence[int], nbytes: int) -> None:
+        """Count samples that were accepted; nbytes: of all of them."""
+        self.received[Outcome.ACCEPTED] += len(tokens)
+        self.arrived.add(tokens)
+        self.received_bytes += nbytes
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {
+            "received": dict(self.received),
+            "arrived": [self.arrived.counts.tolist(), self.arrived.tokens],
+            "dispatched": [self.dispatched.counts.tolist(), self.dispatched.tokens],
+            "planned": dict(self.planned),
+            "dropped": dict(self.dropped),
+        } | {name: getattr(self, name) for name in _PLAIN}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Start from what `as_json` gave; nothing was saved yet in a new journal."""
+        if not saved:
+            return
+        self.received.update({Outcome(key): count for key, count in saved["received"].items()})
+        self.planned.update({Trigger(key): count for key, count in saved["planned"].items()})
+        self.dropped.update({DropReason(key): count for key, count in saved["dropped"].items()})
+        self.arrived.restore(*saved["arrived"])
+        self.dispatched.restore(*saved["dispatched"])
+        for name in _PLAIN:
+            setattr(self, name, saved.get(name, 0))

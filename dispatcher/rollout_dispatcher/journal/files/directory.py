@@ -1,0 +1,89 @@
+"""The journal's directory: one dispatcher at a time, one format.
+
+    lock    held by flock while a dispatcher runs; its pid is in it, for the message
+    format  the format's number; a journal of another one is left alone
+    newest  the newest segment's number
+    index   LMDB; the segments lie beside it
+
+Invariant: nothing else in the directory is read or written before the lock is held and the format
+is known to be ours.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from rollout_dispatcher.errors import JournalError
+from rollout_dispatcher.journal.files.disk import disk_errors, sync_directory
+
+FORMAT = 2
+_PREFIX = "rollout-dispatcher journal, format "
+
+
+class Directory:
+    """A journal directory that is ours until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with disk_errors("use the journal directory", path):
+            if not path.is_dir():
+                path.mkdir(mode=0o700, parents=True)
+                sync_directory(path.parent)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._take()
+            self._check_format()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another dispatcher have it."""
+        os.close(self._lock)
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            raise JournalError(
+                f"the journal {self.path} is in use by another dispatcher (pid {pid or 'unknown'});"
+                " stop it, or give this one a --journal-dir of its own"
+            ) from None
+        with disk_errors("write to", self.path / "lock"):
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _check_format(self) -> None:
+        path = self.path / "format"
+        with disk_errors("read or write", path):
+            if not path.exists():
+                self._begin(path)
+            text = path.read_text(errors="replace").strip()
+        number = text.removeprefix(_PREFIX)
+        if not text.startswith(_PREFIX) or not number.isdecimal():
+            raise self._not_ours()
+        if int(number) != FORMAT:
+            raise JournalError(
+                f"the journal {self.path} has format {number}, this release reads format {FORMAT} "
+                "alone; end its run with the release that wrote it, or move the directory away to "
+                "begin without what is in it"
+            )
+
+    def _begin(self, path: Path) -> None:
+        """Only what is empty may become a journal."""
+        draft = path.with_suffix(".new")
+        if any(item.name not in {"lock", draft.name, "lost+found"} for item in self.path.iterdir()):
+            raise self._not_ours()
+        with draft.open("w") as file:
+            file.write(f"{_PREFIX}{FORMAT}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+        sync_directory(self.path)
+
+    def _not_ours(self) -> JournalError:
+        return JournalError(
+            f"{self.path} has files in it and no file `format` that says that they are a journal; "
+            "give --journal-dir a directory of its own"
+        )

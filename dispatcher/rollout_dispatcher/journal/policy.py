@@ -1,0 +1,52 @@
+"""When a batch of facts counts as durable.
+
+    off             once it is written: survives the death of the process, not a power cut
+    interval:100ms  the same, and synced at least this often: a power cut takes the last interval
+    batch           once it is synced: survives a power cut
+
+Under every policy a checkpoint syncs the log before it commits the index, so that a power cut
+shortens the journal and never leaves it unreadable. That is why `off` syncs too, once a segment.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollout_dispatcher.errors import ConfigError
+
+_INTERVAL = re.compile(r"interval:(\d+(?:\.\d+)?)(ms|s)")
+#: Above a minute, `off` is the honest name.
+_LONGEST = 60.0
+
+
+class SyncMode(StrEnum):
+    """What a batch has to wait for."""
+
+    OFF = "off"
+    INTERVAL = "interval"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPolicy:
+    """interval: seconds between syncs, for `SyncMode.INTERVAL`."""
+
+    mode: SyncMode
+    interval: float = 0.0
+
+
+def parse_sync(text: str) -> SyncPolicy:
+    """`off`, `batch` or `interval:100ms` as a policy. Raises ConfigError."""
+    if text in {SyncMode.OFF, SyncMode.BATCH}:
+        return SyncPolicy(SyncMode(text))
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"journal sync {text!r} is none of off, batch and interval:<time> (say interval:100ms)"
+        )
+    seconds = float(found[1]) / (1000 if found[2] == "ms" else 1)
+    if not 0.001 <= seconds <= _LONGEST:
+        raise ConfigError(
+            f"journal sync {text!r}: the interval must be 1ms to 60s; for longer ones take off"
+        )
+    return SyncPolicy(SyncMode.INTERVAL, seconds)

@@ -1,0 +1,227 @@
+"""Facts as rows of plain JSON values, and what the journal keeps of a sample.
+
+A row is a list: its kind, then its values in a fixed order. Rows are made when facts are appended,
+on the caller's thread, and never change after but for the checksum that the writer fills in:
+entries are the core's, and it counts skips in them while a batch still waits to be written.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.facts import (
+    Accepted,
+    CheckpointSaved,
+    Committed,
+    Dropped,
+    Fact,
+    FloorRaised,
+    GenerationBegan,
+    GroupSized,
+    GroupSizeSet,
+    PhaseEnded,
+    Planned,
+    ProducerSaid,
+    Resumed,
+    RunBegan,
+    StreamEnded,
+    VersionReported,
+)
+from rollout_dispatcher.sample import DType, Field, Sample, Schema, aligned
+
+#: A row is what `json` reads back; its shape is known by its kind.
+Row = list[Any]
+
+SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
+PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
+GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
+RUN, RESUMED, SAVED = "run", "resumed", "saved"
+SIZED, SAID, SIZE = "sized", "said", "size"
+
+#: Where an accepted or moved row has its payload's size and, once written, its checksum.
+NBYTES, CHECKSUM = 2, 3
+#: Where an accepted row has its producer, and what follows is of that and not of the sample.
+PRODUCER = 14
+#: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
+#: row without names; and what a block takes besides rows, totals and payloads.
+_CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
+
+
+@dataclass(slots=True)
+class Kept:
+    """A sample that is neither done with nor dropped; the order of the fields is the row's.
+
+    arrived: wall time. step: the open or retained step that holds it, -1 for none.
+    """
+
+    ticket: int
+    nbytes: int
+    checksum: int
+    tokens: int
+    loss_tokens: int
+    sample_id: str
+    group_id: str | None
+    group_size: int
+    policy_version: int | None
+    arrived: float
+    schema: int
+    group: int
+    skips: int
+    producer: str
+    segment: int
+    offset: int
+    step: int = -1
+
+    def row(self) -> Row:
+        """As the index stores it."""
+        return [
+            self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
+            self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
+            self.group, self.skips, self.producer, self.segment, self.offset,
+        ]  # fmt: skip
+
+    def entry(self, schema: Schema, payload: memoryview, arrived: float) -> Entry:
+        """As the core has it."""
+        sample = Sample(
+            self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
+            self.group_size, self.policy_version,
+        )  # fmt: skip
+        return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one `append` brought, ready to be written.
+
+    payloads: of the accepted rows, in their order. nbytes: of the payloads, each aligned. most:
+    the log takes no more bytes for it.
+    """
+
+    lsn: int
+    rows: list[Row]
+    payloads: list[memoryview]
+    totals: str
+    nbytes: int = field(init=False)
+    most: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(aligned(payload.nbytes) for payload in self.payloads)
+        self.most = self.nbytes + most_bytes(self.rows, self.totals)
+
+
+def most_bytes(rows: Sequence[Row], totals: str) -> int:
+    """The log takes no more than this for a block of these, without its payloads."""
+    found = _BLOCK_BYTES + 2 * len(totals)
+    for row in rows:
+        if row[0] == ACCEPTED:  # of these there are many, with the names that users give
+            names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[-1] or "")
+            found += _ACCEPTED_BYTES + _CHARACTER_BYTES * names
+        else:
+            found += _most_bytes_of(row)
+    return found
+
+
+def _most_bytes_of(value: object) -> int:
+    if isinstance(value, str):
+        return _CHARACTER_BYTES * len(value) + 4
+    if not isinstance(value, (list, tuple)) or not value:
+        return _NUMBER_BYTES
+    if isinstance(value[0], int):  # of tickets there may be thousands
+        return _NUMBER_BYTES * (len(value) + 1)
+    return _NUMBER_BYTES + sum(map(_most_bytes_of, value))
+
+
+class Encoder:
+    """Turns facts into rows; each schema is written once and then named by its number."""
+
+    def __init__(self, schemas: Mapping[int, Schema], to_wall: Callable[[float], float]) -> None:
+        self._numbers = {schema: number for number, schema in schemas.items()}
+        self._to_wall = to_wall
+        self._last: tuple[Schema | None, int] = (None, -1)
+
+    def batch(self, lsn: int, facts: Sequence[Fact], totals: Mapping[str, object]) -> Batch:
+        """Raises TypeError or ValueError for totals that are not JSON."""
+        text = json.dumps(totals)
+        rows: list[Row] = []
+        payloads: list[memoryview] = []
+        for fact in facts:
+            if isinstance(fact, Accepted):
+                rows.append(self._accepted(fact, rows))
+                payloads.append(fact.entry.sample.payload)
+            else:
+                rows.append(self._row(fact))
+        return Batch(lsn, rows, payloads, text)
+
+    def _accepted(self, fact: Accepted, before: list[Row]) -> Row:
+        entry, sample = fact.entry, fact.entry.sample
+        return [
+            ACCEPTED, entry.ticket, sample.payload.nbytes, 0, sample.tokens, sample.loss_tokens,
+            sample.sample_id, sample.group_id, sample.group_size, sample.policy_version,
+            self._to_wall(entry.arrived), self._number(sample.schema, before), entry.group,
+            entry.skips, fact.producer, fact.seq, fact.given_id,
+        ]  # fmt: skip
+
+    def _row(self, fact: Fact) -> Row:
+        match fact:
+            case Planned(step, digest, planned_at, parts, passed_over):
+                return [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
+            case Committed(step, retained):
+                return [COMMITTED, step, retained]
+            case Dropped(tickets, reason):
+                return [DROPPED, tickets, reason]
+            case FloorRaised(producer, floor):
+                return [FLOOR, producer, floor]
+            case GroupSized(tickets, size):
+                return [SIZED, tickets, size]
+            case ProducerSaid(producer, phase, ended):
+                return [SAID, producer, phase, ended]
+            case Resumed(after):
+                return [RESUMED, after]
+            case CheckpointSaved(step):
+                return [SAVED, step]
+        return self._single(fact)
+
+    def _single(self, fact: Fact) -> Row:
+        """The row of what is one value for the whole run."""
+        match fact:
+            case GenerationBegan(generation, dp_size):
+                return [GENERATION, generation, dp_size]
+            case RunBegan(run_id):
+                return [RUN, run_id]
+            case VersionReported(version, first_step):
+                return [VERSION, version, first_step]
+            case PhaseEnded(version):
+                return [PHASE, version]
+            case GroupSizeSet(size):
+                return [SIZE, size]
+            case StreamEnded():
+                return [ENDED]
+        raise TypeError(f"the journal does not know the fact {type(fact).__name__}")
+
+    def _number(self, schema: Schema, before: list[Row]) -> int:
+        last, number = self._last
+        if schema is last:  # as a rule every sample of a run shares one object
+            return number
+        known = self._numbers.get(schema)
+        if known is None:
+            known = self._numbers[schema] = len(self._numbers)
+            before.append([SCHEMA, known, schema_row(schema)])
+        self._last = (schema, known)
+        return known
+
+
+def schema_row(schema: Schema) -> Row:
+    """A schema as plain values."""
+    return [[item.name, item.dtype, item.per_token, item.shape] for item in schema.fields]
+
+
+def schema_of(row: Iterable[Row]) -> Schema:
+    """The schema of such a row."""
+    return Schema(
+        tuple(
+            Field(name, DType(dtype), per_token, tuple(shape))
+            for name, dtype, per_token, shape in row
+        )
+    )

@@ -1,0 +1,196 @@
+"""Recovery: from a checkpoint forward through the log, and then the payloads.
+
+The log ends at the first block that is not whole. Whether that is a *torn tail* (a crash cut off
+what was not synced) or *damage* is decided by what is known to have been on the disk: a segment's
+marks say up to where it was, the front of the next one that all of it was, and `newest` that there
+was a next one. A torn tail is ignored; damage raises JournalCorrupt, and nothing on the disk has
+been changed then. A block is looked for in one place only, behind the one before it: it costs one
+read of what was written since the checkpoint, whatever payloads look like.
+
+A power cut may also take the last mark. So damage to the last blocks that were synced before one
+cannot be told from a torn write, as in any log; after a kill it can.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.facts import Remembered, RememberedStep
+from rollout_dispatcher.errors import JournalCorrupt
+from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
+from rollout_dispatcher.journal.files.front import FIRST_BLOCK
+from rollout_dispatcher.journal.files.segments import Reader, SegmentFiles
+from rollout_dispatcher.journal.index.index import Position
+from rollout_dispatcher.journal.records import Kept
+from rollout_dispatcher.journal.state import Stage, State, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """end: behind the last whole block. torn: whether something that is not whole came then."""
+
+    end: Position
+    torn: bool
+
+
+def replay(state: State, files: SegmentFiles, position: Position, newest: int) -> Replayed:
+    """Apply every whole block after `position`; newest: the last segment that there has to be."""
+    last = max([newest, *files.sizes])
+    while True:
+        with files.reader(position.segment) as reader:
+            synced, until = reader.synced, None
+            if position.segment < last:
+                with files.reader(position.segment + 1) as following:
+                    synced = until = following.front.after
+            end = _replay_segment(state, reader, position, until)
+            if end.sequence < synced:
+                raise JournalCorrupt(
+                    reader.path,
+                    end.offset,
+                    f"block {end.sequence + 1} was synced and cannot be read",
+                )
+            if until is None:
+                return Replayed(end, begins_block(reader, end.offset, end.sequence + 1))
+        position = Position(end.segment + 1, FIRST_BLOCK, end.sequence, end.lsn)
+
+
+def has_blocks(files: SegmentFiles, segment: int) -> bool:
+    """Whether anything was ever written to this segment, or to one before it."""
+    with files.reader(segment) as reader:
+        return reader.synced > 0 or read_block(reader, FIRST_BLOCK, 1) is not None
+
+
+def _replay_segment(
+    state: State, reader: Reader, position: Position, until: int | None
+) -> Position:
+    """Apply the whole blocks of a segment, at most up to the sequence `until`."""
+    while until is None or position.sequence < until:
+        try:
+            block = read_block(reader, position.offset, position.sequence + 1)
+            if block is None:
+                return position
+            state.apply(block.rows, position.segment, iter(block.places))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise JournalCorrupt(
+                reader.path, position.offset, f"a block that makes no sense ({error})"
+            ) from error
+        state.ledger.totals = block.totals
+        header = block.header
+        offset = position.offset + header.size
+        position = Position(position.segment, offset, header.sequence, header.lsn)
+    return position
+
+
+def remembered(
+    state: State,
+    files: SegmentFiles,
+    given_ids: tuple[str, ...],
+    totals: dict[str, object],
+    from_wall: Callable[[float], float],
+    *,
+    payload_bytes: int | None,
+) -> Remembered:
+    """The state as the core wants it, with payloads read and verified.
+
+    But for those of steps that were ever committed, and of the youngest buffered samples that
+    exceed `payload_bytes`: those may be many, and are read when they are wanted.
+    """
+    entries = _entries(state, files, from_wall, _first(state, payload_bytes))
+    ledger = state.ledger
+
+    def steps(*stages: Stage) -> tuple[RememberedStep, ...]:
+        return tuple(
+            _step(number, step, entries, from_wall)
+            for number, step in sorted(state.steps.items())
+            if step.stage in stages
+        )
+
+    buffered = (entries[at] for at, kept in sorted(state.kept.items()) if kept.step < 0)
+    return Remembered(
+        entries=tuple(buffered),
+        steps=steps(Stage.OPEN, Stage.REWOUND),
+        retained=steps(Stage.RETAINED),
+        next_ticket=ledger.next_ticket,
+        next_step=ledger.next_step,
+        run_id=ledger.run_id,
+        generation=ledger.generation,
+        resumed=ledger.resumed,
+        saved=ledger.saved,
+        dp_size=ledger.dp_size,
+        policy_version=ledger.policy_version,
+        policy_step=ledger.policy_step,
+        group_size=ledger.group_size,
+        phases=tuple(state.phases()),
+        ended=ledger.ended,
+        producers={
+            name: (producer.floor, frozenset(producer.accepted))
+            for name, producer in state.producers.items()
+        },
+        words={
+            name: (producer.phase, producer.ended)
+            for name, producer in state.producers.items()
+            if producer.phase or producer.ended
+        },
+        given_ids=given_ids,
+        totals=totals,
+    )
+
+
+def _step(
+    number: int, step: Step, entries: dict[int, Entry], from_wall: Callable[[float], float]
+) -> RememberedStep:
+    micro_batches = tuple(
+        tuple(tuple(entries[ticket] for ticket in part) for part in rank)
+        for rank in step.micro_batches
+    )
+    at = from_wall(step.planned_at)
+    return RememberedStep(number, step.digest, at, micro_batches, step.stage == Stage.REWOUND)
+
+
+def read_payload(reader: Reader, kept: Kept) -> bytes:
+    """A kept sample's payload. Raises JournalCorrupt if it is not what was written."""
+    payload = reader.read(kept.offset, kept.nbytes)
+    if len(payload) != kept.nbytes or checksum(payload, kept.ticket) != kept.checksum:
+        raise JournalCorrupt(
+            reader.path,
+            kept.offset,
+            f"the payload of sample {kept.sample_id} does not match its checksum",
+        )
+    return payload
+
+
+def _first(state: State, payload_bytes: int | None) -> set[int]:
+    """Tickets of the oldest buffered samples whose payloads have so many bytes together."""
+    buffered = (kept for _, kept in sorted(state.kept.items()) if kept.step < 0)
+    if payload_bytes is None:
+        return {kept.ticket for kept in buffered}
+    found = set()
+    for kept in buffered:
+        payload_bytes -= kept.nbytes
+        if payload_bytes < 0:
+            break
+        found.add(kept.ticket)
+    return found
+
+
+def _entries(
+    state: State, files: SegmentFiles, from_wall: Callable[[float], float], first: set[int]
+) -> dict[int, Entry]:
+    """Every entry by ticket, with its payload if it is of the `first` or of an open step."""
+    members: dict[int, list[Kept]] = defaultdict(list)
+    entries: dict[int, Entry] = {}
+    for kept in state.kept.values():
+        is_open = kept.step >= 0 and state.steps[kept.step].stage == Stage.OPEN
+        if not is_open and kept.ticket not in first:
+            schema = state.schemas[kept.schema]
+            entries[kept.ticket] = kept.entry(schema, memoryview(b""), from_wall(kept.arrived))
+        else:
+            members[kept.segment].append(kept)
+    for segment in sorted(members):
+        with files.reader(segment) as reader:
+            for kept in sorted(members[segment], key=lambda kept: kept.offset):
+                payload = memoryview(read_payload(reader, kept))
+                schema = state.schemas[kept.schema]
+                entries[kept.ticket] = kept.entry(schema, payload, from_wall(kept.arrived))
+    return entries

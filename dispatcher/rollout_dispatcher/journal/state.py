@@ -1,0 +1,358 @@
+"""What the rows of the log add up to, and how the index differs from it.
+
+One reducer serves both directions: the writer applies each block as it writes it, recovery applies
+each block as it reads it. Invariants: a sample is in `kept` from its acceptance until it is
+dropped, or committed and not retained; `live` counts exactly the kept samples' payload bytes by
+segment; what has changed since the last checkpoint is in the `changed` sets, so a checkpoint costs
+what has changed and not what there is. A row that does not fit (an unknown ticket, say) raises
+ValueError before anything of it is applied.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollout_dispatcher.journal import records
+from rollout_dispatcher.journal.records import Kept, Row
+from rollout_dispatcher.sample import Schema
+
+#: Consecutive tickets that the index keeps in one value: encoding them one by one costs twice as
+#: much, and as a rule they change together anyway.
+SHELF = 64
+
+
+class Stage(StrEnum):
+    """Where a step stands; payloads of one that was ever committed are not held in memory."""
+
+    OPEN = "open"
+    RETAINED = "retained"
+    REWOUND = "rewound"
+
+
+@dataclass(slots=True)
+class Step:
+    """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
+
+    The order of the fields is the index's.
+    """
+
+    digest: str
+    planned_at: float
+    micro_batches: Sequence[Sequence[Sequence[int]]]
+    stage: str = Stage.OPEN
+
+    def tickets(self) -> Iterator[int]:
+        """Every ticket in it."""
+        return (ticket for rank in self.micro_batches for part in rank for ticket in part)
+
+
+@dataclass(slots=True)
+class Producer:
+    """Numbers at or above `floor` that were accepted, and what the producer said last.
+
+    phase: the newest one that it has ended, 0 for none. ended: whether its stream.
+    """
+
+    floor: int = 0
+    accepted: set[int] = field(default_factory=set)
+    phase: int = 0
+    ended: bool = False
+
+    def raise_floor(self, floor: int) -> None:
+        """Forget what never comes again."""
+        if floor > self.floor:
+            self.floor = floor
+            self.accepted = {seq for seq in self.accepted if seq >= floor}
+
+
+@dataclass(slots=True)
+class Changed:
+    """What the index does not have yet, or has too much of; samples by shelf."""
+
+    shelves: set[int] = field(default_factory=set)
+    steps: set[int] = field(default_factory=set)
+    producers: set[str] = field(default_factory=set)
+    schemas: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Live:
+    """Kept samples of one segment, and their bytes."""
+
+    samples: int = 0
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The single values."""
+
+    next_ticket: int = 0
+    next_step: int = 0
+    run_id: str = ""
+    generation: int = 0
+    resumed: int | None = None
+    saved: int = -1
+    dp_size: int | None = None
+    policy_version: int | None = None
+    policy_step: int | None = None
+    group_size: int | None = None
+    phases: list[int] = field(default_factory=list)
+    ended: bool = False
+    totals: str = "{}"
+
+
+class State:
+    """Everything but the payloads.
+
+    id_horizon: ids given by users that are remembered. max_producers: the longest silent producer
+    is forgotten beyond it. Given ids are numbered from `first_id`; `given_ids` holds only those
+    that the index lacks, as there may be a million of them.
+    """
+
+    def __init__(self, id_horizon: int, max_producers: int) -> None:
+        self._id_horizon = id_horizon
+        self._max_producers = max_producers
+        self.ledger = Ledger()
+        self.schemas: dict[int, Schema] = {}
+        self.kept: dict[int, Kept] = {}
+        self.steps: dict[int, Step] = {}
+        self.producers: OrderedDict[str, Producer] = OrderedDict()
+        self.first_id = self.stored_ids = 0
+        self.given_ids: deque[str] = deque()
+        self.live: dict[int, Live] = {}
+        self.changed = Changed()
+
+    @property
+    def live_bytes(self) -> int:
+        """Payload bytes of all kept samples."""
+        return sum(live.nbytes for live in self.live.values())
+
+    @property
+    def oldest_id(self) -> int:
+        """Number of the oldest given id that is remembered."""
+        return max(self.first_id, self.stored_ids + len(self.given_ids) - self._id_horizon)
+
+    def apply(self, rows: Iterable[Row], segment: int, places: Iterator[int]) -> None:
+        """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
+        for row in rows:
+            match row[0]:
+                case records.ACCEPTED:
+                    self._accept(row, segment, next(places))
+                case records.MOVED:
+                    self._move(row, segment, next(places))
+                case records.PLANNED:
+                    self._plan(*row[1:])
+                case records.COMMITTED:
+                    self._commit(*row[1:])
+                case records.RESUMED:
+                    self._resume(row[1])
+                case records.SAVED:
+                    self._save(row[1])
+                case records.DROPPED:
+                    self._drop(row[1])
+                case records.SIZED:
+                    self._size(*row[1:])
+                case records.FLOOR | records.SAID:
+                    self._hear(row)
+                case records.SCHEMA:
+                    self.schemas[row[1]] = records.schema_of(row[2])
+                    self.changed.schemas.add(row[1])
+                case _:
+                    self._note(row)
+
+    def shelf(self, number: int) -> list[Kept]:
+        """The kept samples of a shelf."""
+        tickets = range(number * SHELF, (number + 1) * SHELF)
+        return [self.kept[ticket] for ticket in tickets if ticket in self.kept]
+
+    def keep(self, kept: Kept) -> None:
+        """Count a sample as kept, where it lies."""
+        self.kept[kept.ticket] = kept
+        live = self.live.setdefault(kept.segment, Live())
+        live.samples += 1
+        live.nbytes += kept.nbytes
+
+    def checkpointed(self) -> None:
+        """The index has everything now."""
+        self.stored_ids += len(self.given_ids)
+        self.given_ids.clear()
+        self.changed = Changed()
+
+    def phases(self) -> list[int]:
+        """Ended phases that may still have buffered samples, and the newest, which bars others."""
+        phases = sorted(set(self.ledger.phases))
+        versions = [kept.policy_version for kept in self.kept.values() if kept.step < 0]
+        if not phases or not versions:
+            return phases[-1:]
+        oldest = min(version or 0 for version in versions)
+        return [phase for phase in phases[:-1] if oldest < phase] + phases[-1:]
+
+    # -- samples ----------------------------------------------------------------------------
+
+    def _accept(self, row: Row, segment: int, offset: int) -> None:
+        kept = Kept(*(*row[1 : records.PRODUCER + 1], segment, offset))
+        if kept.ticket in self.kept:
+            raise ValueError(f"ticket {kept.ticket} is accepted twice")
+        self.keep(kept)
+        self.changed.shelves.add(kept.ticket // SHELF)
+        self.ledger.next_ticket = max(self.ledger.next_ticket, kept.ticket + 1)
+        name, seq, given_id = row[records.PRODUCER :]
+        producer = self._producer(name)
+        if seq >= producer.floor:
+            producer.accepted.add(seq)
+        if given_id is not None:
+            self.given_ids.append(given_id)
+            self._trim_ids()
+
+    def _move(self, row: Row, segment: int, offset: int) -> None:
+        kept = self._known(row[1])
+        self._release(kept)
+        kept.segment, kept.offset = segment, offset
+        self.keep(kept)
+        self.changed.shelves.add(kept.ticket // SHELF)
+
+    def _size(self, tickets: Sequence[int], size: int) -> None:
+        """A group has another number of members than its samples said."""
+        for kept in [self._known(ticket) for ticket in tickets]:
+            kept.group_size = size
+            self.changed.shelves.add(kept.ticket // SHELF)
+
+    def _release(self, kept: Kept) -> None:
+        live = self.live[kept.segment]
+        live.samples -= 1
+        live.nbytes -= kept.nbytes
+        if not live.samples:
+            del self.live[kept.segment]
+
+    def _remove(self, ticket: int) -> None:
+        kept = self.kept.pop(ticket)
+        self._release(kept)
+        self.changed.shelves.add(ticket // SHELF)
+
+    def _known(self, ticket: int) -> Kept:
+        kept = self.kept.get(ticket)
+        if kept is None:
+            raise ValueError(f"ticket {ticket} is not kept")
+        return kept
+
+    def _drop(self, tickets: Sequence[int]) -> None:
+        doomed = [self._known(ticket) for ticket in tickets]
+        for number in {kept.step for kept in doomed} - {-1}:
+            # A sample may be given up inside a step; the step is then planned again.
+            step = self.steps[number]
+            step.micro_batches = [
+                [[ticket for ticket in part if ticket not in tickets] for part in rank]
+                for rank in step.micro_batches
+            ]
+            self.changed.steps.add(number)
+        for kept in doomed:
+            self._remove(kept.ticket)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _plan(
+        self,
+        number: int,
+        digest: str,
+        planned_at: float,
+        micro_batches: Sequence[Sequence[Sequence[int]]],
+        passed_over: Sequence[int],
+    ) -> None:
+        step = Step(digest, planned_at, micro_batches)
+        members = [self._known(ticket) for ticket in step.tickets()]
+        passed = [self._known(ticket) for ticket in passed_over]
+        if number in self.steps:  # planned again: who is not in it any more is buffered
+            step.stage = self.steps[number].stage
+            for ticket in self.steps[number].tickets():
+                self.kept[ticket].step = -1
+        for kept in members:
+            kept.step = number
+        for kept in passed:
+            kept.skips += 1
+        self.changed.shelves.update(ticket // SHELF for ticket in passed_over)
+        self.steps[number] = step
+        self.changed.steps.add(number)
+        self.ledger.next_step = max(self.ledger.next_step, number + 1)
+
+    def _commit(self, number: int, retained: bool = False) -> None:
+        step = self.steps.get(number)
+        if step is None or step.stage == Stage.RETAINED:
+            raise ValueError(f"step {number} is not open")
+        if retained:
+            step.stage = Stage.RETAINED
+            self.changed.steps.add(number)
+        else:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self.changed.steps.add(number)
+        for ticket in self.steps.pop(number).tickets():
+            self._remove(ticket)
+
+    def _retained(self) -> list[int]:
+        return [number for number, step in self.steps.items() if step.stage == Stage.RETAINED]
+
+    def _resume(self, after: int) -> None:
+        """The generation goes on after that step: what is retained of later ones is open again."""
+        rewound = [number for number in self._retained() if number > after]
+        for number in rewound:
+            self.steps[number].stage = Stage.REWOUND
+        self.changed.steps.update(rewound)
+        if rewound:
+            # The weights are older ones again.
+            self.ledger.policy_version = self.ledger.policy_step = None
+        self.ledger.resumed = after
+
+    def _save(self, through: int) -> None:
+        """A checkpoint covers the steps up to there."""
+        self.ledger.saved = through
+        for number in [number for number in self._retained() if number <= through]:
+            self._forget(number)
+
+    # -- the rest ---------------------------------------------------------------------------
+
+    def _note(self, row: Row) -> None:
+        match row[0]:
+            case records.RUN:
+                self.ledger.run_id = row[1]
+            case records.GENERATION:
+                _, self.ledger.generation, self.ledger.dp_size = row
+                self.ledger.resumed = None
+            case records.VERSION:
+                _, self.ledger.policy_version, self.ledger.policy_step = row
+            case records.PHASE:
+                if row[1] not in self.ledger.phases:
+                    self.ledger.phases.append(row[1])
+            case records.SIZE:
+                self.ledger.group_size = row[1]
+            case records.ENDED:
+                self.ledger.ended = True
+            case kind:
+                raise ValueError(f"a row of kind {kind!r} is not known")
+
+    def _producer(self, name: str) -> Producer:
+        producer = self.producers.get(name)
+        if producer is None:
+            producer = self.producers[name] = Producer()
+        self.producers.move_to_end(name)
+        self.changed.producers.add(name)
+        while len(self.producers) > self._max_producers:
+            forgotten, _ = self.producers.popitem(last=False)
+            self.changed.producers.add(forgotten)
+        return producer
+
+    def _hear(self, row: Row) -> None:
+        """A producer has spoken of itself."""
+        producer = self._producer(row[1])
+        if row[0] == records.FLOOR:
+            producer.raise_floor(row[2])
+        else:
+            producer.phase, producer.ended = row[2:]
+
+    def _trim_ids(self) -> None:
+        self.first_id = self.oldest_id
+        while self.given_ids and self.stored_ids < self.first_id:
+            self.given_ids.popleft()
+            self.stored_ids += 1

@@ -1,0 +1,335 @@
+"""The store: log and index as one thing, without a thread of its own.
+
+`write` appends one block and applies it to the state; `sync` makes the log durable; when a segment
+is full the next one begins and a checkpoint follows. Invariants: the index is never ahead of what
+is durable in the log; a segment is freed only after a checkpoint that needs neither its payloads
+nor its blocks; `trouble` says what stands in the way of new samples while the log still goes on.
+
+Space: segments that hold a few long-lived samples each would add up, so while there is more than
+twice the live bytes (and a few segments) the emptiest segment's samples are written again at the
+end of the log. The disk used is therefore bounded by what is live, not by how long it lives.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from rollout_dispatcher.core.facts import Remembered
+from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
+from rollout_dispatcher.journal.files.blocks import draft, places
+from rollout_dispatcher.journal.files.directory import Directory
+from rollout_dispatcher.journal.files.newest import NewestSegment
+from rollout_dispatcher.journal.files.segments import Segment, SegmentFiles
+from rollout_dispatcher.journal.index.index import Index, Position
+from rollout_dispatcher.journal.records import MOVED, Row
+from rollout_dispatcher.journal.replay import has_blocks, read_payload, remembered, replay
+from rollout_dispatcher.journal.state import State
+
+#: Segments beyond twice the live bytes that are left alone.
+_SLACK_SEGMENTS = 4
+
+
+class Store:
+    """An open journal directory. Raises JournalError if it cannot be opened; nothing is lost then.
+
+    hurry: whether a sync follows each block, so that the disk may begin before it.
+    on_sync: told how many seconds each sync of the log took.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        state: State,
+        *,
+        map_bytes: int,
+        segment_bytes: int,
+        hurry: bool,
+        from_wall: Callable[[float], float],
+        payload_bytes: int | None,
+    ) -> None:
+        self.on_sync: Callable[[float], None] = _ignore
+        self.state = state
+        self.num_syncs = self.num_records = self.num_blocks = 0
+        self._hurry = hurry
+        self._unwritten: _Unwritten | None = None
+        self._index_trouble: JournalFull | None = None
+        self._spare_trouble: JournalFull | None = None
+        with ExitStack() as undo:
+            lock = undo.enter_context(closing(Directory(directory)))
+            self._index = undo.enter_context(closing(Index(lock.path / "index", map_bytes)))
+            self._files = SegmentFiles(directory, segment_bytes)
+            self._newest = self._find_newest(directory)
+            end = self._recover(directory)
+            self._taken: Remembered | None = self._remembered(from_wall, payload_bytes)
+            self._active = self._activate_after(end)
+            undo.callback(self._close_active)
+            self.tend()
+            if self._begun_at is None and self._index_trouble is not None:
+                raise self._index_trouble
+            self._release = undo.pop_all()
+
+    def _close_active(self) -> None:
+        self._active.close()
+
+    def take_remembered(self) -> Remembered:
+        """What was there on opening; once, so that its payloads are not held on to."""
+        remembered, self._taken = self._taken, None
+        assert remembered is not None
+        return remembered
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def _find_newest(self, directory: Path) -> NewestSegment:
+        position = self._index.load(self.state)
+        self._begun_at = position
+        path = directory / "newest"
+        if not path.exists():
+            if position is not None or self._files.sizes:
+                raise JournalCorrupt(path, 0, "the file is missing")
+            NewestSegment.create(directory)
+        return NewestSegment(directory)
+
+    def _recover(self, directory: Path) -> Position:
+        position, newest = self._begun_at, self._newest.number
+        self.torn_tail = False
+        if position is None:
+            numbers = {*self._files.sizes, newest} - {0}
+            if any(has_blocks(self._files, number) for number in sorted(numbers)):
+                raise JournalCorrupt(
+                    directory / "index", 0, "it has no checkpoint, but the segments have blocks"
+                )
+            return Position(0, 0, 0, 0)
+        replayed = replay(self.state, self._files, position, newest)
+        self.torn_tail = replayed.torn
+        # A killed process may have left to the system what the next checkpoint says is durable.
+        self._files.sync(range(position.segment, replayed.end.segment + 1))
+        self._files.check(self.state.live)
+        return replayed.end
+
+    def _remembered(
+        self, from_wall: Callable[[float], float], payload_bytes: int | None
+    ) -> Remembered:
+        state = self.state
+        given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
+        totals: dict[str, object] = json.loads(state.ledger.totals)
+        return remembered(
+            state, self._files, given_ids, totals, from_wall, payload_bytes=payload_bytes
+        )
+
+    def _activate_after(self, end: Position) -> Segment:
+        """A new segment, so that nothing torn can ever be taken for its successor.
+
+        On a full disk the last one, with another salt: a restart must not use the spares up.
+        """
+        self.sequence, self.lsn = end.sequence, end.lsn
+        if end.segment and not self._files.has_for_another():
+            with suppress(JournalFull):
+                self._index.checkpoint(self.state, end)
+                return self._files.resume(end.segment, end.offset)
+        newest = max([*self._files.sizes, end.segment, self._newest.number])
+        return self._begin(newest + 1, 0)
+
+    def _begin(self, number: int, room: int) -> Segment:
+        """A new segment for what comes after what is synced; named before it is written to."""
+        segment = self._files.activate(number, room, self.sequence)
+        try:
+            self._newest.name(number)
+        except JournalError:
+            segment.close()
+            self._files.free(number)
+            raise
+        return segment
+
+    def fetch(self, ticket: int) -> bytes:
+        """The payload of a kept sample; from any thread. Raises JournalError."""
+        kept = self.state.kept.get(ticket)
+        if kept is None:
+            raise JournalError(f"the journal does not keep sample {ticket}; this is a bug")
+        while True:
+            place = kept.segment, kept.offset
+            try:
+                with self._files.reader(kept.segment) as reader:
+                    return read_payload(reader, kept)
+            except JournalError:
+                if place == (kept.segment, kept.offset):
+                    raise
+                # The writer has moved it meanwhile, and may have used the segment again.
+
+    # -- writing ----------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> JournalFull | None:
+        """What will stop the journal before long, though the log still goes on."""
+        return self._index_trouble or self._spare_trouble
+
+    @property
+    def can_free(self) -> bool:
+        """Whether a checkpoint would make room on a disk that is full."""
+        if self._spare_trouble is None or self._index_trouble is not None:
+            return False
+        live, active = self.state.live, self._active.number
+        return any(number < active and number not in live for number in self._files.sizes)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something is written and not synced."""
+        return self._active.dirty
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the disk."""
+        return self._files.nbytes + self._index.nbytes
+
+    @property
+    def active(self) -> int:
+        """Number of the segment that is written to."""
+        return self._active.number
+
+    @property
+    def num_segments(self) -> int:
+        """Segments, the active one included."""
+        return len(self._files.sizes)
+
+    @property
+    def room(self) -> int:
+        """Bytes of new samples that the log takes and still has a spare for what is no sample.
+
+        However they are cut into blocks: they go into what is left of this segment, or those that
+        do not into the next one.
+        """
+        return 0 if self.trouble else max(self.left, self._files.room)
+
+    @property
+    def left(self) -> int:
+        """Bytes of blocks that this segment still takes."""
+        return self._active.size - self._active.end
+
+    def has_for_another(self) -> bool:
+        """Whether a block may begin another segment and `room` stays what it is."""
+        usual = self.left <= self._files.room <= self._files.segment_bytes
+        return usual and not self.trouble and self._files.has_for_another()
+
+    def widen(self, room: int) -> None:
+        """Make room for a sample that is larger than a segment. Raises JournalFull."""
+        self._files.ensure_spares(room)
+
+    def place(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> None:
+        """Give a block its place in the log and apply it; `flush` must follow.
+
+        Raises JournalFull when there is no room for it; nothing has changed then. Raises
+        JournalError for rows that contradict what is kept.
+        """
+        assert self._unwritten is None
+        block = draft(rows, payloads, totals)
+        size = block.head_bytes + block.payload_bytes
+        if self._active.end + size > self._active.size:
+            self._roll(size)
+        active, sequence = self._active, self.sequence + 1
+        start = active.end + block.head_bytes
+        active.write_ahead(start, block.padded())
+        if self._hurry:
+            active.hurry(start, block.payload_bytes)
+        block.sum_up()
+        try:
+            self.state.apply(rows, active.number, places(rows, start))
+        except (ValueError, TypeError, KeyError) as error:
+            raise JournalError(f"facts contradict the journal: {error}; this is a bug") from error
+        self.state.ledger.totals = totals
+        head = block.head(active.front, active.end, sequence, lsn)
+        self._unwritten = _Unwritten(head, size, sequence, lsn, len(rows))
+
+    def flush(self) -> None:
+        """Write the block that was placed. Raises JournalFull; call again then."""
+        block = self._unwritten
+        assert block is not None
+        self._active.append(block.head, block.size)
+        self._unwritten = None
+        self.sequence, self.lsn = block.sequence, block.lsn
+        self.num_records += block.num_records
+        self.num_blocks += 1
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        begun = perf_counter()
+        self._active.sync(self.sequence)
+        self.num_syncs += 1
+        self.on_sync(perf_counter() - begun)
+
+    def close(self) -> None:
+        """Sync, leave a checkpoint if there is room for one, and let go."""
+        with self._release:
+            if self._unwritten is None:
+                self._checkpoint()
+
+    def abandon(self) -> None:
+        """Let go without writing anything more."""
+        self._release.close()
+
+    # -- space ------------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Checkpoint, free what nobody needs, have spares; what cannot be done is `trouble`."""
+        self._checkpoint()
+        self._ensure_spares()
+
+    def moves(self) -> tuple[list[Row], list[memoryview]] | None:
+        """The samples of the emptiest segment, to be placed again, if space is wasted on them."""
+        live, sizes = self.state.live, self._files.sizes
+        held = [number for number in live if number != self._active.number]
+        slack = _SLACK_SEGMENTS * self._files.segment_bytes
+        if sum(sizes[number] for number in held) <= 2 * self.state.live_bytes + slack:
+            return None
+        emptiest = min(held, key=lambda number: live[number].nbytes)
+        members = [kept for kept in self.state.kept.values() if kept.segment == emptiest]
+        with self._files.reader(emptiest) as reader:
+            payloads = [memoryview(read_payload(reader, kept)) for kept in members]
+        return [[MOVED, kept.ticket, kept.nbytes, 0] for kept in members], payloads
+
+    def _roll(self, room: int) -> None:
+        """Begin the next segment. Raises JournalFull; nothing has changed then."""
+        self._checkpoint()
+        following = self._begin(self._active.number + 1, room)
+        self._active.close()
+        self._active = following
+        self._ensure_spares()
+
+    def _checkpoint(self) -> None:
+        if self._active.dirty:
+            self.sync()
+        active = self._active
+        position = Position(active.number, active.end, self.sequence, self.lsn)
+        try:
+            self._index.checkpoint(self.state, position)
+        except JournalFull as error:
+            self._index_trouble = error
+            return
+        self._index_trouble = None
+        for number in [number for number in self._files.sizes if number < active.number]:
+            if number not in self.state.live:
+                self._files.free(number)
+
+    def _ensure_spares(self) -> None:
+        try:
+            self._files.ensure_spares()
+        except JournalFull as error:
+            self._spare_trouble = error
+        else:
+            self._spare_trouble = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """A block that the state has and the log has not."""
+
+    head: memoryview
+    size: int
+    sequence: int
+    lsn: int
+    num_records: int
+
+
+def _ignore(seconds: float) -> None:
+    """What `on_sync` is until somebody wants to know."""

@@ -1,0 +1,136 @@
+"""Samples in and out of frames: cut a push into samples, gather samples into a micro-batch.
+
+Gathering is the packing: a micro-batch goes out field by field, each field's values of all its
+samples one after the other, so that a rank finds one tensor a field and concatenates nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import repeat
+
+from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
+from rollout_dispatcher.sample import (
+    ALIGNMENT,
+    SIZE_AT_CLOSE,
+    SIZE_NOT_TOLD,
+    Columns,
+    Sample,
+    Schema,
+    aligned,
+)
+
+#: The sample of a row of columns: `Sample._make` without its check of the number of columns.
+_SAMPLE = partial(tuple.__new__, Sample)
+
+
+def samples_of(
+    push: m.Push, spans: Iterable[memoryview], group_size: int | None = None
+) -> tuple[Sample, ...]:
+    """The samples of a push, one a span; `group_size` is that of groups whose samples do not say.
+
+    Samples live as long as they are needed, so every span has to have memory of its own.
+    """
+    sizes: Iterable[int] = repeat(1)
+    if push.group_ids is not None:
+        default = SIZE_NOT_TOLD if group_size is None else group_size
+        given: Iterable[int] = repeat(default)
+        if push.group_sizes is not None:
+            given = (size or SIZE_AT_CLOSE for size in push.group_sizes)
+        sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=False)]
+    columns = zip(
+        push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
+        push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
+    )  # fmt: skip
+    return tuple(map(_SAMPLE, columns))
+
+
+def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
+    """The frame that announces a step, with the totals that normalisation needs."""
+    held = Columns.of(samples)
+    return codec.encode(
+        m.Step(
+            step=step,
+            digest=digest,
+            num_micro_batches=num_micro_batches,
+            fields=columns.field_headers(held.schemas[0]),
+            num_samples=len(held.tokens),
+            tokens=sum(held.tokens),
+            loss_tokens=sum(held.loss_tokens),
+            loss_samples=len(held.tokens) - held.loss_tokens.count(0),
+        )
+    )
+
+
+def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer]:
+    """The frame of one micro-batch: header and payload as buffers to write in order."""
+    held = Columns.of(samples)
+    header: dict[str, object] = {
+        "step": step,
+        "index": index,
+        "tokens": held.tokens,
+        "loss_tokens": held.loss_tokens,
+        "sample_ids": held.sample_ids,
+    }
+    if any(held.group_ids):
+        header["group_ids"] = held.group_ids
+    if held.policy_versions.count(None) < len(samples):
+        header["policy_versions"] = held.policy_versions
+    payload, nbytes = _gather(held.schemas[0], held.payloads, held.tokens)
+    return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
+
+
+def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
+    """A micro-batch of one real token and no loss, for a rank that has nothing to do."""
+    payload, nbytes = _gather(sample.schema, [memoryview(_first_token(sample))], [1])
+    header = m.MicroBatch(
+        step=step,
+        index=index,
+        is_filler=True,
+        tokens=[1],
+        loss_tokens=[0],
+        sample_ids=[sample.sample_id],
+    )
+    return [codec.encode(header, nbytes), *payload]
+
+
+def _gather(
+    schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]
+) -> tuple[list[Buffer], int]:
+    """Field after field, the values of all spans, each field padded; and the bytes in all."""
+    values = _cut(schema, spans, tokens)
+    total, count, stride = sum(tokens), len(spans), len(schema.units)
+    buffers: list[Buffer] = []
+    nbytes = 0
+    for at, (per_token, per_sample) in enumerate(schema.units):
+        size = per_token * total + per_sample * count
+        padding = bytes(-size % ALIGNMENT)
+        if size < JOINED_BYTES:
+            buffers.append(b"".join(values[at::stride]) + padding)
+        else:
+            buffers += values[at::stride]
+            buffers.append(padding)
+        nbytes += size + len(padding)
+    return buffers, nbytes
+
+
+def _cut(schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]) -> list[memoryview]:
+    """Sample after sample, the values of its fields; `Schema.slices` without the slices."""
+    values = []
+    for span, count in zip(spans, tokens, strict=True):
+        stop = 0
+        for per_token, per_sample in schema.units:
+            start = (stop + ALIGNMENT - 1) & -ALIGNMENT  # `aligned`, unrolled
+            stop = start + per_token * count + per_sample
+            values.append(span[start:stop])
+    return values
+
+
+def _first_token(sample: Sample) -> bytes:
+    """The span of this sample cut down to its first token."""
+    parts = []
+    for item, cut in zip(sample.schema.fields, sample.schema.slices(sample.tokens), strict=True):
+        value = bytes(sample.payload[cut.start : cut.start + item.nbytes(1)])
+        parts.append(value.ljust(aligned(len(value)), b"\0"))
+    return b"".join(parts)

@@ -1,0 +1,34 @@
+"""Messages to frames and back."""
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol.frame import Frame, encode_frame
+from rollout_dispatcher.protocol.messages import MESSAGES, Message
+
+#: Headers that no model has to check.
+_PLAIN = TypeAdapter(dict[str, object])
+
+
+def encode(message: Message, payload_size: int = 0) -> bytes:
+    """The frame of a message, up to its payload."""
+    header = message.model_dump_json(exclude_none=True).encode()
+    return encode_frame(message.type_code, header, payload_size)
+
+
+def encode_checked(kind: type[Message], header: dict[str, object], payload_size: int) -> bytes:
+    """`encode` for a message there are many of, from values that were checked when they came."""
+    return encode_frame(kind.type_code, _PLAIN.dump_json(header), payload_size)
+
+
+def decode(frame: Frame) -> Message:
+    """The message of a frame. Raises ProtocolError that names what is wrong with the header."""
+    kind = MESSAGES.get(frame.type)
+    if kind is None:
+        raise ProtocolError(f"unknown message type {frame.type}")
+    try:
+        return kind.model_validate_json(bytes(frame.header))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "header"
+        raise ProtocolError(f"{kind.__name__}: {place}: {first['msg']}") from error

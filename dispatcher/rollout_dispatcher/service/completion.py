@@ -1,0 +1,54 @@
+"""When the service may stop by itself: everything is committed, and everybody has heard so.
+
+Invariant: nobody who is connected is left without a word; who went without a goodbye is waited for,
+within a bound.
+"""
+
+import asyncio
+import logging
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.service.connections.connections import Connections
+
+log = logging.getLogger(__name__)
+
+
+class Completion:
+    """Waits for the end of a run; timeout: seconds that the absent have to come back."""
+
+    def __init__(self, core: Dispatch, connections: Connections, timeout: float) -> None:
+        self._core, self._connections, self._timeout = core, connections, timeout
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def over(self, failure: asyncio.Future[None]) -> None:
+        """Return when everything is committed and everybody has left. Raises `failure`'s error.
+
+        Who went without a goodbye has `timeout` to come back for the end: a DP rank, or a producer
+        that ended the stream and would look for us until it hears that it was heard.
+        """
+        failure.add_done_callback(lambda _: self._over.set())
+        await self._over.wait()
+        if failure.done():
+            failure.result()
+
+    def check(self) -> None:
+        """Something has happened that may have been the last thing."""
+        if not self._core.drained or self._connections.seats:
+            return
+        if self._core.deserted and self._connections.end_is_known:
+            self._over.set()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._timeout, self._give_up)
+
+    def close(self) -> None:
+        """Wait for nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if not self._connections.seats:
+            log.warning("a client left without a goodbye and did not come back")
+            self._over.set()

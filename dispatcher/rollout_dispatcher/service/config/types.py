@@ -1,0 +1,75 @@
+"""What the value of an option can be: choices by name, addresses, counts.
+
+Each is read from a flag, an environment variable and a TOML key alike, and a value that cannot be
+read raises ValueError, to which pydantic adds the option's name. Quantities are in `units`.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.journal.policy import parse_sync
+from rollout_dispatcher.protocol.endpoint import Endpoint
+
+
+class LastBatch(StrEnum):
+    """What becomes of the samples that are left when the stream ends."""
+
+    FLUSH = "flush"
+    DROP = "drop"
+
+
+class IncompleteGroups(StrEnum):
+    """What becomes of a group that will never be whole."""
+
+    DROP = "drop"
+    KEEP = "keep"
+
+
+class Retain(StrEnum):
+    """How long the samples of committed steps are kept."""
+
+    COMMIT = "commit"
+    CHECKPOINT = "checkpoint"
+
+
+class LogLevel(StrEnum):
+    """The least severe message that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a message is written; `auto` is text on a terminal and JSON elsewhere."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
+
+
+def _read_endpoint(value: object) -> object:
+    try:
+        return Endpoint.parse(value) if isinstance(value, str) else value
+    except ConfigError as error:  # pydantic knows ValueError, and then tells which option it was
+        raise ValueError(str(error)) from None
+
+
+def _read_sync(value: str) -> str:
+    try:
+        parse_sync(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+Address = Annotated[
+    Endpoint, BeforeValidator(_read_endpoint), PlainSerializer(str, when_used="json")
+]
+Positive = Annotated[int, Field(ge=1, lt=2**53)]
+NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
+JournalSync = Annotated[str, AfterValidator(_read_sync)]

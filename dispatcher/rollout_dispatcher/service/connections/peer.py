@@ -1,0 +1,337 @@
+"""One connection of the sample plane: bytes to messages, frames to bytes, deadlines.
+
+Everything happens in the transport's callbacks, so a connection needs no task. Invariants: a peer
+that breaks the protocol, stays silent or stops reading harms nobody else: it is told why, where it
+still listens, and its connection ends within a deadline. Bulk frames are produced one at a time and
+only while the transport takes them, so a slow peer costs one frame of memory and no more; what it
+sends has memory only as far as `Receiving` has room for it. It is read from while no `Pause` is on.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from rollout_dispatcher.errors import DispatcherError, ProtocolError
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.protocol.session import Heard, ServerSession, State
+from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.transport.memory import uninitialised
+from rollout_dispatcher.transport.plain import StreamProtocol
+
+log = logging.getLogger(__name__)
+
+#: After an Error frame, how long to wait for the peer to read it and hang up.
+GOODBYE_SECONDS = 2.0
+
+#: Produces the next bulk frame when there is room to write it; None: no longer needed.
+Job = Callable[[], list[Buffer] | None]
+
+
+class Pause(Enum):
+    """A reason for which a peer is not read from."""
+
+    #: Too much of what it said waits for an answer.
+    UNANSWERED = auto()
+    #: It does not read what it is sent, and what a producer says would only ask for more writing.
+    UNREAD = auto()
+    #: Its next frame waits until those of others have been received.
+    NO_ROOM = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """Deadlines in seconds, and the largest frame."""
+
+    frame: FrameLimits
+    handshake_timeout: float
+    write_timeout: float
+
+
+class Listener(Protocol):
+    """What a peer reports to; `receiving` has room for the frames of all peers."""
+
+    receiving: Receiving
+
+    def admits(self) -> DispatcherError | None:
+        """Why a new connection is not welcome, if it is not."""
+
+    def connected(self, peer: "Peer") -> None:
+        """A connection was made."""
+
+    def said(self, peer: "Peer", message: m.Message, spans: Sequence[memoryview]) -> None:
+        """A peer sent a legal message, a push with its samples' spans.
+
+        Raises DispatcherError to end this connection with it.
+        """
+
+    def lost(self, peer: "Peer", reason: str) -> None:
+        """A connection is over; `reason` is `bye` for a deliberate goodbye."""
+
+
+class Peer(StreamProtocol):
+    """The dispatcher's end of one connection."""
+
+    def __init__(self, listener: Listener, limits: PeerLimits, clock: Callable[[], float]) -> None:
+        self._listener = listener
+        self._limits = limits
+        self._clock = clock
+        self._session = ServerSession(limits.frame, uninitialised)
+        self._transport: asyncio.Transport | None = None
+        self._jobs: deque[Job] = deque()
+        self._paused = False
+        self._pauses: set[Pause] = set()
+        #: Whether `receiving` counts a frame of ours.
+        self._counted = False
+        self._ending: str | None = None
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self.client_id = ""
+        self.role = "unknown"
+        #: Whether its hello was answered; a DP rank is told nothing before that.
+        self.welcomed = False
+        self.last_heard = clock()
+
+    # -- the transport speaks ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, or say why not."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        refusal = self._listener.admits()
+        self._listener.connected(self)
+        if refusal is not None:
+            self.fail(refusal)
+            return
+        timeout = self._limits.handshake_timeout
+        self._set_deadline("handshake", timeout, lambda: self._too_slow("hello", timeout))
+
+    def get_buffers(self) -> list[memoryview]:
+        """Memory for the next bytes; once ending, a place to forget them."""
+        if self._ending is not None:
+            return [memoryview(bytearray(65536))]
+        return self._session.get_buffers()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle what became complete."""
+        if self._ending is not None:
+            return
+        self.last_heard = self._clock()
+        self._take(self._session.received(nbytes, self._admit))
+
+    def eof_received(self) -> bool:
+        """The peer will send nothing more."""
+        self._end(self._reason("eof"))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        for deadline in self._deadlines.values():
+            deadline.cancel()
+        self._jobs.clear()
+        self._transport = None  # each holds the other
+        self._receive_no_more()
+        reason = self._ending or self._reason("eof" if exc is None else "reset")
+        self._ending = reason
+        self._listener.lost(self, reason)
+
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than we write: stop, and hold it to a deadline."""
+        self._paused = True
+        if self.role != "rank":  # what ranks say makes room
+            self._pause(Pause.UNREAD)
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._paused = False
+        self._clear_deadline("write")
+        self._unpause(Pause.UNREAD)
+        self._pump()
+
+    # -- the service speaks -----------------------------------------------------------------
+
+    def send(self, *messages: m.Message) -> None:
+        """Write small control messages, ahead of bulk frames that wait."""
+        self.write(b"".join(codec.encode(message) for message in messages))
+
+    def write(self, data: bytes) -> None:
+        """Write an encoded control frame."""
+        if self._transport is not None and self._ending is None:
+            self._transport.write(data)
+
+    def enqueue(self, job: Job) -> None:
+        """Write a bulk frame when its turn comes."""
+        if self._ending is None:
+            self._jobs.append(job)
+            self._pump()
+
+    def hold(self) -> None:
+        """Read nothing more from the peer until `go_on`."""
+        self._pause(Pause.UNANSWERED)
+
+    def go_on(self) -> None:
+        """Its answers are out."""
+        self._unpause(Pause.UNANSWERED)
+
+    @property
+    def held(self) -> bool:
+        """Whether it is not read from, and so cannot be heard."""
+        return bool(self._pauses)
+
+    @property
+    def filled(self) -> int | None:
+        """Bytes of its frame that have arrived; None while it is we who do not read them."""
+        return None if Pause.UNANSWERED in self._pauses else self._session.filled
+
+    def let_in(self) -> None:
+        """Its frame may have memory, in a turn of its own: others are in the midst of something."""
+        self._counted = True
+        asyncio.get_running_loop().call_soon(self._receive_on)
+
+    def forget(self) -> None:
+        """Drop the bulk frames that wait: the peer says hello again, and gets them anew."""
+        self.welcomed = False
+        self._jobs.clear()
+
+    def fail(self, error: DispatcherError) -> None:
+        """End the connection with an error that the peer can read."""
+        if self._ending is not None or self._transport is None:
+            return
+        self.send(m.Error(code=error.code, message=str(error), retriable=error.retriable))
+        self._jobs.clear()
+        self._ending = error.code
+        self._receive_no_more()
+        log.info("connection of %s ended: %s", self, error)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        # Closing at once could reset the connection before the peer has read why.
+        self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
+
+    def take_leave(self) -> None:
+        """Answer a goodbye: everything that the peer said before it is safe."""
+        self.send(m.Bye())
+        self.close("bye")
+
+    def close(self, reason: str = "closed") -> None:
+        """End the connection once what is written has been sent."""
+        if self._ending is None:
+            self._end(reason)
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.client_id}".strip()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
+        self._clear_deadline("handshake")
+        if isinstance(message, m.HelloProducer | m.HelloRank):
+            if self.client_id not in ("", message.client_id):
+                raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
+            self.client_id = message.client_id
+            self.role = "producer" if self._session.state is State.PRODUCER else "rank"
+        self._listener.said(self, message, spans)
+
+    def _take(self, heard: Heard) -> None:
+        """Handle what became complete; a frame has room until its message was handled."""
+        try:
+            for message, spans in heard:
+                self._hear(message, spans)
+                if self._counted:
+                    self._counted = False
+                    self._listener.receiving.done(self)
+                if self._is_ending():
+                    return
+        except DispatcherError as error:
+            self.fail(error)
+
+    def _admit(self, nbytes: int) -> bool:
+        """Whether there is room for a frame; else nothing is read until there is."""
+        # A rank's frames have no payload, and are heard always: they free what others wait for.
+        if self.role != "producer":
+            return True
+        receiving = self._listener.receiving
+        self._counted = receiving.claim(self, nbytes)
+        if self._counted:
+            return True
+        receiving.wait(self, nbytes)
+        self._pause(Pause.NO_ROOM)
+        return False
+
+    def _receive_on(self) -> None:
+        if self._ending is None:
+            self._take(self._session.go_on(self._admit))
+        if not self._session.waits_for:
+            self._unpause(Pause.NO_ROOM)
+
+    def _receive_no_more(self) -> None:
+        """Give room back, and memory; from now on what comes is read to be forgotten."""
+        self._session.drop()
+        self._listener.receiving.done(self)
+        for pause in list(self._pauses):
+            self._unpause(pause)
+
+    def _pause(self, why: Pause) -> None:
+        self._pauses.add(why)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _unpause(self, why: Pause) -> None:
+        self._pauses.discard(why)
+        if self._pauses or self._transport is None or self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+
+    def _reason(self, otherwise: str) -> str:
+        """Why the connection ended: a peer that said goodbye need not wait for the answer."""
+        return "bye" if self._session.state is State.CLOSED else otherwise
+
+    def _is_ending(self) -> bool:
+        return self._ending is not None
+
+    def _end(self, reason: str) -> None:
+        """Close once what is written has been sent, or the deadline for it has passed."""
+        self._ending = self._ending or reason
+        self._jobs.clear()
+        self._receive_no_more()
+        if self._transport is not None:
+            self._transport.close()
+            self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
+
+    def _pump(self) -> None:
+        while self._jobs and not self._paused and self._transport is not None:
+            buffers = self._jobs.popleft()()
+            if buffers is not None:
+                self._transport.writelines(buffers)
+
+    def _too_slow(self, what: str, timeout: float) -> None:
+        self.fail(ProtocolError(f"no {what} within {timeout:g} s"))
+
+    def _expect_reading(self) -> None:
+        """Give the peer until the deadline to read some of what is written; slow is no fault."""
+        if self._transport is not None:
+            unread = self._transport.get_write_buffer_size()
+            timeout = self._limits.write_timeout
+            self._set_deadline("write", timeout, lambda: self._check_reading(unread, timeout))
+
+    def _check_reading(self, unread: int, timeout: float) -> None:
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size() < unread:
+            self._expect_reading()
+            return
+        log.warning("%s has read nothing for %g s; closing its connection", self, timeout)
+        self._ending = "write-timeout"
+        self._transport.abort()
+
+    def _set_deadline(self, name: str, seconds: float, then: Callable[[], object]) -> None:
+        self._clear_deadline(name)
+        self._deadlines[name] = asyncio.get_running_loop().call_later(seconds, then)
+
+    def _clear_deadline(self, name: str) -> None:
+        if (handle := self._deadlines.pop(name, None)) is not None:
+            handle.cancel()

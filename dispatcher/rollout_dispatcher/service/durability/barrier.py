@@ -1,0 +1,155 @@
+"""The barrier: what the core decided leaves the process once what it rests on is durable.
+
+An answer to a producer, a step on its way to a rank, the number of a new generation: whoever hears
+of one may act on it, so it must not be forgotten by a crash. Each waits here for the facts that
+were noted before it. Order is kept. Without a journal the barrier stands open.
+
+What waits is bounded, however long the journal's disk is full: a speaker of whom `MAX_UNANSWERED`
+messages wait is not listened to until half of them are through.
+"""
+
+import asyncio
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVarTuple
+
+from rollout_dispatcher.core.facts import Fact
+from rollout_dispatcher.errors import DispatcherError, JournalError
+
+_T = TypeVarTuple("_T")
+
+#: What a sample takes of the journal's log besides its payload. Names of more than some forty
+#: characters may take more, which the journal's spare makes up for.
+BYTES_BESIDES_PAYLOAD = 2048
+#: Messages of one speaker that may wait here. Some hundred bytes each; a producer that respects its
+#: credits says a few dozen things at most before it is answered.
+MAX_UNANSWERED = 256
+
+
+class Speaker(Protocol):
+    """Whoever says what is answered only when facts are durable."""
+
+    def hold(self) -> None:
+        """Be silent until `go_on`."""
+
+    def go_on(self) -> None:
+        """Speak."""
+
+
+class Log(Protocol):
+    """What the barrier needs of a journal; the callbacks come from another thread."""
+
+    on_durable: Callable[[int], None]
+    on_broken: Callable[[JournalError], None]
+    on_room: Callable[[], None]
+    failure: JournalError | None
+
+    def room(self, wanted: int = 0) -> int:
+        """Bytes that new samples may take now; `on_room` follows if that is less than `wanted`."""
+
+    def fetch(self, ticket: int) -> bytes:
+        """The payload of a sample that is neither dropped nor done with. Raises JournalError."""
+
+    def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
+        """Queue facts; `on_durable` follows with this number or a later one."""
+
+
+def _nobody_waits() -> None:
+    """What `on_room` is for those who never ask."""
+
+
+class DurabilityBarrier:
+    """Runs thunks in order, each when all facts noted before it are durable.
+
+    on_room: called when there may be room in the journal that `room` was asked for and lacked.
+    """
+
+    def __init__(
+        self,
+        journal: Log | None,
+        on_broken: Callable[[JournalError], None],
+        on_room: Callable[[], None] = _nobody_waits,
+    ) -> None:
+        self._journal = journal
+        self._noted = self._durable = 0
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._unanswered: Counter[Speaker] = Counter()
+        if journal is not None:
+            loop = asyncio.get_running_loop()
+            journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
+            journal.on_broken = lambda error: _tell(loop, on_broken, error)
+            journal.on_room = lambda: _tell(loop, on_room)
+
+    @property
+    def failure(self) -> DispatcherError | None:
+        """Why nothing becomes durable at present, if so."""
+        return None if self._journal is None else self._journal.failure
+
+    def has_room(self, samples: int, nbytes: int) -> bool:
+        """Whether the journal takes so many new samples, of so many bytes of payload together.
+
+        What was decided and not noted yet is not counted; whoever decides more has to ask for both.
+        """
+        wanted = nbytes + samples * BYTES_BESIDES_PAYLOAD
+        return self.room(wanted) >= wanted
+
+    def room(self, wanted: int = 0) -> int:
+        """Bytes that new samples may take of the log; if less than `wanted`, `on_room` follows."""
+        return sys.maxsize if self._journal is None else self._journal.room(wanted)
+
+    def fetch(self, ticket: int) -> bytes:
+        """The payload of a sample that only the journal has. Raises JournalError."""
+        if self._journal is None:
+            raise JournalError(f"there is no journal to read the payload of sample {ticket} from")
+        return self._journal.fetch(ticket)
+
+    def note(self, facts: Sequence[Fact], totals: Callable[[], Mapping[str, object]]) -> None:
+        """Have facts made durable, and the totals with them."""
+        if facts and self._journal is not None:
+            self._noted = self._journal.append(facts, totals())
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Run `then` once everything noted so far is durable; at once if it is."""
+        if self._shut:
+            self._waiting.append((self._noted, then))
+        else:
+            then()
+
+    def heard(self, speaker: Speaker) -> None:
+        """A message of this speaker was handled, and is answered once the barrier opens."""
+        if not self._shut:
+            return
+        self._unanswered[speaker] += 1
+        self.after(partial(self._answered, speaker))
+        if self._unanswered[speaker] == MAX_UNANSWERED:
+            speaker.hold()
+
+    async def settled(self) -> None:
+        """Return once everything noted so far is durable."""
+        durable = asyncio.Event()
+        self.after(durable.set)
+        await durable.wait()
+
+    @property
+    def _shut(self) -> bool:
+        return bool(self._waiting) or self._durable < self._noted
+
+    def _answered(self, speaker: Speaker) -> None:
+        self._unanswered[speaker] -= 1
+        if self._unanswered[speaker] == MAX_UNANSWERED // 2:
+            speaker.go_on()
+        if not self._unanswered[speaker]:
+            del self._unanswered[speaker]
+
+    def _open(self, lsn: int) -> None:
+        self._durable = lsn
+        while self._waiting and self._waiting[0][0] <= lsn:
+            self._waiting.popleft()[1]()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[*_T], None], *values: *_T) -> None:
+    """Call from the journal's thread; a loop that is closed has nobody left to tell."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(what, *values)

@@ -1,0 +1,65 @@
+"""Opens the journal for the service: the core starts from it, metrics watch it.
+
+Only here is the journal's own module imported, since LMDB is an optional dependency.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.facts import GroupSizeSet
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.journal.policy import parse_sync
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.fits import fit
+from rollout_dispatcher.service.metrics.registry import Metrics
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.journal.journal import Journal
+
+log = logging.getLogger(__name__)
+
+
+def open_journal(
+    config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
+) -> "Journal | None":
+    """The journal of `--journal-dir`, if there is one, with the core restored from it.
+
+    Raises ConfigError when LMDB is missing or the settings do not fit what is in the journal,
+    JournalError when the directory cannot be used.
+    """
+    if config.journal_dir is None:
+        return None
+    try:
+        from rollout_dispatcher.journal.journal import Journal  # noqa: PLC0415 - optional dependency
+    except ImportError as error:
+        raise ConfigError(
+            f"--journal-dir needs lmdb ({error}): pip install 'rollout-dispatcher[journal]'"
+        ) from error
+    offset = time.time() - clock()  # the core's clock starts anew with every boot
+    journal, memory = Journal.open(
+        config.journal_dir,
+        parse_sync(config.journal_sync),
+        to_wall=lambda at: at + offset,
+        # The time of day may have been set back since: nothing has happened in the future.
+        from_wall=lambda at: min(at - offset, clock()),
+        id_horizon=config.sample_id_horizon,
+        payload_bytes=config.buffer_memory,
+    )
+    try:
+        fit(config, memory)
+    except ConfigError:
+        journal.close()
+        raise
+    if config.group_size != memory.group_size:
+        journal.append([GroupSizeSet(config.group_size)], memory.totals)
+    core.restore(memory, clock())
+    metrics.watch_journal(journal)
+    log.info(
+        "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",
+        config.journal_dir, core.run_id, len(memory.entries), len(memory.steps),
+        len(memory.retained), memory.next_step,
+    )  # fmt: skip
+    return journal

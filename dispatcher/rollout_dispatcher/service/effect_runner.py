@@ -1,0 +1,334 @@
+"""Performs what the core decided: frames to peers, plans, the next deadline.
+
+Effects are carried out in the core's order, behind the barrier if anybody outside hears of them.
+Ranks that fail are heard no more from the decision on, and hear of it behind the barrier; what was
+decided for one generation is not told to the next. A micro-batch's frame is built only when its
+peer has room for it. A planner that fails is our own bug, and stops the service rather than stall
+it unseen.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.errors import DispatcherError, JournalError
+from rollout_dispatcher.plan import Plan, PlanConfig
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.assemble import filler, micro_batch, step_header
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.connections.connections import Connections, Seat
+from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.planner import Planner
+
+log = logging.getLogger(__name__)
+
+#: Effects that nobody outside hears of.
+INTERNAL = (e.PlanWanted, e.ReplanWanted, e.StepPlanned)
+#: What a producer hears of its push.
+_Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
+#: Effects that are for the DP ranks of one generation.
+TO_RANKS = (e.Deliver, e.Release, e.EndRanks)
+#: How long micro-batches are handed out before others get their turn on the event loop.
+DELIVERY_SLICE_SECONDS = 0.005
+#: How long what the next step waits for is told in the same words.
+EXPLAINED_FOR_SECONDS = 0.25
+#: Micro-batches of a step that is handed out whole with its headers; of a larger one every rank
+#: hears before any of them gets its part.
+HANDED_OUT_AT_ONCE = 8
+
+
+class EffectRunner:
+    """Hands for the core."""
+
+    def __init__(
+        self,
+        core: Dispatch,
+        plan_config: PlanConfig,
+        connections: Connections,
+        barrier: DurabilityBarrier,
+        *,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._barrier = barrier
+        self._core = core
+        self._connections = connections
+        self._metrics = metrics
+        self._clock = clock
+        self._planner = Planner(plan_config, metrics.plan_duration, clock)
+        self._headers: dict[int, tuple[str, bytes]] = {}
+        self._deliveries: deque[tuple[Seat, OpenStep, e.Deliver]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._explained_at, self._explained = -math.inf, ""
+        self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
+            e.PushAnswered: self._tell_outcomes,
+            e.PushHeld: self._tell_held,
+            e.PushRecalled: self._recall,
+            e.PayloadsToJournal: self._let_go,
+            e.GroupGivenUp: _log_given_up,
+            e.PlanWanted: self._ask,
+            e.ReplanWanted: self._ask,
+            e.Deliver: self._deliver,
+            e.Release: self._release,
+            e.EndRanks: self._end,
+            e.StepPlanned: self._observe,
+            e.Redelivered: self._count_again,
+            e.StepCommitted: self._forget,
+            e.Rewound: _log_rewound,
+            e.Drained: _log_drained,
+        }
+        #: Fails when something of ours broke; never gets a result otherwise.
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def perform(self, effects: Iterable[e.Effect]) -> None:
+        """Carry out what the core decided; then set the clock for what is due next."""
+        self._barrier.note(self._core.take_facts(), self._core.totals.as_json)
+        for effect in effects:
+            if isinstance(effect, INTERNAL):
+                self._do(effect)
+            elif isinstance(effect, _Answer):
+                asked = self._connections.producers.get(effect.producer)
+                self._barrier.after(partial(self._answer, effect, asked))
+            elif isinstance(effect, TO_RANKS):
+                number = self._core.ledger.generation.number
+                self._barrier.after(partial(self._tell_generation, number, effect))
+            elif isinstance(effect, e.FailRanks):
+                unseated = self._connections.unseat(*effect.client_ids)
+                self._barrier.after(partial(_fail, unseated, effect.error))
+            else:
+                self._barrier.after(partial(self._do, effect))
+        self._set_timer()
+
+    def fail(self, error: BaseException) -> None:
+        """Something of ours broke; the first such error is what the service ends with."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    def close(self) -> None:
+        """Let go of the thread, the timer and plans that nobody waits for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._planner.close()
+        self.failure.cancel()
+
+    # -- one method an effect ---------------------------------------------------------------
+
+    def _do(self, effect: e.Effect) -> None:
+        self._ways[type(effect)](effect)
+
+    def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
+        if self._planner.plans_here(effect):
+            # A turn later: what was written before, such as a producer's answer, leaves first.
+            asyncio.get_running_loop().call_soon(self._plan_here, effect)
+        else:
+            self._planner.plan_in_thread(effect, partial(self._planned, effect), self.fail)
+
+    def _tell_generation(self, number: int, effect: e.Effect) -> None:
+        """Tell the ranks of this generation; what it was to hear is void once another has begun."""
+        if number == self._core.ledger.generation.number:
+            self._do(effect)
+
+    def _deliver(self, effect: e.Deliver) -> None:
+        seat = self._connections.rank(self._client_of(effect.dp_rank))
+        step = self._core.ledger.steps.get(effect.step)
+        if seat is None or step is None:
+            return  # the rank is away: it gets the step when it comes back
+        seat.peer.write(self._header(step))
+        self._deliveries.append((seat, step, effect))
+        if len(self._deliveries) > 1:
+            return  # in turn
+        if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
+            self._hand_out()
+        else:
+            asyncio.get_running_loop().call_later(0, self._hand_out)
+
+    def _release(self, effect: e.Release) -> None:
+        self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
+
+    def _end(self, effect: e.EndRanks) -> None:
+        self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
+
+    def _observe(self, effect: e.StepPlanned) -> None:
+        # Ranks wait for the step, nobody for its metrics: a turn later.
+        asyncio.get_running_loop().call_later(0, self._metrics.step_planned, effect)
+
+    def _count_again(self, effect: e.Redelivered) -> None:
+        self._metrics.redeliveries.labels(effect.reason).inc()
+
+    def _forget(self, effect: e.StepCommitted) -> None:
+        self._headers.pop(effect.step, None)
+        log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
+
+    def _tell_outcomes(self, effect: e.PushAnswered) -> None:
+        answer = m.Pushed(
+            first_seq=effect.first_seq,
+            outcomes=list(map(str, _shortest(effect.outcomes))),
+            errors={str(index): text for index, text in effect.errors.items()},
+        )
+        self._connections.to_producer(effect.producer, answer)
+
+    def _tell_held(self, effect: e.PushHeld) -> None:
+        cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
+        waits_for = self._whom_it_waits_for()
+        blocked = m.Blocked(
+            first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity, waits_for=waits_for
+        )
+        self._connections.to_producer(effect.producer, blocked)
+
+    def _whom_it_waits_for(self) -> str:
+        """As of not long ago: every producer asks at once when a cap is reached."""
+        now = self._clock()
+        if now > self._explained_at + EXPLAINED_FOR_SECONDS:
+            self._explained_at, self._explained = now, self._core.waits_for(now)
+        return self._explained
+
+    def _recall(self, effect: e.PushRecalled) -> None:
+        self._connections.to_producer(effect.producer, m.Resend(first_seq=effect.first_seq))
+
+    def _let_go(self, effect: e.PayloadsToJournal) -> None:
+        self.perform(self._core.payloads_durable(effect.entries, self._clock()))
+
+    def _answer(self, effect: _Answer, asked: Peer | None) -> None:
+        """Answer on the connection that asked; on a newer one the push is sent and asked again."""
+        if self._connections.producers.get(effect.producer) is asked:
+            self._do(effect)
+
+    def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
+        """Tell these ranks, as far as they are connected, the same; encoded once."""
+        frame = codec.encode(message)
+        for dp_rank in dp_ranks:
+            if (seat := self._connections.rank(self._client_of(dp_rank))) is not None:
+                seat.peer.write(frame)
+
+    def _client_of(self, dp_rank: int) -> str:
+        standing = self._core.ledger.ranks.get(dp_rank)
+        return standing.client_id if standing is not None else ""
+
+    # -- steps on their way -----------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        """Hand micro-batches to the peers, for a slice of time."""
+        until = self._clock() + DELIVERY_SLICE_SECONDS
+        while self._deliveries:
+            seat, step, effect = self._deliveries.popleft()
+            if self._connections.holds(seat):  # who has said hello since gets it anew
+                parts = len(step.micro_batches[effect.dp_rank])
+                for index in range(effect.first_micro_batch, parts):
+                    seat.peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+            if self._deliveries and self._clock() > until:
+                asyncio.get_running_loop().call_later(0, self._hand_out)
+                return
+
+    def _header(self, step: OpenStep) -> bytes:
+        digest, header = self._headers.get(step.number, ("", b""))
+        if digest != step.digest:
+            count = len(step.micro_batches[0])
+            header = step_header(step.number, step.digest, count, step.samples())
+            self._headers[step.number] = step.digest, header
+        return header
+
+    def _frame(self, step: OpenStep, dp_rank: int, index: int) -> list[Buffer] | None:
+        """The frame of one micro-batch; None once the step is over, or planned again."""
+        if self._core.ledger.steps.get(step.number) is not step:
+            return None
+        parts = step.micro_batches[dp_rank]
+        if index == len(parts) - 1:
+            self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
+        try:
+            if parts[index]:
+                return micro_batch(step.number, index, self._samples(parts[index]))
+            return filler(step.number, index, *self._samples([next(step.entries())]))
+        except JournalError as error:  # a payload cannot be read back
+            self.fail(error)
+            return None
+
+    def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
+        """Those of a step that was committed before have their payloads in the journal alone."""
+        return [
+            entry.sample if entry.sample.payload else self._from_journal(entry) for entry in entries
+        ]
+
+    def _from_journal(self, entry: Entry) -> Sample:
+        return entry.sample._replace(payload=memoryview(self._barrier.fetch(entry.ticket)))
+
+    # -- planning ---------------------------------------------------------------------------
+
+    def _plan_here(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
+        try:
+            self._planned(wanted, self._planner.plan(wanted))
+        except Exception as error:
+            self.fail(error)
+
+    def _planned(self, wanted: e.PlanWanted | e.ReplanWanted, found: Plan) -> None:
+        now = self._clock()
+        if isinstance(wanted, e.PlanWanted):
+            self.perform(self._core.planned(wanted, found, now))
+        else:
+            log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
+            self.perform(self._core.replanned(wanted, found, now))
+
+    # -- time -------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.perform(self._core.tick(self._clock()))
+
+
+def _log_given_up(effect: e.GroupGivenUp) -> None:
+    log.warning(
+        "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
+        "cap (%d of %d) and none could become whole; raise --buffer-bytes, or use --journal-dir, "
+        "or have fewer groups under way",
+        effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+    )  # fmt: skip
+
+
+def _fail(peers: Iterable[Peer], error: DispatcherError) -> None:
+    for peer in peers:
+        peer.fail(error)
+
+
+def _log_rewound(effect: e.Rewound) -> None:
+    if effect.missing:
+        log.warning(
+            "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
+            "be given again (with --retain checkpoint they could); training goes on with the "
+            "next one",
+            effect.after, effect.missing,
+        )  # fmt: skip
+    else:
+        log.info(
+            "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
+            effect.after, effect.steps, effect.samples,
+        )  # fmt: skip
+
+
+def _log_drained(effect: e.Drained) -> None:
+    log.info("%s: every step is committed", effect.reason)
+
+
+def _shortest(outcomes: tuple[e.Outcome, ...]) -> tuple[e.Outcome, ...]:
+    """How `Pushed` says these outcomes: one for all where they are all the same."""
+    same = outcomes[:1]
+    return same if outcomes == same * len(outcomes) else outcomes

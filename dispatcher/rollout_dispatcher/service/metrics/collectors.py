@@ -1,0 +1,203 @@
+"""Collectors: counts and gauges that are read when Prometheus asks, and kept nowhere else."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.planning.lengths import LengthCounts
+from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.service.config.options import ServeConfig
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.journal.journal import Journal
+
+_Label = TypeVar("_Label", bound=str)
+
+
+class PerRank:
+    """Counters with one series a DP rank of the current process group.
+
+    Not `Counter`s of prometheus-client: to that, `rank_wait_seconds_total` and the histogram
+    `rank_wait_seconds` are one name, which they are in OpenMetrics and not in the text format.
+    """
+
+    def __init__(self, core: Dispatch) -> None:
+        self._core = core
+        self.wait: defaultdict[int, float] = defaultdict(float)
+        self.cost: defaultdict[int, float] = defaultdict(float)
+
+    def describe(self) -> list[Metric]:
+        """Nothing to check: see above."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Both families."""
+        for name, text, values in (
+            ("rank_wait_seconds", "Time each rank's training loop was blocked.", self.wait),
+            ("rank_dispatched_cost", "Estimated cost planned for each rank.", self.cost),
+        ):
+            family = CounterMetricFamily(f"dispatcher_{name}", text, labels=["dp_rank"])
+            for dp_rank in sorted(
+                rank for rank in values if rank < self._core.ledger.generation.dp_size
+            ):
+                family.add_metric([str(dp_rank)], values[dp_rank])
+            yield family
+
+
+class CoreCollector:
+    """Translates one snapshot of the core into metric families."""
+
+    def __init__(self, core: Dispatch, config: ServeConfig, clock: Callable[[], float]) -> None:
+        self._core, self._config, self._clock = core, config, clock
+
+    def describe(self) -> Iterator[Metric]:
+        """The same families, for the registry's check of names."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of one snapshot."""
+        at = self._core.statistics()
+        yield from self._counters(at)
+        yield from self._gauges(at)
+        yield _lengths(self._core.totals.arrived)
+        if self._config.per_rank_metrics:
+            yield self._last_seen(at)
+
+    def _counters(self, at: Statistics) -> Iterator[Metric]:
+        def labelled(name: str, text: str, label: str, values: Mapping[_Label, int]) -> Metric:
+            family = CounterMetricFamily(f"dispatcher_{name}", text, labels=[label])
+            for value, count in values.items():
+                family.add_metric([str(value)], count)
+            return family
+
+        yield labelled("samples_received", "Samples pushed, by outcome.", "outcome", at.received)
+        yield labelled("samples_dropped", "Accepted samples given up.", "reason", at.dropped)
+        yield labelled("steps_planned", "Steps, by trigger.", "trigger", at.steps_planned)
+        totals = self._core.totals
+        for name, text, value in (
+            ("received_tokens", "Tokens of accepted samples.", at.received_tokens),
+            ("received_bytes", "Payload bytes of accepted samples.", at.received_bytes),
+            ("small_steps", "Steps of fewer samples than a batch.", at.small_steps),
+            ("steps_committed", "Steps that every rank applied.", at.steps_committed),
+            ("samples_committed", "Samples of committed steps.", at.samples_committed),
+            ("steps_rewound", "Committed steps that a rewind opened again.", at.steps_rewound),
+            ("samples_rewound", "Samples of steps that were rewound.", at.samples_rewound),
+            (
+                "steps_not_rewound",
+                "Steps trained after the checkpoint that was loaded, and gone.",
+                at.steps_not_rewound,
+            ),
+            (
+                "dispatched_tokens",
+                "Tokens of planned samples.",
+                totals.dispatched.tokens,
+            ),
+        ):
+            yield CounterMetricFamily(f"dispatcher_{name}", text, value=value)
+
+    def _gauges(self, at: Statistics) -> Iterator[Metric]:
+        now = self._clock()
+        age = 0.0 if at.oldest_arrival is None else now - at.oldest_arrival
+        for name, text, value in (
+            ("ready", "1 while samples are accepted.", at.phase == "running"),
+            ("buffer_samples", "Samples held.", at.buffered),
+            ("buffer_tokens", "Tokens held.", at.buffered_tokens),
+            ("buffer_bytes", "Payload bytes held in memory.", at.buffered_bytes),
+            (
+                "buffer_capacity_samples",
+                "Ready samples (or groups) at which producers wait.",
+                self._config.buffer_samples,
+            ),
+            (
+                "window_samples",
+                "Samples (or groups) that a full window has.",
+                self._config.window_samples,
+            ),
+            ("ready_samples", "Held samples that a plan may choose from.", at.ready),
+            ("open_groups", "Groups that lack members.", at.open_groups),
+            ("buffer_oldest_age_seconds", "Age of the oldest sample held.", age),
+            ("backpressure_active", "1 while a cap holds producers back.", at.backpressure),
+            (
+                "open_group_samples",
+                "Samples of groups that lack members.",
+                at.open_group_samples,
+            ),
+            ("pushes_held", "Pushes that wait for room.", at.pushes_held),
+            ("pushes_held_bytes", "Payload bytes of pushes that wait.", at.pushes_held_bytes),
+            ("samples_in_flight", "Samples of open steps.", at.in_flight),
+            ("open_steps", "Steps planned and not committed.", at.open_steps),
+            (
+                "steps_retained",
+                "Committed steps that no saved checkpoint covers.",
+                at.steps_retained,
+            ),
+            ("samples_retained", "Samples of retained steps.", at.samples_retained),
+            ("retained_bytes", "Payload bytes of retained steps, on disk.", at.retained_bytes),
+            ("generation", "Process groups that have joined so far.", at.generation),
+            ("dp_size", "DP ranks of the current process group.", at.dp_size),
+            ("ranks_connected", "DP ranks connected.", at.ranks_connected),
+            ("step_wanted", "1 while every rank has room for one more step.", at.wanted),
+            ("policy_version", "Policy version last reported.", at.policy_version or 0),
+            (
+                "selection_bias_ratio",
+                "Kolmogorov-Smirnov distance of dispatched from arrived lengths.",
+                at.selection_bias,
+            ),
+        ):
+            yield GaugeMetricFamily(f"dispatcher_{name}", text, value=float(value))
+
+    def _last_seen(self, at: Statistics) -> Metric:
+        """The core's clock is monotonic; dashboards want the time of day."""
+        offset = time.time() - self._clock()
+        family = GaugeMetricFamily(
+            "dispatcher_rank_last_seen_timestamp_seconds",
+            "When a rank was last heard of.",
+            labels=["dp_rank"],
+        )
+        for dp_rank, seen in at.last_seen.items():
+            family.add_metric([str(dp_rank)], seen + offset)
+        return family
+
+
+class JournalCollector:
+    """What the journal holds, and whether it can hold more."""
+
+    def __init__(self, journal: "Journal") -> None:
+        self._journal = journal
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of one snapshot."""
+        at = self._journal.statistics()
+        yield GaugeMetricFamily("dispatcher_journal_bytes", "Bytes on disk.", value=at.nbytes)
+        yield GaugeMetricFamily(
+            "dispatcher_journal_failing",
+            "1 while nothing becomes durable: no room, or broken.",
+            value=float(self._journal.failure is not None),
+        )
+        errors = CounterMetricFamily(
+            "dispatcher_journal_errors",
+            "Times that the journal had no room, or broke.",
+            labels=["reason"],
+        )
+        for reason, count in at.errors.items():
+            errors.add_metric([str(reason)], count)
+        yield errors
+
+
+def _lengths(counts: LengthCounts) -> Metric:
+    buckets = [(f"{bound - 1}", below) for bound, below in counts.octaves()]
+    return HistogramMetricFamily(
+        "dispatcher_sample_tokens",
+        "Tokens of accepted samples.",
+        [*buckets, ("+Inf", counts.samples)],
+        float(counts.tokens),
+    )

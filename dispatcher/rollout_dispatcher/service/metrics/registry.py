@@ -1,0 +1,217 @@
+"""The metrics: a collector that translates snapshots, and the histograms that are observed.
+
+Counts and gauges are read from the core's `statistics()` at scrape, so the books balance in every
+scrape. Only what is over once it has happened (durations, a plan's quality) is observed as it
+happens. Nothing is registered globally.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from rollout_dispatcher import __version__
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import StepPlanned
+from rollout_dispatcher.plan import Layout
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
+from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.journal.journal import Journal
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_LONG_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
+_RATIOS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_SMALL_COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """Everything that /metrics shows, in a registry of its own."""
+
+    def __init__(self, config: ServeConfig, core: Dispatch, clock: Callable[[], float]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._config, self._core = config, core
+        self._padded = config.layout is Layout.PADDED
+        registry = self.registry
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        Info("dispatcher_build", "Version of the dispatcher.", registry=registry).info(
+            {"version": __version__}
+        )
+        Info("dispatcher_config", "Settings that shape plans.", registry=registry).info(
+            _config_labels(config)
+        )
+        registry.register(CoreCollector(core, config, clock))
+        self._make_connection_metrics(registry)
+        self._make_plan_metrics(registry)
+        self._make_sample_histograms(registry)
+        self._make_rank_metrics(registry)
+
+    def _make_connection_metrics(self, registry: CollectorRegistry) -> None:
+        self.connections = Counter(
+            "dispatcher_connections", "Connections accepted.", ["role"], registry=registry
+        )
+        self.connection_errors = Counter(
+            "dispatcher_connection_errors",
+            "Connections that ended otherwise than by a goodbye.",
+            ["role", "reason"],
+            registry=registry,
+        )
+        self._receiving = Gauge(
+            "dispatcher_receiving_bytes",
+            "Bytes of frames and request bodies that are being received.",
+            registry=registry,
+        )
+        self.event_loop_lag = Histogram(
+            "dispatcher_event_loop_lag_seconds",
+            "How late the event loop runs what is due.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def _make_plan_metrics(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"dispatcher_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.plan_duration = histogram("plan_duration_seconds", "Time to plan a step.", _SECONDS)
+        self._imbalance = histogram(
+            "step_imbalance_ratio", "Max over mean of the ranks' cost, minus 1.", _RATIOS, "stage"
+        )
+        self._excess = histogram(
+            "step_straggler_excess_ratio",
+            "Share of trainer time lost to waiting for stragglers.",
+            _RATIOS,
+            "stage",
+        )
+        self._bound_excess = histogram(
+            "step_lower_bound_excess_ratio",
+            "The least straggler excess that any split of the step's samples could have.",
+            _RATIOS,
+        )
+        self._micro_batches = histogram(
+            "step_micro_batches", "Micro-batches of a step on each DP rank.", _COUNTS
+        )
+        self.redeliveries = Counter(
+            "dispatcher_redeliveries",
+            "Open steps delivered again.",
+            ["reason"],
+            registry=registry,
+        )
+        self._dispatched_bytes = Counter(
+            "dispatcher_dispatched_bytes", "Payload bytes of planned samples.", registry=registry
+        )
+        self._padding_tokens = Counter(
+            "dispatcher_padding_tokens",
+            "Tokens that ranks compute for layout's sake only: padding and fillers.",
+            registry=registry,
+        )
+
+    def _make_sample_histograms(self, registry: CollectorRegistry) -> None:
+        self._wait = ArrayHistogram(
+            "dispatcher_sample_wait_seconds",
+            "Time a dispatched sample was buffered.",
+            _LONG_SECONDS,
+            registry,
+        )
+        self._skips = ArrayHistogram(
+            "dispatcher_sample_skips",
+            "Dispatches that passed a sample over before it went.",
+            _SMALL_COUNTS,
+            registry,
+        )
+        self._staleness = ArrayHistogram(
+            "dispatcher_sample_staleness_versions",
+            "Policy versions between a dispatched sample and its training.",
+            _SMALL_COUNTS,
+            registry,
+        )
+
+    def _make_rank_metrics(self, registry: CollectorRegistry) -> None:
+        self.delivery_duration = Histogram(
+            "dispatcher_delivery_duration_seconds",
+            "From a step's plan to its last micro-batch being written to a rank.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._rank_wait = Histogram(
+            "dispatcher_rank_wait_seconds",
+            "Time a rank's training loop was blocked waiting for a step.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._per_rank = PerRank(self._core)
+        if self._config.per_rank_metrics:
+            registry.register(self._per_rank)
+
+    def watch_receiving(self, receiving: Receiving) -> None:
+        """Export how much memory frames have that are being received."""
+        self._receiving.set_function(lambda: receiving.nbytes)
+
+    def watch_journal(self, journal: "Journal") -> None:
+        """Export what the journal does; it calls from its own thread."""
+        syncs = Histogram(
+            "dispatcher_journal_fsync_duration_seconds",
+            "Time to make a group of batches durable.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.registry.register(JournalCollector(journal))
+        journal.on_sync = syncs.observe
+
+    def step_planned(self, step: StepPlanned) -> None:
+        """Observe the quality of a plan and what its samples went through."""
+        plan = step.plan
+        self._imbalance.labels("fifo").observe(plan.fifo_imbalance)
+        self._imbalance.labels("planned").observe(plan.imbalance)
+        self._excess.labels("fifo").observe(plan.fifo_excess)
+        self._excess.labels("planned").observe(plan.excess)
+        costs = plan.cost.sum(axis=1).tolist()
+        mean = sum(costs) / len(costs)
+        self._bound_excess.observe(max(0.0, plan.lower_bound / mean - 1) if mean else 0.0)
+        self._micro_batches.observe(plan.num_micro_batches)
+        self._wait.observe_all(step.waits)
+        self._skips.observe_all(step.skips)
+        self._staleness.observe_all(step.staleness)
+        self._dispatched_bytes.inc(step.nbytes)
+        self._padding_tokens.inc(_padding(step, padded=self._padded))
+        for dp_rank, cost in enumerate(costs):
+            self._per_rank.cost[dp_rank] += cost
+
+    def rank_waited(self, dp_rank: int, seconds: float) -> None:
+        """A rank's training loop was blocked for so long."""
+        self._rank_wait.observe(seconds)
+        self._per_rank.wait[dp_rank] += seconds
+
+
+def _padding(step: StepPlanned, *, padded: bool) -> int:
+    """Tokens computed for layout's sake only: one a filler, and what pads to the longest."""
+    counts = np.array([len(part) for rank in step.plan.micro_batches for part in rank])
+    full = counts[counts > 0]
+    fillers = len(counts) - len(full)
+    if not padded:
+        return fillers
+    longest = np.maximum.reduceat(step.tokens, full.cumsum() - full)
+    return fillers + int(longest @ full - step.tokens.sum())
+
+
+def _config_labels(config: ServeConfig) -> dict[str, str]:
+    names = (
+        "dp_size", "dispatch_batch_size", "dispatch_batch_groups", "window_multiple",
+        "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "groups", "cost",
+    )  # fmt: skip
+    return {name: str(getattr(config, name)) for name in names}

@@ -1,0 +1,84 @@
+"""Runs the planner: a small window here, a large one in a thread of its own.
+
+A large window would keep connections waiting; for a small one the thread would only compete with
+the event loop for the interpreter.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from prometheus_client import Histogram
+
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
+from rollout_dispatcher.plan import Oversize, Plan, PlanConfig
+
+#: A window of up to so many samples is planned on the event loop: that takes a millisecond or two,
+#: less than a slice of deliveries.
+PLANNED_HERE_SAMPLES = 1024
+
+
+class Planner:
+    """Plans for any number of DP ranks; `duration`: where it is observed how long that takes.
+
+    clock: for the event loop's thread alone, so the thread that plans never asks it.
+    """
+
+    def __init__(self, config: PlanConfig, duration: Histogram, clock: Callable[[], float]) -> None:
+        self._config, self._duration, self._clock = config, duration, clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def plans_here(self, wanted: PlanWanted | ReplanWanted) -> bool:
+        """Whether the event loop has time for this plan."""
+        return len(wanted.window) <= PLANNED_HERE_SAMPLES
+
+    def plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
+        """Plan now; raises what the planner raises, which is a bug of ours."""
+        began = self._clock()
+        found = self._plan(wanted)
+        self._duration.observe(self._clock() - began)
+        return found
+
+    def _plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
+        config = self._config
+        if config.dp_size != wanted.dp_size:
+            config = replace(config, dp_size=wanted.dp_size)
+        if isinstance(wanted, ReplanWanted):
+            # An earlier process may have planned it under a larger token budget.
+            config = replace(config, oversize=Oversize.ALONE)
+        return plan(wanted.window, config, wanted.take)
+
+    def plan_in_thread(
+        self,
+        wanted: PlanWanted | ReplanWanted,
+        then: Callable[[Plan], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """Call `then` with the plan, or `fail` with what it or the planner has raised."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                fail(error)
+
+        task = asyncio.get_running_loop().create_task(self._plan_then(wanted, then))
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+    async def _plan_then(
+        self, wanted: PlanWanted | ReplanWanted, then: Callable[[Plan], None]
+    ) -> None:
+        began = self._clock()
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._thread, self._plan, wanted)
+        self._duration.observe(self._clock() - began)
+        then(found)
+
+    def close(self) -> None:
+        """Let go of the thread, and of plans that nobody waits for."""
+        for task in self._tasks:
+            task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,337 @@
+"""The router: carries what peers say to the core, and has its answers performed.
+
+It runs on one event loop, so the core sees one event at a time, and decides nothing itself.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Effect, FailRanks, PushAnswered
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.errors import ConnectionLimit, DispatcherError, FrameTooSlow, Stopping
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.assemble import samples_of
+from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.access import EVERYBODY, Access
+from rollout_dispatcher.service.completion import Completion
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.connections import Connections, Seat
+from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
+from rollout_dispatcher.service.effect_runner import EffectRunner
+from rollout_dispatcher.service.metrics.registry import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Router:
+    """Everything that is connected, and the one core in the middle."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        core: Dispatch,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        journal: Log | None = None,
+        *,
+        access: Access = EVERYBODY,
+    ) -> None:
+        self.access = access
+        self.config = config
+        self.core = core
+        self.metrics = metrics
+        self.clock = clock
+        self.receiving = Receiving(config.received_bytes, config.request_timeout)
+        metrics.watch_receiving(self.receiving)
+        self._connections = Connections()
+        self.barrier = DurabilityBarrier(journal, self._broken, self._journal_has_room)
+        if journal is not None:
+            core.heed_journal(self.barrier.has_room)
+        self._effect_runner = EffectRunner(
+            core,
+            config.plan_config(),
+            self._connections,
+            self.barrier,
+            metrics=metrics,
+            clock=clock,
+        )
+        self._hungry_since: dict[int, float] = {}
+        self._next_word = clock()
+        self._completion = Completion(core, self._connections, config.drain_timeout)
+
+    # -- peers report (peer.Listener) -------------------------------------------------------
+
+    def admits(self) -> DispatcherError | None:
+        """Refuse connections beyond the limit."""
+        limit = self.config.max_connections
+        return ConnectionLimit(limit) if self.num_connections >= limit else None
+
+    @property
+    def num_connections(self) -> int:
+        """Connections of the sample plane, whether they have said hello or not."""
+        return len(self._connections.peers)
+
+    def connected(self, peer: Peer) -> None:
+        """A connection was made; it counts for its role once it has said hello."""
+        self._connections.peers.add(peer)
+
+    def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
+        """A peer sent a legal message."""
+        self._hear(peer, message, spans)
+        if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
+            self.barrier.heard(peer)
+
+    def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
+        now = self.clock()
+        match message:
+            case m.Ping() if peer.role == "producer":
+                # It confirms what the producer said before; a rank repeats itself in its hello.
+                self.barrier.after(partial(self._confirm, peer))
+            case m.Ping():
+                peer.send(m.Pong())
+            case m.Bye():
+                self.barrier.after(peer.take_leave)
+            case m.HelloProducer():
+                self.access.check_token(message.token)
+                self._welcome_producer(peer)
+            case m.HelloRank():
+                self.access.check_token(message.token)
+                self._welcome_rank(peer, message, now)
+            case m.Push():
+                samples = samples_of(message, spans, self.config.group_size)
+                push = Push(
+                    peer.client_id, message.first_seq, samples, message.floor, message.named
+                )
+                self.perform(self.core.push(push, now))
+            case m.CloseGroup(group_id=group, withdrawn=list(numbers)):
+                size, who = message.size, peer.client_id
+                self.perform(self.core.withdraw(group, size, who, numbers, now))
+            case m.CloseGroup():
+                said = None if message.number is None else (peer.client_id, message.number)
+                closed = self.core.close_group(
+                    message.group_id, now, size=message.size, keep=message.keep, said=said
+                )
+                self.perform(closed)
+            case m.EndPhase():
+                version, force = message.policy_version, message.force
+                self.perform(self.core.end_phase(version, now, peer.client_id, force=force))
+            case m.EndStream():
+                self._connections.ends(peer.client_id)
+                self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
+            case _ if (seat := self._connections.seat_of(peer)) is not None:
+                self._rank_said(seat.dp_rank, message, now)
+
+    def lost(self, peer: Peer, reason: str) -> None:
+        """A connection is over."""
+        connections, for_good = self._connections, reason == "bye"
+        connections.peers.discard(peer)
+        if not for_good:
+            self.metrics.connection_errors.labels(peer.role, reason).inc()
+        if connections.producers.get(peer.client_id) is peer:
+            del connections.producers[peer.client_id]
+            connections.left(peer.client_id, for_good=for_good)
+            gone = self.core.producer_lost(peer.client_id, self.clock(), for_good=for_good)
+            self.perform(gone)
+        if (seat := connections.seat_of(peer)) is not None:
+            connections.unseat(peer.client_id)
+            self._hungry_since.pop(seat.dp_rank, None)
+            log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
+            self.perform(
+                self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
+            )
+        self._completion.check()
+
+    def _broken(self, error: DispatcherError) -> None:
+        self._effect_runner.fail(error)
+
+    def _journal_has_room(self) -> None:
+        self.perform(self.core.journal_has_room(self.clock()))
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Have the core's decisions carried out."""
+        self._effect_runner.perform(effects)
+        self._completion.check()
+
+    # -- producers --------------------------------------------------------------------------
+
+    def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
+        """Push on behalf of an HTTP request; what finds no room is answered `full`."""
+        push = Push("", 0, samples, 0, named)
+        effects = self.core.push(push, self.clock(), may_hold=False)
+        self.perform(effects)
+        return next(effect for effect in effects if isinstance(effect, PushAnswered))
+
+    def _confirm(self, peer: Peer) -> None:
+        peer.send(m.Pong())
+        if self._connections.producers.get(peer.client_id) is peer:
+            self._connections.answered(peer.client_id)
+            self._completion.check()
+
+    def _welcome_producer(self, peer: Peer) -> None:
+        before = self._connections.producers.get(peer.client_id)
+        self._connections.producers[peer.client_id] = peer
+        if before is not None:
+            self.perform(self.core.producer_lost(peer.client_id, self.clock()))
+            before.close()
+        self.core.producer_connected(peer.client_id)
+        self.metrics.connections.labels("producer").inc()
+        welcome = m.WelcomeProducer(
+            credits=self.config.producer_credits,
+            max_payload_bytes=self.config.max_frame_bytes,
+            heartbeat_interval_s=self.config.heartbeat_interval,
+        )
+        peer.send(welcome)
+
+    # -- ranks ------------------------------------------------------------------------------
+
+    def _welcome_rank(self, peer: Peer, message: m.HelloRank, now: float) -> None:
+        hello = RankHello(
+            client_id=message.client_id,
+            dp_rank=message.dp_rank,
+            dp_size=message.dp_size,
+            generation=message.generation,
+            prefetch_steps=message.prefetch_steps,
+            taken=message.taken,
+            committed=message.committed,
+            hungry=message.hungry,
+            received=dict(message.received),
+            resume=_position(message.resume),
+            saved=message.saved,
+        )
+        effects = self._fence(peer, hello, self.core.join(hello, now))
+        if peer.welcomed:  # on this connection: it has loaded a checkpoint since
+            peer.forget()
+        else:
+            self.metrics.connections.labels("rank").inc()
+        seat = self._connections.seat(peer, message.dp_rank)
+        generation = self.core.ledger.generation.number
+        log.info(
+            "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
+        )
+        standing = self.core.ledger.ranks.get(message.dp_rank)
+        welcome = m.WelcomeRank(
+            run_id=self.core.run_id,
+            generation=generation,
+            committed=-1 if standing is None else standing.committed,
+            max_open_steps=self.config.max_open_steps,
+            layout=self.config.layout,
+            heartbeat_interval_s=self.config.heartbeat_interval,
+        )
+        self.barrier.after(partial(self._welcome, seat, welcome))
+        self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
+        self.perform(effects)
+        if message.policy_version is not None:
+            first_step = message.policy_step or 0
+            self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
+
+    def _fence(self, peer: Peer, hello: RankHello, effects: list[Effect]) -> list[Effect]:
+        """Hear no more of ranks that the hello of this peer has fenced; returns the other effects.
+
+        Raises what its generation has failed with, if that is what came of it.
+        """
+        if hello.generation is None:
+            self._hungry_since.clear()
+            if self._connections.seat_of(peer) is not None:  # it leaves its own place itself
+                self._connections.unseat(peer.client_id)
+        # Facts first: a new generation's number is durable before anybody hears of it.
+        self.perform(effect for effect in effects if isinstance(effect, FailRanks))
+        if (failed := self.core.ledger.generation.failed) is not None:
+            raise failed
+        return [effect for effect in effects if not isinstance(effect, FailRanks)]
+
+    def _welcome(self, seat: Seat, welcome: m.WelcomeRank) -> None:
+        # What was decided before its hello and waits at the barrier too is not for this connection.
+        if self._connections.holds(seat):
+            seat.peer.welcomed = True
+            seat.peer.send(welcome)
+
+    def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
+        self.core.seen(dp_rank, now)
+        match message:
+            case m.Demand():
+                self._note_hunger(dp_rank, hungry=message.hungry, now=now)
+                self.perform(self.core.demand(dp_rank, message.taken, now, hungry=message.hungry))
+            case m.Prepared():
+                self.perform(self.core.prepared(dp_rank, message.step, message.digest, now))
+            case m.Commit():
+                self.perform(self.core.commit(dp_rank, message.step, now))
+            case m.PolicyVersion():
+                version, first_step = message.policy_version, message.first_step
+                self.perform(self.core.set_policy_version(version, now, first_step))
+            case m.CheckpointSaved():
+                self.core.checkpoint_saved(dp_rank, message.step)
+                self.perform([])
+
+    def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
+        if hungry:
+            self._hungry_since.setdefault(dp_rank, now)
+        elif (since := self._hungry_since.pop(dp_rank, None)) is not None:
+            self.metrics.rank_waited(dp_rank, now - since)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def finished(self) -> None:
+        """Return when everything is committed and everybody has left. Raises what broke us."""
+        await self._completion.over(self._effect_runner.failure)
+
+    def close_silent(self, away: float) -> None:
+        """Close the connections of clients that are silent, heartbeats included, for too long.
+
+        A live client connects again; the place of one that is not is free for its successor.
+        away: seconds since the last look in which this process was stopped, or its clock jumped.
+        What clients said meanwhile is still to be read, so these seconds are not held against them,
+        nor is the time in which they are not read from.
+        """
+        config, now = self.config, self.clock()
+        watched = [(peer, config.idle_timeout) for peer in self._connections.producers.values()]
+        watched += [(seat.peer, config.rank_timeout) for seat in self._connections.seats.values()]
+        for peer, timeout in watched:
+            unheard = now - peer.last_heard if peer.held else away
+            peer.last_heard = min(now, peer.last_heard + unheard)
+            if now - peer.last_heard > timeout:
+                log.warning("%s was silent for %g s; closing its connection", peer, timeout)
+                peer.close("silent")
+
+    def keep_pace(self, away: float) -> None:
+        """End frames that come too slowly while others wait; tell those who wait that we are alive.
+
+        They say their pings behind what waits, and would take us for dead. away: as above.
+        """
+        now, receiving = self.clock(), self.receiving
+        for peer in receiving.too_slow(now, away):
+            if isinstance(peer, Peer):
+                peer.fail(FrameTooSlow(peer.filled or 0, receiving.patience))
+        if now < self._next_word:
+            return
+        self._next_word = now + self.config.heartbeat_interval
+        word = m.Blocked(cap="receive-bytes", held=receiving.nbytes, capacity=receiving.limit)
+        for peer in receiving.waiting:
+            if isinstance(peer, Peer):
+                peer.write(codec.encode(word))
+
+    def absent_ranks(self) -> list[int]:
+        """DP ranks of the current generation that left without a goodbye."""
+        return self.core.ledger.generation.absent
+
+    def stop(self, why: str) -> None:
+        """Send everybody away who may come back to the next process."""
+        for peer in list(self._connections.peers):
+            peer.fail(Stopping(why))
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for peer in list(self._connections.peers):
+            peer.close()
+        self._completion.close()
+        self._effect_runner.close()
+
+
+def _position(resume: m.Position | None) -> Position | None:
+    return None if resume is None else Position(resume.run_id, resume.step)

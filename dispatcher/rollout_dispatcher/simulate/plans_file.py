@@ -1,0 +1,29 @@
+"""The books: every step as one JSON line, so that anyone can check what the figures say.
+
+A line names the window and the strategy it belongs to, what entered the window since the step
+before, which samples went to which micro-batch of which rank, how often each of them had been
+passed over (where it ever was), and what was dropped and why. Warm-up steps have negative numbers.
+"""
+
+import json
+from typing import TextIO
+
+from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+
+
+def write_step(file: TextIO, setting: Setting, step: Step) -> None:
+    """Append one line."""
+    ids = [entry.sample.sample_id for entry in step.entries]
+    skips = zip(step.plan.chosen.tolist(), step.skips.tolist(), strict=True)
+    line = {
+        "step": step.number,
+        "window": setting.window,
+        "strategy": str(setting.strategy),
+        "arrived": [sample.sample_id for sample in step.arrived],
+        "ranks": [
+            [[ids[at] for at in part.tolist()] for part in rank] for rank in step.plan.micro_batches
+        ],
+        "skips": {ids[at]: count for at, count in skips if count},
+        "dropped": step.dropped,
+    }
+    file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -1,0 +1,204 @@
+"""Figures: what was planned, step by step, becomes one row of the table.
+
+Invariant: warm-up steps (negative numbers) count for nothing but the order in which samples
+arrived. Sums come first, ratios after: an expensive step weighs what it costs.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.plan import FloatArray, IntArray, Plan, PlanConfig, Strategy, Window
+from rollout_dispatcher.simulate.bias import selection_bias
+from rollout_dispatcher.simulate.replay.timed import Clockwork
+from rollout_dispatcher.simulate.replay.trainer import step_cost
+from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
+from rollout_dispatcher.simulate.trace import Trace
+
+#: Bars of a length histogram.
+LENGTH_BINS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Of one step, in cost: what it takes, a rank's mean share, the largest rank, and so on."""
+
+    step: float
+    mean: float
+    largest: float
+    fifo: float
+    fifo_largest: float
+    bound: float
+    unpadded: float
+
+
+class Figures:
+    """Takes steps as they are planned; `run` sums them up.
+
+    kept: tokens of all samples that are not dropped.
+    """
+
+    def __init__(self, setting: Setting, trace: Trace, kept: IntArray) -> None:
+        self._setting = setting
+        self._kept = kept
+        costs = setting.plan.cost(kept)
+        share = float(costs.mean()) * setting.plan.dispatch_batch_size / setting.plan.dp_size
+        self._outlier_tokens = int(kept[costs > share].min(initial=2**62))
+        self._edges = length_edges(trace)
+        self._arrived: list[int] = []
+        self._dispatched_before = 0
+        self._counted: list[Step] = []
+        self._tokens: list[IntArray] = []
+        self._dropped: Counter[str] = Counter()
+        self.warm_up_steps = 0
+
+    def add(self, step: Step) -> None:
+        """One more step; a negative number marks one of the warm-up."""
+        self._arrived += [sample.tokens for sample in step.arrived]
+        chosen = step.plan.chosen
+        if step.number < 0:
+            self.warm_up_steps += 1
+            self._dispatched_before += len(chosen)
+            return
+        entries = step.entries
+        tokens = np.fromiter((entries[at].sample.tokens for at in chosen.tolist()), np.int64)
+        self._counted.append(step)
+        self._tokens.append(tokens)
+        self._dropped.update(step.dropped.values())
+
+    def run(self, clockwork: Clockwork | None) -> Run:
+        """Sum up the counted steps."""
+        steps, setting = self._counted, self._setting
+        times = [self._times(at) for at in range(len(steps))]
+        work = sum(each.mean for each in times) or 1.0
+        excess = sum(each.step for each in times) / work - 1
+        step_excess = [each.step / each.mean - 1 if each.mean else 0.0 for each in times]
+        tokens = np.concatenate(self._tokens)
+        skips = np.concatenate([step.skips for step in steps])
+        outliers = skips[tokens >= self._outlier_tokens]
+        config, bound = setting.plan, setting.plan.max_skips
+        fixed = config.outlier_max_skips
+        arrived = np.array(self._arrived, dtype=np.int64)
+        ks, ks_fifo = selection_bias(self._kept, self._tokens, arrived, self._dispatched_before)
+        return Run(
+            strategy=str(setting.strategy),
+            window=setting.window,
+            steps=len(steps),
+            warm_up_steps=self.warm_up_steps,
+            samples=len(tokens),
+            excess=excess,
+            step_excess=spread(step_excess),
+            imbalance=sum(each.largest for each in times) / work - 1,
+            fifo_excess=sum(each.fifo for each in times) / work - 1,
+            fifo_imbalance=sum(each.fifo_largest for each in times) / work - 1,
+            lower_bound=sum(each.bound for each in times) / work - 1,
+            padding=work / (sum(each.unpadded for each in times) or 1.0) - 1,
+            delay=spread(skips),
+            outlier_delay=spread(outliers),
+            delays=np.bincount(skips).tolist(),
+            outlier_delays=np.bincount(outliers).tolist(),
+            max_skips=bound,
+            outlier_max_skips=bound if fixed is None else fixed,
+            small_steps=sum(len(each) < config.dispatch_batch_size for each in self._tokens),
+            dropped=dict(self._dropped),
+            triggers=dict(Counter(str(step.trigger) for step in steps)),
+            micro_batches=float(np.mean([step.plan.num_micro_batches for step in steps])),
+            ks=ks,
+            ks_fifo=ks_fifo,
+            plan_ms=1000 * float(np.median([step.seconds for step in steps])),
+            lengths=_shares(tokens, self._edges),
+            example=self._example(step_excess, excess),
+            timing=_timing(clockwork),
+        )
+
+    def _times(self, at: int) -> _Times:
+        made = self._counted[at].plan
+        ranks = made.cost.sum(axis=1)
+        mean = float(ranks.mean())
+        own = float(self._setting.plan.cost(self._tokens[at]).sum())
+        return _Times(
+            step=step_cost(made),
+            mean=mean,
+            largest=float(ranks.max()),
+            fifo=(1 + made.fifo_excess) * mean,
+            fifo_largest=(1 + made.fifo_imbalance) * mean,
+            bound=made.lower_bound,
+            unpadded=own / made.cost.shape[0],
+        )
+
+    def _example(self, step_excess: list[float], excess: float) -> Example:
+        """The step that is nearest to all of them together, beside a plain split of its samples."""
+        at = int(np.abs(np.array(step_excess) - excess).argmin())
+        made = self._counted[at].plan
+        in_turn = self._tokens[at][np.argsort(made.chosen)]
+        name = str(self._setting.strategy)
+        if self._setting.strategy is Strategy.WINDOW:
+            name += f" {self._setting.window:g}"
+        plain = plain_plan(in_turn, self._setting.plan)
+        return Example(
+            self._counted[at].number, _work(name, made), _work("the same samples, plain", plain)
+        )
+
+
+def _work(name: str, made: Plan) -> Work:
+    fair = float(made.cost.sum()) / made.cost.shape[0] or 1.0
+    return Work(name, (made.cost.sum(axis=1) / fair).tolist(), step_cost(made) / fair)
+
+
+def plain_plan(tokens: IntArray, config: PlanConfig) -> Plan:
+    """What a trainer does by itself: these samples dealt to ranks as they came."""
+    n = len(tokens)
+    none = np.zeros(n, dtype=np.int64)
+    window = Window(tokens, none, none - 1, np.zeros(n, dtype=np.bool_))
+    return plan(window, replace(config, strategy=Strategy.ROUND_ROBIN), n)
+
+
+def spread(values: IntArray | FloatArray | list[float]) -> Spread:
+    """Mean, median, 99th percentile and maximum; zeros for no values."""
+    if not len(values):
+        return Spread(0.0, 0.0, 0.0, 0.0)
+    median, p99 = np.percentile(values, (50, 99))
+    return Spread(float(np.mean(values)), float(median), float(p99), float(np.max(values)))
+
+
+def summary(trace: Trace) -> TraceSummary:
+    """What a report says of the trace."""
+    edges = length_edges(trace)
+    return TraceSummary(
+        trace.name,
+        len(trace),
+        trace.empty_rows,
+        spread(trace.tokens),
+        edges.tolist(),
+        _shares(trace.tokens, edges),
+    )
+
+
+def length_edges(trace: Trace) -> FloatArray:
+    """Edges of a histogram of lengths, evenly spaced on a logarithmic scale."""
+    low, high = float(trace.tokens.min()), float(trace.tokens.max()) + 1
+    return np.geomspace(low, high, LENGTH_BINS + 1)
+
+
+def _shares(tokens: IntArray, edges: FloatArray) -> list[float]:
+    counts, _ = np.histogram(np.clip(tokens, edges[0], edges[-1]), edges)
+    shares: list[float] = (counts / max(len(tokens), 1)).tolist()
+    return shares
+
+
+def _timing(clockwork: Clockwork | None) -> Timing | None:
+    if clockwork is None:
+        return None
+    elapsed = clockwork.elapsed or 1.0
+    of_data, of_stragglers = clockwork.of_data / elapsed, clockwork.of_stragglers / elapsed
+    return Timing(
+        elapsed=clockwork.elapsed,
+        finished=clockwork.finished,
+        busy=1 - of_data - of_stragglers,
+        waiting_for_data=of_data,
+        waiting_for_stragglers=of_stragglers,
+        wait=spread(clockwork.waits),
+    )

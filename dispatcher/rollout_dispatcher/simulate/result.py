@@ -1,0 +1,180 @@
+"""What a simulation found, as plain numbers: the seam between running and reporting.
+
+Invariant: `to_json` and `from_json` are inverse, so a report can be made later, elsewhere, from
+the file. Ratios are plain (0.01 is 1 %), times are seconds unless the name says otherwise, delays
+are in dispatches.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollout_dispatcher.errors import ConfigError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution in four numbers."""
+
+    mean: float
+    median: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step, rank by rank: what each has to do, and what the step takes; 1 is a fair share."""
+
+    name: str
+    ranks: list[float]
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The step whose excess is nearest to that of all steps together.
+
+    plain: the same samples, dealt to ranks as they came.
+    """
+
+    step: int
+    planned: Work
+    plain: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What became of rank time, in shares of `elapsed` that sum to 1, and of samples meanwhile.
+
+    elapsed: from the beginning of the first step to the end of the last. finished: its end, from
+    the first arrival. wait: seconds from a sample's arrival to the plan that took it.
+    """
+
+    elapsed: float
+    finished: float
+    busy: float
+    waiting_for_data: float
+    waiting_for_stragglers: float
+    wait: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of the table: a strategy at a window multiple.
+
+    excess: straggler excess, ratio of sums over the counted steps; step_excess: per step.
+    fifo_excess: that of the same samples dealt as they came. lower_bound: no split could be below.
+    padding: cost of padding over the samples' own. ks: Kolmogorov-Smirnov distance of the lengths
+    in 20 dispatches from the trace's; ks_fifo: that of as many samples in the order they arrived.
+    delays[k]: samples dispatched after k dispatches had passed them over; outlier_delays: those
+    of them that cost more than a rank's mean share.
+    """
+
+    strategy: str
+    window: float
+    steps: int
+    warm_up_steps: int
+    samples: int
+    excess: float
+    step_excess: Spread
+    imbalance: float
+    fifo_excess: float
+    fifo_imbalance: float
+    lower_bound: float
+    padding: float
+    delay: Spread
+    outlier_delay: Spread
+    delays: list[int]
+    outlier_delays: list[int]
+    max_skips: int
+    outlier_max_skips: int
+    small_steps: int
+    dropped: dict[str, int]
+    triggers: dict[str, int]
+    micro_batches: float
+    ks: float
+    ks_fifo: float
+    plan_ms: float
+    lengths: list[float]
+    example: Example
+    timing: Timing | None = None
+
+    @property
+    def time(self) -> float:
+        """Trainer time over what the samples alone would take if no rank ever waited."""
+        waiting = 1 / self.timing.busy if self.timing else 1 + self.excess
+        return waiting * (1 + self.padding)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What was replayed. edges: tokens, ascending; lengths: share of samples between them."""
+
+    name: str
+    samples: int
+    empty_rows: int
+    tokens: Spread
+    edges: list[float]
+    lengths: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The window that is worth its delay."""
+
+    window: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything that a report shows; options: as they would be written on the command line."""
+
+    trace: TraceSummary
+    options: dict[str, Any]
+    runs: list[Run]
+    recommendation: Recommendation | None = None
+
+    def to_json(self) -> str:
+        """One JSON object, indented two levels deep at most where lists are long."""
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> "Result":
+        """Read what `to_json` wrote. Raises ConfigError for anything else."""
+        try:
+            data = json.loads(text)
+            if data.pop("format") != FORMAT:
+                raise ConfigError("this result was written by another release of the dispatcher")
+            chosen = data.pop("recommendation")
+            return Result(
+                trace=TraceSummary(**data["trace"] | _spreads(data["trace"], "tokens")),
+                options=dict(data["options"]),
+                runs=[_run(run) for run in data["runs"]],
+                recommendation=Recommendation(**chosen) if chosen else None,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                "this is not a result of `dispatcher simulate --json` "
+                f"({type(error).__name__}: {error})"
+            ) from None
+
+
+def _run(data: dict[str, Any]) -> Run:
+    timing = data["timing"]
+    parts = _spreads(data, "step_excess", "delay", "outlier_delay") | {
+        "example": _example(data["example"]),
+        "timing": Timing(**timing | _spreads(timing, "wait")) if timing else None,
+    }
+    return Run(**data | parts)
+
+
+def _example(data: dict[str, Any]) -> Example:
+    return Example(data["step"], Work(**data["planned"]), Work(**data["plain"]))
+
+
+def _spreads(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: Spread(**data[name]) for name in names}

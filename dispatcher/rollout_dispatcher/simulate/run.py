@@ -1,0 +1,125 @@
+"""A simulation: every setting is given the same samples in the same order, one after the other.
+
+Invariant: what is found depends on trace, settings and seed alone, except for the time that
+planning took.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import IntArray
+from rollout_dispatcher.simulate.epochs import Epochs, doomed
+from rollout_dispatcher.simulate.plans_file import write_step
+from rollout_dispatcher.simulate.replay.steady import longest_kept, run_steady, warm_up_steps
+from rollout_dispatcher.simulate.replay.timed import Clockwork, check_arrivals, run_timed
+from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.report.figures import Figures
+from rollout_dispatcher.simulate.result import Run
+from rollout_dispatcher.simulate.trace import Trace
+
+DEFAULT_STEPS = 100
+
+#: Told after every step: the setting, steps done and steps in all (None: not known yet).
+Progress = Callable[[Setting, int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What all settings have in common.
+
+    load: of a trainer under timed arrivals; None for steady arrivals. steps: None for 100 with
+    steady arrivals, and for the whole trace with timed ones.
+    """
+
+    seed: int = 0
+    steps: int | None = None
+    load: float | None = None
+
+
+def simulate(
+    trace: Trace,
+    settings: Sequence[Setting],
+    scenario: Scenario,
+    *,
+    books: TextIO | None = None,
+    progress: Progress = lambda _setting, _done, _of: None,
+) -> list[Run]:
+    """Run every setting over the trace; rows in the order of the settings."""
+    if scenario.load is not None:
+        check_arrivals(trace)
+    kept = _kept(trace, settings[0])
+    epochs = Epochs(trace, scenario.seed, whole_groups=settings[0].core.groups_matter)
+    with _no_search_for_cycles():
+        return [
+            _run(
+                each,
+                Figures(each, trace, kept),
+                scenario,
+                trace=trace,
+                epochs=epochs,
+                books=books,
+                progress=progress,
+            )
+            for each in settings
+        ]
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """Samples come and go by the million and refer to nothing that refers to them.
+
+    To look for cycles among them takes a third of the whole run.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _kept(trace: Trace, setting: Setting) -> IntArray:
+    """Tokens of the samples that are not dropped; refuses a trace of which none is left."""
+    longest = longest_kept(setting.plan)
+    gone = doomed(trace, longest, whole_groups=setting.core.groups_matter)
+    if gone.all():
+        raise ConfigError(
+            f"every sample of {trace.name} is dropped as longer than --micro-batch-tokens "
+            f"{longest}; raise it, or set --oversize alone"
+        )
+    return trace.tokens[~gone]
+
+
+def _run(
+    setting: Setting,
+    figures: Figures,
+    scenario: Scenario,
+    *,
+    trace: Trace,
+    epochs: Epochs,
+    books: TextIO | None,
+    progress: Progress,
+) -> Run:
+    timed = scenario.load is not None
+    warm_up = 0 if timed else warm_up_steps(setting)
+    steps = DEFAULT_STEPS if scenario.steps is None and not timed else scenario.steps
+    in_all = None if steps is None else warm_up + steps
+
+    def on_step(step: Step) -> None:
+        numbered = replace(step, number=step.number - warm_up)
+        figures.add(numbered)
+        if books is not None:
+            write_step(books, setting, numbered)
+        progress(setting, step.number + 1, in_all)
+
+    clockwork: Clockwork | None = None
+    if scenario.load is not None:
+        clockwork = run_timed(setting, trace, scenario.load, steps, on_step)
+    else:
+        run_steady(setting, epochs, steps or DEFAULT_STEPS, on_step)
+    return figures.run(clockwork)

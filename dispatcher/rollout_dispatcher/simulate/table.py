@@ -1,0 +1,126 @@
+"""The table on the terminal: a row for each strategy and window, plain text, aligned.
+
+Invariant: a column's heading says what and its second line in which unit; figures of one column
+have one unit.
+"""
+
+from collections.abc import Callable, Iterator
+
+from rollout_dispatcher.simulate.result import Result, Run, Timing
+
+#: Heading, unit, and how a row shows it.
+Column = tuple[str, str, Callable[[Run], str]]
+
+
+def percent(ratio: float) -> str:
+    """Per cent without the sign, precise where it is small."""
+    value = 100 * ratio
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+_EXCESS: tuple[Column, ...] = (
+    ("strategy", "", lambda run: run.strategy),
+    ("window", "x batch", lambda run: f"{run.window:g}"),
+    ("excess", "%", lambda run: percent(run.excess)),
+    ("median", "%", lambda run: percent(run.step_excess.median)),
+    ("p99", "%", lambda run: percent(run.step_excess.p99)),
+)
+_BOUND: tuple[Column, ...] = (("bound", "%", lambda run: percent(run.lower_bound)),)
+_PADDING: tuple[Column, ...] = (("padding", "%", lambda run: percent(run.padding)),)
+_DELAY: tuple[Column, ...] = (
+    ("imbalance", "%", lambda run: percent(run.imbalance)),
+    ("delay", "mean", lambda run: f"{run.delay.mean:.2f}"),
+    ("", "p99", lambda run: f"{run.delay.p99:.0f}"),
+    ("", "max", lambda run: f"{run.delay.max:.0f}"),
+)
+_STEADY: tuple[Column, ...] = (
+    ("KS", "1e-4", lambda run: f"{1e4 * run.ks:.0f}"),
+    ("of FIFO", "1e-4", lambda run: f"{1e4 * run.ks_fifo:.0f}"),
+    ("small", "steps", lambda run: f"{run.small_steps}"),
+)
+_PLAN: tuple[Column, ...] = (("plan", "ms", lambda run: f"{run.plan_ms:.1f}"),)
+_TIMED: tuple[Column, ...] = (
+    ("busy", "%", lambda run: percent(_timing(run).busy)),
+    ("no data", "%", lambda run: percent(_timing(run).waiting_for_data)),
+    ("straggl.", "%", lambda run: percent(_timing(run).waiting_for_stragglers)),
+    ("wait", "p50 s", lambda run: f"{_timing(run).wait.median:.1f}"),
+    ("", "p99 s", lambda run: f"{_timing(run).wait.p99:.1f}"),
+    ("finished", "s", lambda run: f"{_timing(run).finished:.0f}"),
+)
+
+_LEGEND = (
+    "excess: time ranks wait for each other, over the work itself",
+    "bound: no split of the same samples could be below it",
+    "padding: cost of padding, over the samples' own",
+    "imbalance: largest rank over mean rank, less one",
+    "busy, no data, straggl.: share of rank time at work, waiting for samples, for other ranks",
+    "wait: from a sample's arrival to the plan that took it",
+    "delay: dispatches that passed a sample over",
+    "KS: distance of the lengths in 20 dispatches from the trace's, and what chance does to it",
+)
+
+
+def table(result: Result) -> str:
+    """What was replayed, the rows, and what the columns mean."""
+    columns = columns_for(result)
+    rows = [[heading for heading, _, _ in columns], [unit for _, unit, _ in columns]]
+    rows += [[show(run) for _, _, show in columns] for run in result.runs]
+    lines = list(_aligned(rows))
+    lines.insert(2, "-" * max(map(len, lines)))
+    shown = set(rows[0])
+    legend = [text for text in _LEGEND if text.split(":")[0].split(",")[0] in shown]
+    return "\n".join([*headline(result), "", *lines, "", *legend, ""])
+
+
+def columns_for(result: Result) -> tuple[Column, ...]:
+    """Heading, unit and figure of each column that says something about these runs."""
+    # What could be padded less has no bound worth naming.
+    bound = _PADDING if result.options["layout"] == "padded" else _BOUND
+    if _is_timed(result):
+        return _EXCESS[:3] + bound + _TIMED + _DELAY + _PLAN
+    return _EXCESS + bound + _DELAY + _STEADY + _PLAN
+
+
+def _is_timed(result: Result) -> bool:
+    return any(run.timing for run in result.runs)
+
+
+def headline(result: Result) -> list[str]:
+    """The trace and the set-up, in two or three sentences."""
+    trace, options = result.trace, result.options
+    size, tokens = options["micro_batch_size"], options["micro_batch_tokens"]
+    micro_batch = f"{size} samples" if size else f"at most {tokens:,} tokens"
+    place = "micro-batch" if options["sync"] == "micro-step" else "step"
+    first = result.runs[0]
+    lengths = (
+        f"{trace.name}: {trace.samples:,} samples, mean {trace.tokens.mean:,.0f} tokens, "
+        f"p99 {trace.tokens.p99:,.0f}, longest {trace.tokens.max:,.0f}"
+    )
+    shape = (
+        f"{options['dispatch_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
+        f"that meet at every {place}, {options['layout']} micro-batches of {micro_batch}"
+    )
+    course = (
+        f"{first.steps} steps, {options['arrivals']} arrivals, cost {options['cost']}, "
+        f"seed {options['seed']}"
+    )
+    lines = [lengths, shape, course]
+    if trace.empty_rows:
+        lines.append(f"{trace.empty_rows} rows of the trace hold no tokens and are left out")
+    if dropped := sum(first.dropped.values()):
+        lines.append(f"{dropped:,} samples dropped as longer than a micro-batch")
+    return lines
+
+
+def _aligned(rows: list[list[str]]) -> Iterator[str]:
+    """Text to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        yield "  ".join(cells).rstrip()
+
+
+def _timing(run: Run) -> Timing:
+    assert run.timing is not None
+    return run.timing

@@ -1,0 +1,210 @@
+"""A plain stream socket as an asyncio transport that neither joins nor copies what it carries.
+
+asyncio's own receives into one buffer at a time and joins the buffers that it is asked to write;
+here a protocol offers many buffers (`get_buffers`) and gathered writes go out as they are. What is
+written in one turn of the event loop leaves together. Invariants: bytes leave in the order in which
+they were written; `connection_lost` is called once, after everything else; a peer that does not
+read costs what was written before `pause_writing`, and references rather than copies.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from rollout_dispatcher.protocol.outbox import Buffer, Outbox
+
+#: Write at once, rather than at the end of the turn, from this much on: each write wakes the peer,
+#: so a few micro-batches go together.
+WRITE_AT_ONCE_BYTES = 512 * 1024
+#: The protocol is paused while more than this is unsent, and resumed once it is all sent.
+HIGH_WATER_BYTES = 64 * 1024
+
+
+class StreamProtocol(asyncio.BufferedProtocol):
+    """asyncio's BufferedProtocol that offers several buffers at a time."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+        """The first of `get_buffers`, for asyncio's own transports."""
+        return self.get_buffers()[0]
+
+    def get_buffers(self) -> list[memoryview]:
+        """Memory for the next bytes, in order; none of it empty, at most IOV_MAX pieces."""
+        raise NotImplementedError
+
+
+class StreamTransport(asyncio.Transport):
+    """Owns a connected socket of a running event loop; reads from the start."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, protocol: StreamProtocol
+    ) -> None:
+        super().__init__({"socket": sock})
+        sock.setblocking(False)
+        self._loop, self._sock, self._protocol = loop, sock, protocol
+        self._outbox = Outbox()
+        self._reading = self._writing = self._scheduled = False
+        self._paused = self._closing = self._ends = self._lost = False
+        protocol.connection_made(self)
+        self.resume_reading()
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        """Whether what arrives is received."""
+        return self._reading
+
+    def pause_reading(self) -> None:
+        """Leave what arrives with the kernel."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock)
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+        if not self._reading and not self._closing:
+            self._reading = True
+            self._loop.add_reader(self._sock, self._read)
+
+    def _read(self) -> None:
+        try:
+            nbytes = self._sock.recvmsg_into(self._protocol.get_buffers())[0]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        if nbytes:
+            self._protocol.buffer_updated(nbytes)
+        elif self._protocol.eof_received():
+            self.pause_reading()
+        else:
+            self.close()
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def write(self, data: Buffer) -> None:
+        """Write one buffer; see `writelines`."""
+        self.writelines((data,))
+
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
+        """Write buffers in order; they must not change before they are sent."""
+        if self._closing:
+            return
+        self._outbox.put(list_of_data)
+        if self._writing:
+            self._pause_above_high_water()
+        elif self._outbox.nbytes >= WRITE_AT_ONCE_BYTES:
+            self._write()
+        elif not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._write_scheduled)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that are written and not sent."""
+        return self._outbox.nbytes
+
+    def copy_unsent(self) -> None:
+        """Copy what is not sent: the buffers that were written may change from now on."""
+        self._outbox.copy()
+
+    def can_write_eof(self) -> bool:
+        """Stream sockets can."""
+        return True
+
+    def write_eof(self) -> None:
+        """Nothing more will be written: tell the peer once the rest is sent."""
+        self._ends = True
+        self._write()
+
+    def _write_scheduled(self) -> None:
+        self._scheduled = False
+        if not self._writing:
+            self._write()
+
+    def _write(self) -> None:
+        """Send what the socket takes; then wait for room, or tell that there is room."""
+        try:
+            while self._outbox.nbytes:
+                self._outbox.sent(self._sock.sendmsg(self._outbox.head()))
+        except (BlockingIOError, InterruptedError):
+            self._wait_for_room()
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        self._wait_no_more()
+        if self._closing:
+            self._lose(None)
+        elif self._ends:
+            self._end()
+        elif self._paused:
+            self._paused = False
+            self._protocol.resume_writing()
+
+    def _wait_for_room(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._sock, self._write)
+        self._pause_above_high_water()
+
+    def _pause_above_high_water(self) -> None:
+        if self._outbox.nbytes > HIGH_WATER_BYTES and not self._paused:
+            self._paused = True
+            self._protocol.pause_writing()
+
+    def _wait_no_more(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock)
+
+    def _end(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._lose(error)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be once everything is sent."""
+        return self._closing
+
+    def close(self) -> None:
+        """Close once everything is sent; nothing more is received or taken on."""
+        if not self._closing:
+            self._closing = True
+            self.pause_reading()
+            self._write()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        self._closing = True
+        self.pause_reading()
+        self._wait_no_more()
+        self._outbox.clear()
+        if not self._lost:
+            self._lost = True
+            # In a turn of its own: the protocol may be in the midst of something.
+            self._loop.call_soon(self._tell_lost, error)
+
+    def _tell_lost(self, error: Exception | None) -> None:
+        try:
+            self._protocol.connection_lost(error)
+        finally:
+            self._sock.close()
+
+    def __del__(self) -> None:
+        if not self._lost:
+            self._sock.close()
+
+    def set_protocol(self, protocol: Any) -> None:
+        """Have another protocol take over."""
+        self._protocol = protocol
+
+    def get_protocol(self) -> Any:
+        """The protocol that is in charge."""
+        return self._protocol

@@ -1,0 +1,57 @@
+"""Bound sockets: TCP, or a Unix socket that is private to this user from its first moment."""
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollout_dispatcher.protocol.endpoint import Endpoint
+
+
+@contextlib.contextmanager
+def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
+    """A bound socket; a Unix socket is private to this user and its path is removed again."""
+    if not endpoint.path:
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        with socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024) as s:
+            # Accepted sockets inherit it, and small frames leave at once.
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield s
+        return
+    path = Path(endpoint.path)
+    _remove_stale(path)
+    with socket.socket(socket.AF_UNIX) as sock:
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        sock.listen(1024)
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that a killed process left behind. Raises OSError if somebody listens."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
+
+
+def bound_endpoint(asked: Endpoint, sock: socket.socket, *, tls: bool) -> Endpoint:
+    """Where a socket really listens, port 0 resolved; as clients write it."""
+    if asked.path:
+        return asked
+    host, port = sock.getsockname()[:2]
+    return Endpoint(host=host, port=port, tls=tls)

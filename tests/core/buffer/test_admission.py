@@ -1,0 +1,327 @@
+"""Admission: every push is answered once, in fairness, and nothing accepted is forgotten."""
+
+import pytest
+
+from rollout_dispatcher.core.buffer.admission import MAX_UNANSWERED, Admission
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.effects import Effect, Outcome, PushAnswered, PushHeld, PushRecalled
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.sample import Sample
+from tests.support.admissions import Lobby
+from tests.support.samples import make_sample
+
+A, D, R, F = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.REFUSED, Outcome.FULL
+
+
+def make_admission(
+    capacity: int = 4, credits_: int = 2, batch: int = 1
+) -> tuple[Admission, SampleBuffer]:
+    lobby = Lobby(BufferLimits(capacity, capacity, None, 10_000, 100), batch, credits_)
+    return lobby.admission, lobby.buffer
+
+
+def member(name: str, group_id: str = "g", size: int = 2, tokens: int = 4) -> Sample:
+    return make_sample(name, tokens, group_id=group_id, group_size=size)
+
+
+def push(producer: str, first_seq: int, *samples: Sample, **options: object) -> Push:
+    return Push(producer, first_seq, samples, **options)  # type: ignore[arg-type]
+
+
+def plain(producer: str, first_seq: int, count: int = 1) -> Push:
+    samples = [make_sample(f"{producer}/{first_seq + at}") for at in range(count)]
+    return push(producer, first_seq, *samples)
+
+
+def outcomes(effects: list[Effect]) -> list[tuple[str, int, tuple[Outcome, ...]]]:
+    assert all(isinstance(effect, PushAnswered) for effect in effects)
+    return [
+        (effect.producer, effect.first_seq, effect.outcomes)
+        for effect in effects
+        if isinstance(effect, PushAnswered)
+    ]
+
+
+def test_a_push_with_room_is_accepted_at_once() -> None:
+    admission, buffer = make_admission()
+    effects = admission.push(plain("p", 0, 3), 0.0, may_hold=True)
+    assert outcomes(effects) == [("p", 0, (A, A, A))]
+    assert len(buffer) == 3
+
+
+def test_the_same_push_again_is_answered_as_duplicate_and_stored_once() -> None:
+    admission, buffer = make_admission()
+    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    effects = admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    assert outcomes(effects) == [("p", 0, (D, D))]
+    assert len(buffer) == 2
+
+
+def test_a_given_id_from_another_producer_is_a_duplicate() -> None:
+    admission, _ = make_admission()
+    admission.push(push("p", 0, make_sample("x"), named=True), 0.0, may_hold=True)
+    effects = admission.push(push("q", 7, make_sample("x"), named=True), 0.0, may_hold=True)
+    assert outcomes(effects) == [("q", 7, (D,))]
+
+
+def test_a_given_id_twice_in_one_push_is_a_duplicate_the_second_time() -> None:
+    admission, _ = make_admission()
+    twice = push("p", 0, make_sample("x"), make_sample("y"), make_sample("x"), named=True)
+    assert outcomes(admission.push(twice, 0.0, may_hold=True)) == [("p", 0, (A, A, D))]
+
+
+def test_a_bad_sample_does_not_spoil_its_push() -> None:
+    admission, _ = make_admission()
+    mixed = push("p", 0, make_sample("a"), make_sample("b", tokens=0), make_sample("c"))
+    (answer,) = admission.push(mixed, 0.0, may_hold=True)
+    assert isinstance(answer, PushAnswered)
+    assert answer.outcomes == (A, R, A)
+    assert answer.errors == {1: "sample b has no tokens"}
+
+
+def test_a_push_that_finds_no_room_is_held_and_answered_once_there_is() -> None:
+    admission, buffer = make_admission(capacity=2)
+    (held,) = admission.push(plain("p", 0, 3), 0.0, may_hold=True)
+    assert isinstance(held, PushHeld)
+    assert (held.full.cap, held.full.held, held.full.capacity) == ("samples", 2, 2)
+    assert admission.retry(1.0) == []
+    buffer.take(buffer.ready(1))
+    assert outcomes(admission.retry(2.0)) == [("p", 0, (A, A, A))]
+    assert admission.num_held == 0
+
+
+def test_what_is_accepted_of_a_push_that_waits_for_the_rest_is_accepted_once() -> None:
+    admission, buffer = make_admission(capacity=3)
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    admission.push(plain("", 0, 3), 0.0, may_hold=True)
+    assert len(buffer) == 3
+    buffer.take(buffer.ready(3))
+    assert outcomes(admission.retry(1.0)) == [("", 0, (A, A, A))]
+    assert len(buffer) == 1
+
+
+def test_a_smaller_sample_finds_room_where_a_larger_one_before_it_does_not() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 80, 100), batch=9)
+    admission = lobby.admission
+    samples = [make_sample(f"{at}", tokens) for at, tokens in enumerate([4, 7, 6])]
+    admission.push(push("p", 0, samples[0]), 0.0, may_hold=False)
+    answers = admission.push(push("p", 1, *samples[1:]), 0.0, may_hold=False)
+    assert outcomes(answers) == [("p", 1, (F, A))]
+    assert admission.at_hard_cap
+
+
+def test_what_would_never_find_room_is_refused_though_others_wait() -> None:
+    admission, _ = make_admission(capacity=1)
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    assert isinstance(admission.push(plain("p", 1), 0.0, may_hold=True)[0], PushHeld)
+    large = admission.push(push("q", 0, make_sample("c", 101)), 0.0, may_hold=True)
+    assert outcomes(large) == [("q", 0, (R,))]
+
+
+def test_nobody_is_held_back_at_a_soft_cap_while_no_step_could_be_planned() -> None:
+    lobby = Lobby(BufferLimits(3, 3, 8, 10_000, 100), batch=3)
+    effects = lobby.admission.push(plain("p", 0, 4), 0.0, may_hold=True)
+    assert isinstance(effects[0], PushHeld)  # three are ready, although two reach the token cap
+    assert lobby.buffer.ready_units == 3
+    assert effects[0].full.cap == "samples"
+
+
+def test_beginnings_of_groups_hold_nobody_back() -> None:
+    admission, buffer = make_admission(capacity=2, batch=2)
+    for at in range(20):
+        effects = admission.push(push("p", at, member(f"{at}.0", f"g{at}")), 0.0, may_hold=True)
+        assert outcomes(effects) == [("p", at, (A,))]
+    admission.push(plain("q", 0, 2), 0.0, may_hold=True)
+    late = admission.push(push("p", 20, member("20.0", "g20")), 0.0, may_hold=True)
+    assert isinstance(late[0], PushHeld)  # a step could be planned: this group waits for its turn
+    for at in range(20):
+        effects = admission.push(push("r", at, member(f"{at}.1", f"g{at}")), 0.0, may_hold=True)
+        assert outcomes(effects) == [("r", at, (A,))]
+    assert buffer.ready_units == 42
+
+
+def test_members_of_a_group_that_begins_while_they_wait_come_in_with_it() -> None:
+    lobby = Lobby(BufferLimits(1, 9, None, 10_000, 100), credits_=9)
+    admission, buffer = lobby.admission, lobby.buffer
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    for at, sample in enumerate([member("g0"), make_sample("a"), member("g1")], 1):
+        held = admission.push(push("p", at, sample), 0.0, may_hold=True)
+        assert isinstance(held[0], PushHeld)
+    buffer.take(buffer.ready(1))
+    # `g0` begins its group; then `a` fills the buffer; `g1` belongs to what is open by now.
+    assert sorted(outcomes(admission.retry(1.0))) == [(("p"), at, (A,)) for at in (1, 2, 3)]
+    assert admission.num_held == 0
+
+
+def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 64, 100), batch=2)
+    admission, buffer = lobby.admission, lobby.buffer
+    admission.push(push("p", 0, member("g0"), make_sample("a")), 0.0, may_hold=True)
+    (held,) = admission.push(push("p", 2, member("g1")), 0.0, may_hold=True)
+    assert isinstance(held, PushHeld)
+    assert held.full.cap == "bytes"
+    assert admission.is_stuck(0.0)
+    buffer.take(buffer.ready(1))
+    assert outcomes(admission.retry(0.0)) == [("p", 2, (A,))]
+    assert not admission.at_hard_cap
+
+
+def test_over_http_a_hard_cap_is_forgotten_when_nobody_asks_any_more() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 32, 100), batch=2)
+    lobby.admission.push(push("", 0, make_sample("a")), 0.0, may_hold=False)
+    lobby.admission.push(push("", 0, make_sample("b")), 1.0, may_hold=False)
+    assert lobby.admission.is_stuck(2.0)
+    assert not lobby.admission.is_stuck(9.0)
+
+
+def test_a_refused_member_is_lost_to_its_group_but_not_what_claims_to_be_another() -> None:
+    lobby = Lobby(BufferLimits(9, 4, None, 10_000, 100))
+    pushed = (
+        member("g0", size=3),
+        member("long", size=3, tokens=101),
+        member("other", size=2),
+        member("huge", "h", size=5),
+    )
+    answers = lobby.admission.push(push("p", 0, *pushed), 0.0, may_hold=True)
+    assert outcomes(answers) == [("p", 0, (A, R, R, R))]
+    assert lobby.lost == ["g"]
+
+
+def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100))
+    lobby.closed_groups.close("g", "there was no room", 2, 0.0)
+    for at in range(2):
+        (answer,) = lobby.admission.push(push("p", at, member(f"g{at}")), 1.0, may_hold=True)
+        assert isinstance(answer, PushAnswered)
+        assert answer.errors == {0: "group g was given up: there was no room"}
+    assert lobby.lost == []
+    answers = lobby.admission.push(push("p", 2, member("anew")), 1.0, may_hold=True)
+    assert outcomes(answers) == [("p", 2, (A,))]  # all that was missing has been refused
+
+
+def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100), batch=9, note=lambda _: None)
+    admission, room = lobby.admission, [70]
+    admission.journal_has_room = lambda _, nbytes: nbytes <= room[0]
+    held = admission.push(plain("p", 0, 3), 0.0, may_hold=True)  # of 32 bytes each
+    assert isinstance(held[0], PushHeld)
+    assert (held[0].full.cap, lobby.buffer.ready_units) == ("journal", 2)
+    assert admission.is_stuck(0.0)
+    room[0] = 40
+    assert admission.retry(0.0) == []  # what was let in is not with the journal yet
+    admission.noted()
+    assert outcomes(admission.retry(0.0)) == [("p", 0, (A, A, A))]
+
+
+# -- what held pushes take of memory -----------------------------------------------------------
+
+
+def crowded(held_bytes: int = 40) -> Lobby:
+    """A batch is ready, and two pushes of one sample (32 bytes) wait."""
+    lobby = Lobby(BufferLimits(2, 2, None, 10_000, 100, held_bytes), batch=2, credits_=9)
+    lobby.admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    for seq in (2, 3, 4):
+        assert isinstance(lobby.admission.push(plain("p", seq), 0.0, may_hold=True)[0], PushHeld)
+    return lobby
+
+
+def test_payloads_of_held_pushes_are_bounded_and_asked_for_when_their_turn_comes() -> None:
+    lobby = crowded()
+    admission, buffer = lobby.admission, lobby.buffer
+    assert admission.held.nbytes == 32  # of three
+    buffer.take(buffer.ready(2))
+    first, second = admission.retry(0.0)
+    assert outcomes([first]) == [("p", 2, (A,))]
+    assert second == PushRecalled("p", 3)  # one is ready, one more may come
+    assert admission.retry(0.0) == []  # it is on its way
+    assert outcomes(admission.push(plain("p", 3), 0.0, may_hold=True)) == [("p", 3, (A,))]
+    assert (admission.num_held, admission.held.nbytes, admission.held.asked_samples) == (1, 0, 0)
+
+
+def test_a_payload_that_comes_again_may_not_be_another() -> None:
+    lobby = crowded()
+    with pytest.raises(ProtocolError, match="other samples"):
+        lobby.admission.push(push("p", 3, make_sample("else")), 0.0, may_hold=True)
+
+
+def test_a_producer_that_is_gone_leaves_no_payload_behind() -> None:
+    lobby = crowded(held_bytes=1000)
+    assert lobby.admission.held.nbytes == 96
+    lobby.admission.producer_gone("p")
+    assert (lobby.admission.num_held, lobby.admission.held.nbytes) == (0, 0)
+
+
+def test_held_pushes_go_in_order_of_arrival_and_later_ones_wait_behind_them() -> None:
+    admission, buffer = make_admission(capacity=2)
+    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    admission.push(plain("q", 0, 2), 0.0, may_hold=True)
+    buffer.take(buffer.ready(1))
+    (late,) = admission.push(plain("r", 0, 1), 0.0, may_hold=True)
+    assert isinstance(late, PushHeld)  # there is room for it, but q was first
+    assert outcomes(admission.retry(0.0)) == []
+    buffer.take(buffer.ready(2))
+    assert outcomes(admission.retry(0.0)) == [("q", 0, (A, A)), ("r", 0, (A,))]
+
+
+def test_what_exceeds_a_producers_credits_is_answered_full() -> None:
+    admission, _ = make_admission(capacity=1, credits_=2)
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    for seq in (1, 2):
+        assert isinstance(admission.push(plain("p", seq), 0.0, may_hold=True)[0], PushHeld)
+    assert outcomes(admission.push(plain("p", 3), 0.0, may_hold=True)) == [("p", 3, (F,))]
+    assert isinstance(admission.push(plain("q", 0), 0.0, may_hold=True)[0], PushHeld)
+
+
+def test_full_is_no_decision_the_sample_may_come_again() -> None:
+    admission, buffer = make_admission(capacity=1)
+    admission.push(plain("p", 0), 0.0, may_hold=False)
+    assert outcomes(admission.push(plain("p", 1), 0.0, may_hold=False)) == [("p", 1, (F,))]
+    buffer.take(buffer.ready(1))
+    assert outcomes(admission.push(plain("p", 1), 0.0, may_hold=False)) == [("p", 1, (A,))]
+
+
+def test_a_member_of_an_open_group_passes_those_who_wait() -> None:
+    admission, _ = make_admission(capacity=2)
+    admission.push(push("p", 0, member("g0")), 0.0, may_hold=True)
+    assert isinstance(admission.push(plain("q", 0, 3), 0.0, may_hold=True)[0], PushHeld)
+    second = admission.push(push("r", 0, member("g1")), 0.0, may_hold=True)
+    assert outcomes(second) == [("r", 0, (A,))]
+
+
+def test_a_producer_that_is_gone_has_nothing_waiting() -> None:
+    admission, buffer = make_admission(capacity=1)
+    admission.push(plain("p", 0), 0.0, may_hold=True)
+    admission.push(plain("q", 0), 0.0, may_hold=True)
+    admission.producer_gone("q")
+    buffer.take(buffer.ready(1))
+    assert admission.retry(0.0) == []
+    assert outcomes(admission.push(plain("q", 0), 0.0, may_hold=True)) == [("q", 0, (A,))]
+
+
+def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
+    admission, _ = make_admission(capacity=1)
+    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    assert outcomes(admission.close("the stream has ended")) == [("p", 0, (A, R))]
+    (answer,) = admission.push(plain("q", 0), 0.0, may_hold=True)
+    assert isinstance(answer, PushAnswered)
+    assert answer.errors == {0: "the stream has ended"}
+
+
+def test_a_sample_of_an_ended_phase_comes_too_late() -> None:
+    admission, _ = make_admission()
+    admission.oldest_version = 3
+    late, new = make_sample("a", policy_version=2), make_sample("b", policy_version=3)
+    assert outcomes(admission.push(push("p", 0, late, new), 0.0, may_hold=True)) == [
+        ("p", 0, (R, A))
+    ]
+
+
+def test_a_floor_that_would_have_too_much_remembered_is_refused_and_changes_nothing() -> None:
+    admission, buffer = make_admission()
+    with pytest.raises(ProtocolError, match="raise the floor"):
+        admission.push(plain("p", MAX_UNANSWERED), 0.0, may_hold=True)
+    assert len(buffer) == 0
+    near = push("p", MAX_UNANSWERED, make_sample("s"), floor=1)
+    assert outcomes(admission.push(near, 0.0, may_hold=True)) == [("p", MAX_UNANSWERED, (A,))]

@@ -1,0 +1,232 @@
+"""The sample buffer: caps, groups, and what may be chosen from."""
+
+import pytest
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.open_groups import OpenGroups
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Sample, Schema
+from tests.support.samples import make_sample
+
+
+def make_buffer(
+    samples: int = 8,
+    group: int = 8,
+    tokens: int | None = None,
+    nbytes: int = 10_000,
+    max_sample_tokens: int = 100,
+    *,
+    groups_matter: bool = True,
+    by_groups: bool = False,
+) -> SampleBuffer:
+    limits = BufferLimits(samples, group, tokens, nbytes, max_sample_tokens)
+    groups = OpenGroups(lambda _: True, 60.0)
+    return SampleBuffer(limits, groups, groups_matter=groups_matter, by_groups=by_groups)
+
+
+def member(name: str, group_id: str, size: int, **options: object) -> Sample:
+    return make_sample(name, group_id=group_id, group_size=size, **options)  # type: ignore[arg-type]
+
+
+def add(buffer: SampleBuffer, *names: str, now: float = 0.0) -> None:
+    for name in names:
+        buffer.add(make_sample(name), "p", now)
+
+
+def names(buffer: SampleBuffer, limit: int = 99) -> list[str]:
+    return [entry.sample.sample_id for entry in buffer.ready(limit)]
+
+
+def test_samples_without_a_group_are_ready_in_order_of_arrival() -> None:
+    buffer = make_buffer()
+    add(buffer, "a", "b", "c")
+    assert names(buffer) == ["a", "b", "c"]
+    assert names(buffer, 2) == ["a", "b"]
+
+
+def test_taking_samples_frees_their_room() -> None:
+    buffer = make_buffer(samples=2)
+    add(buffer, "a", "b")
+    full = buffer.soft_cap()
+    assert full is not None
+    assert (full.cap, full.held, full.capacity) == ("samples", 2, 2)
+    buffer.take(buffer.ready(1))
+    assert buffer.soft_cap() is None
+    assert (len(buffer), buffer.held_tokens, buffer.held_bytes) == (1, 4, 32)
+
+
+def test_tokens_are_capped_softly_and_bytes_are_not() -> None:
+    buffer = make_buffer(tokens=9, nbytes=110)
+    add(buffer, "a", "b")
+    assert buffer.soft_cap() is None  # 8 of 9: reached by what comes next, whatever its size
+    assert buffer.hard_cap(32) is None
+    add(buffer, "c")
+    full = buffer.soft_cap()
+    assert full is not None
+    assert full.cap == "tokens"
+    hard = buffer.hard_cap(32)
+    assert hard is not None
+    assert (hard.cap, hard.held, hard.capacity) == ("bytes", 96, 110)
+
+
+def test_a_group_is_ready_when_its_last_member_has_come() -> None:
+    buffer = make_buffer()
+    buffer.add(make_sample("g0", group_id="g", group_size=2), "p", 0.0)
+    add(buffer, "a")
+    assert names(buffer) == ["a"]
+    assert len(buffer.groups) == 1
+    buffer.add(make_sample("g1", group_id="g", group_size=2), "p", 1.0)
+    assert names(buffer) == ["a", "g0", "g1"]
+    assert len(buffer.groups) == 0
+
+
+def test_members_of_a_group_share_a_number_that_no_other_group_has() -> None:
+    buffer = make_buffer()
+    for member in ("g0", "g1", "h0", "h1"):  # the id is used again once the group is complete
+        buffer.add(make_sample(member, group_id="g", group_size=2), "p", 0.0)
+    first, second, third, fourth = (entry.group for entry in buffer.ready(9))
+    assert first == second != third == fourth
+
+
+def test_beginnings_of_groups_count_towards_no_soft_cap() -> None:
+    buffer = make_buffer(samples=2, tokens=8)
+    for name in "abcdef":
+        buffer.add(member(name, name, 2), "p", 0.0)
+    assert buffer.soft_cap() is None
+    assert (buffer.ready_units, len(buffer), buffer.groups.samples) == (0, 6, 6)
+    buffer.add(member("a1", "a", 2), "p", 0.0)
+    assert buffer.soft_cap() is not None
+    assert buffer.ready_units == 2
+
+
+def test_counted_by_groups_a_group_is_one_and_so_is_a_sample_without_one() -> None:
+    buffer = make_buffer(samples=3, by_groups=True)
+    for at in range(5):
+        buffer.add(member(f"g{at}", "g", 5), "p", 0.0)
+    add(buffer, "a")
+    for at in range(3):
+        buffer.add(member(f"h{at}", "h", 3), "p", 0.0)
+    assert buffer.ready_units == 3
+    full = buffer.soft_cap()
+    assert full is not None
+    assert full.cap == "groups"
+    assert names(buffer, 1) == ["g0", "g1", "g2", "g3", "g4"]
+    assert names(buffer, 2) == ["g0", "g1", "g2", "g3", "g4", "a"]
+    assert buffer.units_of(buffer.ready(3)) == 3
+    buffer.take(buffer.ready(2))
+    assert buffer.ready_units == 1
+
+
+def test_a_group_whose_size_is_told_at_close_is_open_until_then() -> None:
+    buffer = make_buffer(group=3)
+    for at in range(3):
+        sample = member(f"g{at}", "g", SIZE_AT_CLOSE)
+        buffer.check_group(sample)
+        buffer.add(sample, "p", 0.0)
+    with pytest.raises(SampleRefused, match="a step takes at most 3"):
+        buffer.check_group(member("g3", "g", SIZE_AT_CLOSE))
+    assert names(buffer) == []
+    group = buffer.groups.get("g")
+    assert group is not None
+    assert group.missing is None
+    buffer.complete(group)
+    assert names(buffer) == ["g0", "g1", "g2"]
+
+
+def test_members_of_a_complete_group_are_judged_by_its_oldest_version() -> None:
+    buffer = make_buffer()
+    for at, version in enumerate((4, None, 2)):
+        buffer.add(member(f"g{at}", "g", 3, policy_version=version), "p", 0.0)
+    assert {entry.version for entry in buffer.ready(9)} == {2}
+
+
+def test_payloads_that_the_journal_has_leave_memory_and_are_not_counted_again() -> None:
+    buffer = make_buffer()
+    entries = [buffer.add(member(f"g{at}", "g", 3), "p", 0.0) for at in range(2)]
+    add(buffer, "a")
+    buffer.let_go(entries)
+    assert buffer.held_bytes == 32
+    assert not any(entry.sample.is_here for entry in entries)
+    buffer.add(member("g2", "g", 3), "p", 0.0)
+    buffer.take(buffer.ready(9))
+    assert len(buffer) == buffer.held_bytes == buffer.held_tokens == 0
+    buffer.let_go(entries)  # they have left meanwhile
+    assert buffer.held_bytes == 0
+
+
+def test_the_window_never_cuts_a_group_in_two() -> None:
+    buffer = make_buffer()
+    add(buffer, "a", "b")
+    for member in range(3):
+        buffer.add(make_sample(f"g{member}", group_id="g", group_size=3), "p", 0.0)
+    assert names(buffer, 4) == ["a", "b"]
+    assert names(buffer, 5) == ["a", "b", "g0", "g1", "g2"]
+
+
+def test_dropping_an_open_group_gives_back_what_it_held() -> None:
+    buffer = make_buffer(samples=4)
+    for at in range(2):
+        buffer.add(member(f"g{at}", "g", 3), "p", 0.0)
+    group = buffer.groups.get("g")
+    assert group is not None
+    assert [entry.sample.sample_id for entry in buffer.drop_group(group)] == ["g0", "g1"]
+    assert buffer.groups.get("g") is None
+    assert len(buffer) == buffer.held_bytes == buffer.held_tokens == buffer.groups.samples == 0
+
+
+def test_dropping_a_stale_member_takes_the_whole_group() -> None:
+    buffer = make_buffer()
+    buffer.add(make_sample("g0", group_id="g", group_size=2, policy_version=1), "p", 0.0)
+    buffer.add(make_sample("g1", group_id="g", group_size=2, policy_version=2), "p", 0.0)
+    add(buffer, "a")
+    dropped = buffer.drop_ready(lambda entry: entry.sample.policy_version == 1)
+    assert [entry.sample.sample_id for entry in dropped] == ["g0", "g1"]
+    assert names(buffer) == ["a"]
+
+
+def test_with_groups_ignored_members_are_like_any_sample() -> None:
+    buffer = make_buffer(groups_matter=False)
+    buffer.add(make_sample("g0", group_id="g", group_size=64), "p", 0.0)
+    assert names(buffer) == ["g0"]
+    assert buffer.ready(1)[0].group == -1
+
+
+@pytest.mark.parametrize(
+    ("reason", "sample"),
+    [
+        ("empty", make_sample(tokens=0)),
+        ("too-long", make_sample(tokens=101)),
+        ("loss-tokens", make_sample(tokens=4, loss_tokens=5)),
+        ("larger-than-buffer", make_sample(tokens=99)),
+    ],
+)
+def test_what_can_never_be_accepted_is_refused_with_its_reason(reason: str, sample: object) -> None:
+    buffer = make_buffer(nbytes=700)
+    with pytest.raises(SampleRefused) as caught:
+        buffer.check(sample)  # type: ignore[arg-type]
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(("reason", "size"), [("group-too-large", 9), ("group-size", 0)])
+def test_a_group_that_no_step_could_take_is_refused(reason: str, size: int) -> None:
+    with pytest.raises(SampleRefused) as caught:
+        make_buffer().check_group(member("g0", "g", size))
+    assert caught.value.reason == reason
+
+
+def test_a_member_that_contradicts_its_groups_size_is_refused() -> None:
+    buffer = make_buffer()
+    buffer.add(make_sample("g0", group_id="g", group_size=2), "p", 0.0)
+    with pytest.raises(SampleRefused, match="its first sample said 2"):
+        buffer.check_group(make_sample("g1", group_id="g", group_size=3))
+
+
+def test_a_schema_holds_while_samples_are_held() -> None:
+    buffer = make_buffer()
+    other = Schema((Field("input_ids", DType.INT32),))
+    add(buffer, "a")
+    with pytest.raises(SampleRefused, match="input_ids is int32"):
+        buffer.check(make_sample("b", schema=other))
+    buffer.take(buffer.ready(1))
+    buffer.check(make_sample("b", schema=other))

@@ -1,0 +1,191 @@
+"""A hello is taken whole or not at all: one that is refused changes nothing."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, ProtocolError
+from tests.core.steps.test_checkpoints import Run
+from tests.support.frozen import frozen
+
+NONSENSE = 10**15
+
+
+def fresh() -> Dispatch:
+    return Run(steps=2, begin=False).core
+
+
+def under_way() -> Dispatch:
+    run = Run(retain=False)
+    run.run_to(1)
+    run.hungry()
+    return run.core
+
+
+def half_joined() -> Dispatch:
+    run = under_way_and_retained()
+    run.births += 1
+    run.say(0, None)
+    return run.core
+
+
+def one_rank_away() -> Dispatch:
+    core = under_way()
+    core.leave(1, core.ledger.ranks[1].client_id, 0.0)
+    return core
+
+
+def under_way_and_retained() -> Run:
+    run = Run()
+    run.run_to(3)
+    run.core.checkpoint_saved(0, 1)
+    return run
+
+
+def going_back() -> Dispatch:
+    run = under_way_and_retained()
+    run.begin()
+    run.load(2, 0)
+    return run.core
+
+
+def back() -> Dispatch:
+    run = under_way_and_retained()
+    run.begin()
+    run.load(2)
+    return run.core
+
+
+def restarted() -> Dispatch:
+    run = under_way_and_retained()
+    run.restart()
+    return run.core
+
+
+def restarted_on_the_way_back() -> Dispatch:
+    run = under_way_and_retained()
+    run.begin()
+    run.load(2, 0)
+    run.restart()
+    return run.core
+
+
+def failed() -> Dispatch:
+    run = under_way_and_retained()
+    run.perform(run.core.prepared(0, 4, "another plan", run.now))
+    return run.core
+
+
+SCENES: dict[str, Callable[[], Dispatch]] = {
+    made.__name__: made
+    for made in (
+        fresh, under_way, half_joined, one_rank_away, going_back, back, restarted,
+        restarted_on_the_way_back, failed,
+    )
+}  # fmt: skip
+
+numbers = st.one_of(st.integers(-1, 8), st.just(NONSENSE))
+positions = st.builds(Position, st.sampled_from(["run", "other"]), numbers)
+hellos = st.builds(
+    RankHello,
+    client_id=st.sampled_from(["0.1", "1.1", "0.2", "1.2", "somebody"]),
+    dp_rank=st.integers(0, 3),
+    dp_size=st.sampled_from([2, 2, 2, 1, 3]),
+    generation=st.sampled_from([None, 1, 2, 3]),
+    prefetch_steps=st.integers(0, 3),
+    taken=st.one_of(st.just(-1), numbers),
+    committed=st.one_of(st.just(-1), numbers),
+    hungry=st.booleans(),
+    received=st.dictionaries(
+        st.one_of(st.integers(0, 8), st.just(NONSENSE)), st.integers(0, 3), max_size=3
+    ),
+    resume=st.one_of(st.none(), positions),
+    saved=st.one_of(st.just(-1), numbers),
+)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_hello_that_raises_leaves_everything_as_it_was(scene: str, data: st.DataObject) -> None:
+    core = SCENES[scene]()
+    for _ in range(4):
+        hello = data.draw(hellos)
+        before, generation = frozen(core), core.ledger.generation.number
+        try:
+            core.join(hello, 1000.0)
+        except DispatcherError as error:
+            assert_same(core, before, error)
+        assert core.statistics().balanced
+        assert core.ledger.generation.number == generation + (
+            hello.generation is None and frozen(core) != before
+        )
+
+
+def assert_same(core: Dispatch, before: object, why: object = None) -> None:
+    """Without the difference: pytest takes minutes to lay out two cores beside each other."""
+    unchanged = frozen(core) == before
+    assert unchanged, why
+
+
+def test_a_hello_that_tells_of_a_checkpoint_of_no_step_begins_nothing() -> None:
+    core = under_way()
+    before = frozen(core)
+    with pytest.raises(ProtocolError, match="a checkpoint after step 99, which was never planned"):
+        core.join(RankHello("new", 0, 2, None, saved=99), 0.0)
+    assert_same(core, before)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"taken": 99}, "says that it has taken step 99"),
+        ({"committed": 99}, "says that it has committed step 99"),
+        ({"received": {0: 1, 99: 1}}, "says that it has got step 99"),
+    ],
+)
+def test_a_hello_that_tells_of_steps_that_never_were_is_refused(
+    told: dict[str, object], words: str
+) -> None:
+    core = restarted()
+    before = frozen(core)
+    with pytest.raises(ProtocolError, match=words):
+        core.join(RankHello("0.1", 0, 2, 1, **told), 0.0)  # type: ignore[arg-type]
+    assert_same(core, before)
+
+
+def test_a_hello_that_tells_of_more_micro_batches_than_a_step_has_is_refused() -> None:
+    core = restarted()
+    before = frozen(core)
+    (number,) = core.ledger.steps
+    with pytest.raises(ProtocolError, match="9 micro-batches of step 4, which has 1"):
+        core.join(RankHello("0.1", 0, 2, 1, received={number: 9}), 0.0)
+    assert_same(core, before)
+
+
+def test_a_rank_that_loads_another_run_s_checkpoint_of_the_same_step_is_refused() -> None:
+    core = going_back()
+    before = frozen(core)
+    with pytest.raises(CheckpointRefused, match="is of run other"):
+        core.join(RankHello("1.2", 1, 2, 2, resume=Position("other", 2)), 0.0)
+    assert_same(core, before)
+
+
+@pytest.mark.parametrize("generation", [None, 2])
+def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: int | None) -> None:
+    core = half_joined()
+    dp_rank = 0 if generation is None else 1
+    (step,) = core.ledger.steps
+    core.join(
+        RankHello(
+            "new", dp_rank, 2, generation, taken=step, committed=step, received={step: 1},
+        ),
+        0.0,
+    )  # fmt: skip
+    standing = core.ledger.ranks[dp_rank]
+    assert (standing.taken, standing.prepared, standing.committed) == (step - 1,) * 3

@@ -1,0 +1,94 @@
+"""Flips bits in a journal's index and uses what is left of it.
+
+    python -m tests.journal.damage.flips COUNT SEED
+
+Each journal with flipped bits either is refused with a JournalError, or says exactly what the
+intact one does, and can be written to, closed and opened again. Anything else ends this process:
+with a traceback, or, where LMDB has stumbled, without one.
+"""
+
+import json
+import shutil
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from rollout_dispatcher.core.facts import Fact
+from rollout_dispatcher.errors import JournalError
+from tests.journal.support import Player, open_journal, opened, plain
+
+PAGE = 4096
+HORIZON = 2000
+
+
+@dataclass
+class Victim:
+    """A closed journal with trees of several pages, large values and free pages."""
+
+    directory: Path
+    pages: int
+    remembered: dict[str, object]
+    following: list[tuple[list[Fact], dict[str, object]]]
+    remembered_then: dict[str, object]
+
+    @classmethod
+    def make(cls, folder: Path) -> "Victim":
+        player = Player(Random(5), HORIZON)
+        for _ in range(3):
+            with opened(folder / "intact", id_horizon=HORIZON) as (journal, listener, _):
+                for _ in range(900):
+                    lsn = journal.append(*player.batch())
+                listener.wait(lsn)
+                pages = journal._store._index._env.info()["last_pgno"] + 1
+        remembered = player.model.plain()
+        following = [player.batch() for _ in range(60)]
+        return cls(folder / "intact", pages, remembered, following, player.model.plain())
+
+
+def main(count: int, seed: int) -> None:
+    outcomes: Counter[str] = Counter()
+    with TemporaryDirectory() as scratch:
+        victim = Victim.make(Path(scratch))
+        for number in range(count):
+            directory = Path(scratch) / "damaged"
+            shutil.copytree(victim.directory, directory)
+            flip(directory / "index", victim.pages, Random(f"{seed}/{number}"))
+            outcomes[outcome(victim, directory)] += 1
+            shutil.rmtree(directory)
+    print(json.dumps(outcomes))
+
+
+def flip(path: Path, pages: int, random: Random) -> None:
+    """Change some bits: as a rule one, often in what says how a page or the file is made."""
+    with path.open("r+b") as file:
+        for _ in range(random.choice([1, 1, 1, 2, 8])):
+            page = random.choice([0, 1, random.randrange(pages), random.randrange(pages)])
+            within = random.choice([24, 160, PAGE, PAGE])
+            at = page * PAGE + random.randrange(within)
+            file.seek(at)
+            (byte,) = file.read(1) or b"\0"
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << random.randrange(8)]))
+
+
+def outcome(victim: Victim, directory: Path) -> str:
+    """What came of it; anything but these raises."""
+    try:
+        journal, found = open_journal(directory, id_horizon=HORIZON)
+    except JournalError as error:
+        return type(error).__name__
+    assert plain(found) == victim.remembered
+    for facts, totals in victim.following:
+        journal.append(facts, totals)
+    assert journal.close(), journal.failure
+    journal, found = open_journal(directory, id_horizon=HORIZON)
+    assert plain(found) == victim.remembered_then
+    assert journal.close()
+    return "unharmed"
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,259 @@
+"""A torn tail is ignored; damage to what was durable is an error that names its place."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rollout_dispatcher.core.facts import Fact, Planned
+from rollout_dispatcher.errors import JournalCorrupt, JournalError
+from rollout_dispatcher.journal.files.newest import NewestSegment
+from rollout_dispatcher.journal.files.segments import SegmentFiles
+from rollout_dispatcher.journal.index.index import Index
+from rollout_dispatcher.journal.policy import parse_sync
+from rollout_dispatcher.journal.replay import replay
+from rollout_dispatcher.journal.state import State
+from tests.journal.support import BATCH, OFF, accepted, as_if_killed, opened, plain, recovered
+
+MAP = 1 << 20
+SEGMENT = "000000000001.segment"
+
+
+class Image:
+    """A killed journal of three blocks, of which so many are synced.
+
+    starts: where each block begins, and where the last ends.
+    """
+
+    def __init__(self, directory: Path, synced: int) -> None:
+        self.directory = directory / "killed"
+        self.starts = []
+        with opened(directory / "journal", OFF) as (journal, listener, _):
+            self.starts.append(journal._store._active.end)
+            for ticket in range(3):
+                listener.wait(journal.append([accepted(ticket)], {}))
+                self.starts.append(journal._store._active.end)
+                if ticket < synced:
+                    journal._store.sync()
+            as_if_killed(directory / "journal", self.directory)
+        self.segment = self.directory / SEGMENT
+        self.intact = self.segment.read_bytes()
+
+    def replayed(self) -> tuple[int, bool]:
+        """The last sequence that the log has, and whether its tail is torn."""
+        index = Index(self.directory / "index", MAP)
+        try:
+            state = State(100, 100)
+            position = index.load(state)
+            assert position is not None
+            newest = NewestSegment(self.directory).number
+            found = replay(state, SegmentFiles(self.directory, 16 << 10), position, newest)
+        finally:
+            index.close()
+        assert sorted(state.kept) == list(range(found.end.sequence))
+        return found.end.sequence, found.torn
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    """The last block is not synced."""
+    return Image(tmp_path, synced=2)
+
+
+def cuts(intact: bytes, at: int) -> Iterator[bytes]:
+    """The file as it may be when nothing from `at` on was written whole."""
+    yield intact[:at]
+    yield intact[:at] + bytes(len(intact) - at)
+    yield intact[:at] + Random(at).randbytes(len(intact) - at)
+    yield intact[:at] + bytes([intact[at] ^ 0xFF]) + intact[at + 1 :]
+
+
+def test_an_unsynced_tail_torn_at_any_byte_costs_only_the_last_block(image: Image) -> None:
+    assert image.replayed() == (3, False)
+    *_, start, end = image.starts
+    padding = {at for at in range(start, end) if image.intact[at] == 0}
+    for at in range(start, end):
+        for content in cuts(image.intact, at):
+            image.segment.write_bytes(content)
+            if len(content) < len(image.intact):
+                continue  # a file is never shorter than it was made, whatever becomes of its blocks
+            sequence, _ = image.replayed()
+            # Zeros for zeros is no damage at all, nor is a flip in what nothing covers.
+            assert sequence == 2 or (sequence == 3 and padding)
+            if sequence == 3:
+                assert not image.intact[at:end].strip(b"\0") or at in padding
+
+
+def test_a_synced_block_that_is_torn_is_damage_though_it_is_the_last(tmp_path: Path) -> None:
+    image = Image(tmp_path, synced=3)
+    *_, start, end = image.starts
+    survived = 0
+    for at in range(start, end):
+        for content in cuts(image.intact, at):
+            image.segment.write_bytes(content)
+            damage = damage_found(image)
+            survived += damage is None
+            cut = len(content) < len(image.intact)
+            assert damage in {None, (image.segment, at if cut else start)}
+    assert survived <= 2 * 15, "only zeros for zeros and padding may change unnoticed"
+
+
+def test_a_torn_tail_is_told_and_the_next_run_goes_on_behind_it(image: Image) -> None:
+    end = image.starts[-1]
+    image.segment.write_bytes(image.intact[: end - 9] + bytes(len(image.intact) - end + 9))
+    with opened(image.directory) as (journal, listener, remembered):
+        assert [entry.ticket for entry in remembered.entries] == [0, 1]
+        assert journal.statistics().torn_tail
+        listener.wait(journal.append([accepted(2)], {}))
+    found = recovered(image.directory)
+    assert [entry.ticket for entry in found.entries] == [0, 1, 2]
+
+
+def damage_found(image: Image) -> tuple[object, int] | None:
+    try:
+        image.replayed()
+    except JournalCorrupt as error:
+        return error.path, error.offset
+    return None
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_damage_before_the_last_block_is_never_taken_for_a_torn_tail(
+    image: Image, block: int
+) -> None:
+    start, end = image.starts[block : block + 2]
+    survived = 0
+    for at in range(start, end):
+        flipped = bytes([image.intact[at] ^ 0x10])
+        image.segment.write_bytes(image.intact[:at] + flipped + image.intact[at + 1 :])
+        damage = damage_found(image)
+        survived += damage is None
+        assert damage in {None, (image.segment, start)}
+    assert survived <= 7, "only padding may change unnoticed"
+
+
+def test_a_damaged_journal_is_left_as_it_is(image: Image) -> None:
+    at = image.starts[1] - 1
+    image.segment.write_bytes(image.intact[:at] + b"?" + image.intact[at + 1 :])
+    names = sorted(path.name for path in image.directory.iterdir())
+    for _ in range(2):
+        with pytest.raises(JournalCorrupt, match=r"000000000001.segment is damaged at offset"):
+            recovered(image.directory)
+    assert sorted(path.name for path in image.directory.iterdir()) == names
+    image.segment.write_bytes(image.intact)
+    assert len(recovered(image.directory).entries) == 3
+
+
+def test_a_power_cut_takes_only_what_was_not_synced(tmp_path: Path) -> None:
+    """Any of the sectors that were written since the last sync may be missing afterwards."""
+    with opened(tmp_path / "j", parse_sync("interval:60s"), segment_bytes=64 << 10) as (
+        journal,
+        listener,
+        _,
+    ):
+        listener.wait(journal.append([accepted(0)], {}))
+        journal._store.sync()
+        synced = journal._store._active.end
+        for ticket in range(1, 7):
+            listener.wait(journal.append([accepted(ticket, tokens=300)], {}))
+        end = journal._store._active.end
+        as_if_killed(tmp_path / "j", tmp_path / "cut")
+    intact = (tmp_path / "cut" / SEGMENT).read_bytes()
+    left = set()
+    for seed in range(40):
+        random, content = Random(seed), bytearray(intact)
+        for sector in range(-(-synced // 512) * 512, end, 512):
+            if random.random() < 0.1:
+                content[sector : sector + 512] = bytes(512)
+        directory = tmp_path / f"cut-{seed}"
+        shutil.copytree(tmp_path / "cut", directory)
+        (directory / SEGMENT).write_bytes(content)
+        tickets = [e.ticket for e in recovered(directory, segment_bytes=64 << 10).entries]
+        assert tickets == list(range(len(tickets)))
+        assert tickets
+        left.add(len(tickets))
+    assert len(left) > 2
+
+
+def closed(directory: Path) -> Path:
+    """A journal that was closed in order, with live samples."""
+    with opened(directory) as (journal, _, _):
+        facts: list[Fact] = [accepted(ticket) for ticket in range(8)]
+        journal.append([*facts, Planned(0, "d", 0.0, (((0, 1),),), (2,))], {})
+    return directory
+
+
+def test_a_damaged_payload_is_named(tmp_path: Path) -> None:
+    segment = closed(tmp_path / "j") / SEGMENT
+    content = bytearray(segment.read_bytes())
+    at = content.index(bytes(accepted(5).entry.sample.payload))
+    content[at + 3] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(JournalCorrupt, match="payload of sample s-5 does not match") as caught:
+        recovered(tmp_path / "j")
+    assert caught.value.offset == at
+
+
+def test_a_missing_segment_is_an_error(tmp_path: Path) -> None:
+    (closed(tmp_path / "j") / SEGMENT).unlink()
+    with pytest.raises(JournalCorrupt, match="the file is missing"):
+        recovered(tmp_path / "j")
+
+
+def test_a_foreign_segment_is_an_error(tmp_path: Path) -> None:
+    (closed(tmp_path / "j") / SEGMENT).write_bytes(bytes(16 << 10))
+    with pytest.raises(JournalCorrupt, match="not the header of that segment"):
+        recovered(tmp_path / "j")
+
+
+def test_a_missing_index_is_an_error(tmp_path: Path) -> None:
+    (closed(tmp_path / "j") / "index").unlink()
+    with pytest.raises(JournalCorrupt, match="it has no checkpoint"):
+        recovered(tmp_path / "j")
+
+
+def test_an_index_that_is_something_else_is_an_error(tmp_path: Path) -> None:
+    (closed(tmp_path / "j") / "index").write_bytes(b"something else" * 10_000)
+    with pytest.raises(JournalError, match="index"):
+        recovered(tmp_path / "j")
+
+
+@pytest.mark.parametrize("pages", [0, 1, 2, 3, 5])
+def test_an_index_that_was_cut_off_is_an_error(tmp_path: Path, pages: int) -> None:
+    index = closed(tmp_path / "j") / "index"
+    index.write_bytes(index.read_bytes()[: pages * 4096])
+    with pytest.raises(JournalError, match="index"):
+        recovered(tmp_path / "j")
+
+
+def test_a_changed_byte_in_the_index_is_never_a_changed_sample(tmp_path: Path) -> None:
+    before = plain(recovered(closed(tmp_path / "j")))
+    index = tmp_path / "j" / "index"
+    intact = index.read_bytes()
+    at = intact.index(b'"s-3"')
+    while at >= 0:
+        for position in range(at - 12, at + 12):
+            content = bytearray(intact)
+            content[position] ^= 1
+            shutil.copytree(tmp_path / "j", tmp_path / f"{position}")
+            (tmp_path / f"{position}" / "index").write_bytes(content)
+            with suppress(JournalCorrupt):
+                assert plain(recovered(tmp_path / f"{position}")) == before
+        at = intact.index(b'"s-3"', at + 1) if b'"s-3"' in intact[at + 1 :] else -1
+
+
+def test_a_segment_lost_from_the_middle_of_the_log_is_an_error(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH, map_bytes=80 << 10) as (journal, listener, _):
+        ticket = 0
+        while journal._store.active < 6:  # the index is full early on, and the log goes on
+            listener.wait(journal.append([accepted(ticket), accepted(ticket + 1)], {}))
+            ticket += 2
+        assert journal.failure is not None
+        killed = as_if_killed(tmp_path / "j", tmp_path / "killed")
+    assert len(recovered(as_if_killed(killed, tmp_path / "whole")).entries) == ticket
+    (killed / "000000000005.segment").unlink()
+    with pytest.raises(JournalCorrupt, match=r"000000000005.segment.*missing"):
+        recovered(killed)

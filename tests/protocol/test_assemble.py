@@ -1,0 +1,216 @@
+"""Assembly: what a producer pushed is, byte for byte, what a rank finds in its micro-batch."""
+
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.assemble import (
+    filler,
+    micro_batch,
+    samples_of,
+    step_header,
+)
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
+from rollout_dispatcher.sample import (
+    ALIGNMENT,
+    SIZE_NOT_TOLD,
+    DType,
+    Field,
+    Sample,
+    Schema,
+    aligned,
+)
+from tests.support.client import SCHEMA, make_push, make_span
+
+LIMITS = FrameLimits(1 << 24, 1 << 24)
+#: bfloat16 is not numpy's; to the dispatcher it is two bytes like any.
+NUMPY = {dtype: np.dtype("uint16" if dtype is DType.BFLOAT16 else str(dtype)) for dtype in DType}
+
+Values = dict[str, bytes]
+
+schemas = st.lists(
+    st.builds(
+        Field,
+        name=st.sampled_from("abcdef"),
+        dtype=st.sampled_from(DType),
+        per_token=st.booleans(),
+        shape=st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda item: item.name,
+).map(lambda fields: Schema(tuple(fields)))
+
+
+def push_of(schema: Schema, values: list[Values], tokens: list[int]) -> tuple[m.Push, bytes]:
+    """A push built from the raw bytes of every field, the way a producer does."""
+    bare = make_push("p", 0, tokens)[0]
+    push = bare.model_copy(update={"fields": columns.field_headers(schema)})
+    parts = [sample[item.name] for sample in values for item in schema.fields]
+    return push, b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
+
+
+def random_values(schema: Schema, tokens: int, seed: int) -> Values:
+    chance = np.random.default_rng(seed)
+    return {item.name: chance.bytes(item.nbytes(tokens)) for item in schema.fields}
+
+
+def pushed(push: m.Push, payload: bytes, group_size: int | None = None) -> tuple[Sample, ...]:
+    """The samples of a push whose payload came as it was sent."""
+    view, stops = memoryview(payload), [0, *accumulate(push.spans(len(payload)))]
+    return samples_of(push, [view[a:b] for a, b in pairwise(stops)], group_size)
+
+
+def sent(buffers: list[Buffer]) -> tuple[m.Message, memoryview]:
+    """What arrives when these buffers are written in order."""
+    (frame,) = FrameReader(LIMITS).feed(b"".join(buffers))
+    return codec.decode(frame), frame.payload
+
+
+@given(schema=schemas, tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_a_micro_batch_is_numpys_concatenation_field_by_field(
+    schema: Schema, tokens: list[int]
+) -> None:
+    values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
+    push, payload = push_of(schema, values, tokens)
+    samples = pushed(push, payload)
+    header, received = sent(micro_batch(3, 1, samples))
+    assert isinstance(header, m.MicroBatch)
+    offset = 0
+    for item in schema.fields:
+        lead = sum(tokens) if item.per_token else len(tokens)
+        dtype = NUMPY[item.dtype]
+        arrays = [
+            np.frombuffer(sample[item.name], dtype).reshape(
+                size if item.per_token else 1, *item.shape
+            )
+            for sample, size in zip(values, tokens, strict=True)
+        ]
+        expected = np.concatenate(arrays)
+        assert expected.shape == (lead, *item.shape)
+        assert offset % ALIGNMENT == 0
+        assert bytes(received[offset : offset + expected.nbytes]) == expected.tobytes()
+        offset = aligned(offset + expected.nbytes)
+    assert offset == received.nbytes
+
+
+@given(schema=schemas, tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_a_pushed_sample_keeps_its_bytes(schema: Schema, tokens: list[int]) -> None:
+    values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
+    push, payload = push_of(schema, values, tokens)
+    for sample, kept in zip(pushed(push, payload), values, strict=True):
+        cuts = schema.slices(sample.tokens)
+        found = {
+            item.name: bytes(sample.payload[cut])
+            for item, cut in zip(schema.fields, cuts, strict=True)
+        }
+        assert found == kept
+
+
+@given(schema=schemas, tokens=st.integers(1, 9))
+def test_a_filler_is_the_first_real_token_without_loss(schema: Schema, tokens: int) -> None:
+    values = random_values(schema, tokens, 0)
+    push, payload = push_of(schema, [values], [tokens])
+    (sample,) = pushed(push, payload)
+    header, received = sent(filler(3, 1, sample))
+    assert isinstance(header, m.MicroBatch)
+    assert (header.is_filler, header.tokens, header.loss_tokens) == (True, [1], [0])
+    for item, cut in zip(schema.fields, schema.slices(1), strict=True):
+        assert bytes(received[cut]) == values[item.name][: item.nbytes(1)]
+    assert received.nbytes == schema.nbytes(1)
+
+
+def test_the_header_of_a_micro_batch_describes_its_samples_in_order() -> None:
+    push, payload = make_push(
+        "p", 5, [2, 4], loss_tokens=[1, 0], group_ids=["g", None], policy_versions=[None, 7]
+    )
+    header, _ = sent(micro_batch(9, 2, pushed(push, payload)))
+    assert header == m.MicroBatch(
+        step=9,
+        index=2,
+        tokens=[2, 4],
+        loss_tokens=[1, 0],
+        sample_ids=["p/5", "p/6"],
+        group_ids=["g", None],
+        policy_versions=[None, 7],
+    )
+
+
+def test_columns_that_nobody_uses_are_not_sent() -> None:
+    header, _ = sent(micro_batch(0, 0, pushed(*make_push("p", 0, [2, 4]))))
+    assert isinstance(header, m.MicroBatch)
+    assert header.group_ids is None
+    assert header.policy_versions is None
+
+
+def test_gathering_copies_no_field_of_some_size() -> None:
+    (sample,) = pushed(*make_push("p", 0, [JOINED_BYTES]))
+    views = [part for part in micro_batch(0, 0, [sample]) if isinstance(part, memoryview)]
+    assert [view.nbytes for view in views] == [8 * JOINED_BYTES, JOINED_BYTES]
+    assert all(view.obj is sample.payload.obj for view in views)
+
+
+def test_group_sizes_come_from_the_push_then_from_the_default() -> None:
+    push, payload = make_push("p", 0, [1, 1], group_ids=["g", None])
+    assert [s.group_size for s in pushed(push, payload)] == [SIZE_NOT_TOLD, 1]
+    assert [s.group_size for s in pushed(push, payload, 8)] == [8, 1]
+    told = push.model_copy(update={"group_sizes": [4, 4]})
+    assert [s.group_size for s in pushed(told, payload, 8)] == [4, 1]
+
+
+def test_a_push_of_nothing_has_no_samples() -> None:
+    push, payload = make_push("p", 0, [], group_ids=[], group_sizes=[], policy_versions=[])
+    assert pushed(push, payload) == ()
+    push, payload = make_push("p", 0, [], group_ids=[])
+    assert pushed(push, payload) == ()
+
+
+@given(
+    tokens=st.lists(st.integers(0, 6), max_size=4), wrong=st.lists(st.integers(0, 6), max_size=4)
+)
+def test_a_header_that_lies_about_sizes_is_refused(tokens: list[int], wrong: list[int]) -> None:
+    push, _ = make_push("p", 0, tokens)
+    payload = b"".join(make_span(0, size) for size in wrong)
+    expected = sum(SCHEMA.nbytes(size) for size in tokens)
+    assume(len(payload) != expected)
+    words = f"describes {expected} payload bytes, the frame carries {len(payload)}"
+    with pytest.raises(ProtocolError, match=words):
+        pushed(push, payload)
+
+
+def test_sizes_beyond_all_memory_are_refused_and_not_allocated() -> None:
+    field = columns.FieldHeader(name="x", dtype=DType.FLOAT64, shape=[2**31 - 1] * 8)
+    push, payload = make_push("p", 0, [1])
+    lie = push.model_copy(update={"fields": [field], "tokens": [2**31 - 1]})
+    with pytest.raises(ProtocolError, match="payload bytes, the frame carries"):
+        pushed(lie, payload)
+
+
+def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
+    push, payload = make_push("p", 0, [2, 4, 6], loss_tokens=[0, 3, 6])
+    header, _ = sent([step_header(4, "digest", 2, iter(pushed(push, payload)))])
+    assert header == m.Step(
+        step=4,
+        digest="digest",
+        num_micro_batches=2,
+        num_samples=3,
+        tokens=12,
+        loss_tokens=9,
+        loss_samples=2,
+        fields=columns.field_headers(SCHEMA),
+    )
+
+
+def test_a_step_may_have_more_tokens_than_32_bits_count() -> None:
+    longest = 2**31 - 1
+    sample = Sample("s", longest, longest, SCHEMA, memoryview(b""))
+    header, _ = sent([step_header(0, "digest", 1, [sample, sample])])
+    assert isinstance(header, m.Step)
+    assert header.tokens == 2 * longest

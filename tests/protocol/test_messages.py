@@ -1,0 +1,167 @@
+"""Messages: what is sent is what is received, and a header that is wrong says where."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.errors import ProtocolError, VersionMismatch
+from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import Frame, FrameLimits, FrameReader
+from tests.support.messages import EXAMPLES, STRATEGIES
+
+LIMITS = FrameLimits(1 << 20, 1 << 20)
+
+PUSH = {
+    "first_seq": 0,
+    "floor": 0,
+    "fields": [{"name": "input_ids", "dtype": "int64"}],
+    "tokens": [2, 3],
+    "loss_tokens": [2, 3],
+    "sample_ids": ["a", "b"],
+}
+FIELD = {"name": "x", "dtype": "int64"}
+RANK = {"client_id": "r", "dp_rank": 0, "dp_size": 2}
+
+
+def decode(kind: type[m.Message], header: object) -> m.Message:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return codec.decode(Frame(kind.type_code, memoryview(text)))
+
+
+def test_every_message_has_an_example_and_a_strategy() -> None:
+    assert set(m.MESSAGES.values()) == set(EXAMPLES) == set(STRATEGIES)
+    assert all(m.MESSAGES[kind.type_code] is kind for kind in EXAMPLES)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_what_is_sent_is_received(kind: type[m.Message], data: st.DataObject) -> None:
+    sent = data.draw(STRATEGIES[kind])
+    (frame,) = FrameReader(LIMITS).feed(codec.encode(sent))
+    assert codec.decode(frame) == sent
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_an_unknown_key_is_refused_by_name(kind: type[m.Message]) -> None:
+    header = EXAMPLES[kind].model_dump(mode="json", exclude_none=True) | {"colour": "red"}
+    with pytest.raises(ProtocolError, match=f"{kind.__name__}: colour: .*not permitted"):
+        decode(kind, header)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("header", [b"", b"{", b"null", b"[]", b"7", b"\xff{}", b"[" * 9999])
+def test_a_header_that_is_no_object_is_refused(kind: type[m.Message], header: bytes) -> None:
+    with pytest.raises(ProtocolError, match=kind.__name__):
+        decode(kind, header)
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "words"),
+    [
+        (m.Push, PUSH | {"tokens": [2, -3]}, "tokens.1: .*greater than or equal to 0"),
+        (m.Push, PUSH | {"tokens": [2, 2**31]}, "tokens.1: .*less than"),
+        (m.Push, PUSH | {"tokens": [2, 3.5]}, "tokens.1: .*integer"),
+        (m.Push, PUSH | {"tokens": [2, "3"]}, "tokens.1: .*integer"),
+        (m.Push, PUSH | {"tokens": [2, True]}, "tokens.1: .*integer"),
+        (m.Push, PUSH | {"tokens": None}, "tokens: "),
+        (m.Push, PUSH | {"first_seq": -1}, "first_seq: "),
+        (m.Push, PUSH | {"first_seq": 2**53}, "first_seq: "),
+        (m.Push, PUSH | {"loss_tokens": [1]}, "loss_tokens has 1 entries for 2 samples"),
+        (m.Push, PUSH | {"sample_ids": ["a"]}, "sample_ids has 1 entries for 2 samples"),
+        (m.Push, PUSH | {"sample_ids": ["a", ""]}, "sample_ids.1: .*at least 1 character"),
+        (m.Push, PUSH | {"sample_ids": ["a", "b" * 129]}, "sample_ids.1: .*at most 128"),
+        (m.Push, PUSH | {"group_ids": ["g"]}, "group_ids has 1 entries"),
+        (m.Push, PUSH | {"group_sizes": [-1, 1]}, "group_sizes.0: .*greater than"),
+        (m.Push, PUSH | {"group_sizes": [1] * 3}, "group_sizes has 3 entries"),
+        (m.Push, PUSH | {"policy_versions": [1]}, "policy_versions has 1 entries"),
+        (m.Push, PUSH | {"policy_versions": [1, -1]}, "policy_versions.1"),
+        (m.Push, PUSH | {"fields": []}, "fields: .*at least 1 item"),
+        (m.Push, PUSH | {"fields": [FIELD, FIELD]}, "a field is named twice"),
+        (m.Push, PUSH | {"fields": [FIELD | {"dtype": "object"}]}, "fields.0.dtype: .*'bool'"),
+        (m.Push, PUSH | {"fields": [FIELD | {"shape": [-1]}]}, "fields.0.shape.0: .*greater"),
+        (m.Push, PUSH | {"fields": [FIELD | {"shape": [0]}]}, "fields.0.shape.0: .*greater"),
+        (m.Push, PUSH | {"fields": [FIELD | {"shape": [1] * 9}]}, "fields.0.shape: .*at most 8"),
+        (m.Push, PUSH | {"fields": [FIELD | {"strides": [1]}]}, "fields.0.strides"),
+        (m.Push, PUSH | {"fields": [FIELD | {"name": f"{at}"} for at in range(65)]}, "at most 64"),
+        (m.HelloRank, RANK | {"dp_rank": -1}, "dp_rank: .*greater than or equal to 0"),
+        (m.HelloRank, RANK | {"dp_size": 0}, "dp_size: "),
+        (m.HelloRank, RANK | {"generation": 0}, "generation: "),
+        (m.HelloRank, RANK | {"taken": -2}, "taken: "),
+        (m.HelloRank, RANK | {"received": [[0]]}, "received.0.1: "),
+        (m.HelloRank, RANK | {"received": [[0, "1"]]}, "received.0.1: .*integer"),
+        (m.HelloRank, RANK | {"received": [[0, True]]}, "received.0.1: .*integer"),
+        (m.HelloRank, RANK | {"received": [[0, -1]]}, "received.0.1: .*greater"),
+        (m.HelloRank, {"client_id": "r", "dp_size": 2}, "dp_rank: Field required"),
+        (m.HelloProducer, {"client_id": ""}, "client_id: "),
+        (m.HelloProducer, {"client_id": "p", "version": "1"}, "version: "),
+        (m.HelloProducer, {"client_id": "p", "version": True}, "version: "),
+        (m.Demand, {"taken": -1, "hungry": 1}, "hungry: .*boolean"),
+        (m.Commit, {"step": -1}, "step: "),
+        (m.Commit, {"step": 10**30}, "step: "),
+        (m.Prepared, {"step": 0}, "digest: Field required"),
+    ],
+)
+def test_a_wrong_header_is_refused_and_says_where(
+    kind: type[m.Message], header: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ProtocolError, match=f"^{kind.__name__}: .*{words}"):
+        decode(kind, header)
+
+
+@pytest.mark.parametrize("kind", [m.HelloProducer, m.HelloRank], ids=lambda kind: kind.__name__)
+def test_another_version_is_told_before_anything_else_that_is_wrong(
+    kind: type[m.Message],
+) -> None:
+    with pytest.raises(VersionMismatch, match="version 2, this side speaks 1; install the same"):
+        decode(kind, {"version": 2, "client_id": 5, "invented_later": True})
+
+
+@pytest.mark.parametrize("code", [0, 98, 99, 255])
+def test_an_unknown_message_type_is_refused_by_number(code: int) -> None:
+    with pytest.raises(ProtocolError, match=f"unknown message type {code}"):
+        codec.decode(Frame(code, memoryview(b"{}")))
+
+
+@given(code=st.integers(0, 255), header=st.binary(max_size=60))
+def test_random_headers_are_messages_or_a_protocol_error(code: int, header: bytes) -> None:
+    try:
+        codec.decode(Frame(code, memoryview(header)))
+    except ProtocolError:
+        return
+
+
+@given(
+    kind=st.sampled_from(list(EXAMPLES)),
+    header=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+        max_leaves=8,
+    ),
+    data=st.data(),
+)
+def test_random_json_in_any_place_is_a_message_or_a_protocol_error(
+    kind: type[m.Message], header: object, data: st.DataObject
+) -> None:
+    known = EXAMPLES[kind].model_dump(mode="json", exclude_none=True)
+    if known:
+        header = known | {data.draw(st.sampled_from(sorted(known))): header}
+    try:
+        decode(kind, header)
+    except ProtocolError:
+        return
+
+
+def test_messages_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        m.Commit(step=1).step = 2  # type: ignore[misc]
+
+
+def test_the_schemas_of_equal_fields_are_one_object() -> None:
+    first, second = decode(m.Push, PUSH), decode(m.Push, PUSH)
+    assert isinstance(first, m.Push)
+    assert isinstance(second, m.Push)
+    assert first.schema_ is second.schema_
+    assert columns.field_headers(first.schema_) == first.fields

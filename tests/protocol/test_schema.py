@@ -1,0 +1,96 @@
+"""Schemas: where each field of a sample lies, and how two of them differ, in words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.sample import ALIGNMENT, DType, Field, Sample, Schema, aligned
+
+IDS = Field("input_ids", DType.INT64)
+MASK = Field("loss_mask", DType.BOOL)
+EMBEDDING = Field("embedding", DType.FLOAT16, per_token=True, shape=(3, 2))
+REWARD = Field("reward", DType.FLOAT32, per_token=False)
+
+fields = st.builds(
+    Field,
+    name=st.sampled_from("abcdefgh"),
+    dtype=st.sampled_from(DType),
+    per_token=st.booleans(),
+    shape=st.lists(st.integers(1, 4), max_size=3).map(tuple),
+)
+schemas = st.lists(fields, min_size=1, max_size=6, unique_by=lambda item: item.name).map(
+    lambda found: Schema(tuple(found))
+)
+
+
+def test_a_worked_example() -> None:
+    schema = Schema((IDS, MASK))
+    assert schema.slices(5) == [slice(0, 40), slice(40, 45)]
+    assert schema.nbytes(5) == 48
+    assert schema.names == ("input_ids", "loss_mask")
+
+
+@given(schemas, st.lists(st.integers(0, 2**31 - 1), max_size=5))
+def test_a_span_is_as_large_as_its_fields_each_padded(schema: Schema, tokens: list[int]) -> None:
+    sizes = [sum(aligned(item.nbytes(count)) for item in schema.fields) for count in tokens]
+    assert schema.sizes(tokens) == sizes == [schema.nbytes(count) for count in tokens]
+
+
+def test_a_field_has_its_bytes_by_token_or_by_sample() -> None:
+    assert EMBEDDING.nbytes(5) == 5 * 3 * 2 * 2
+    assert REWARD.nbytes(5) == REWARD.nbytes(1) == 4
+
+
+def test_item_sizes_are_those_of_the_names() -> None:
+    sizes = {dtype: dtype.itemsize for dtype in DType}
+    assert sizes[DType.BOOL] == 1
+    assert all(
+        size * 8 == int("".join(char for char in dtype if char.isdigit()))
+        for dtype, size in sizes.items()
+        if dtype is not DType.BOOL
+    )
+
+
+@given(schema=schemas, tokens=st.integers(0, 100))
+def test_fields_follow_each_other_aligned_and_fill_the_span(schema: Schema, tokens: int) -> None:
+    stop = 0
+    for item, cut in zip(schema.fields, schema.slices(tokens), strict=True):
+        assert cut.start == aligned(stop)
+        assert cut.start % ALIGNMENT == 0
+        assert cut.stop - cut.start == item.nbytes(tokens)
+        stop = cut.stop
+    assert schema.nbytes(tokens) == aligned(stop)
+
+
+@given(st.integers(0, 10**12))
+def test_alignment_rounds_up_to_the_next_multiple(size: int) -> None:
+    assert aligned(size) % ALIGNMENT == 0
+    assert 0 <= aligned(size) - size < ALIGNMENT
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ((IDS,), "it lacks loss_mask"),
+        ((IDS, MASK, REWARD, EMBEDDING), "it has embedding, reward besides"),
+        ((IDS, Field("loss_mask", DType.INT8)), "loss_mask is int8[tokens], not bool[tokens]"),
+        (
+            (IDS, Field("loss_mask", DType.BOOL, shape=(2,))),
+            "loss_mask is bool[tokens, 2], not bool[tokens]",
+        ),
+        (
+            (IDS, Field("loss_mask", DType.BOOL, per_token=False)),
+            "loss_mask is bool[], not bool[tokens]",
+        ),
+        ((MASK, IDS), "its fields come in the order loss_mask, input_ids"),
+    ],
+)
+def test_a_difference_is_told_in_words(other: tuple[Field, ...], words: str) -> None:
+    assert Schema((IDS, MASK)).difference(Schema(other)) == words
+
+
+def test_a_sample_knows_its_bytes_and_does_not_print_them() -> None:
+    schema = Schema((IDS,))
+    sample = Sample("s", 3, 3, schema, memoryview(bytes(schema.nbytes(3))))
+    assert sample.nbytes == 24
+    assert "payload" not in repr(sample)

@@ -1,0 +1,145 @@
+"""`ServeConfig`: what is accepted, what is derived, and what contradicts itself."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Layout, Strategy
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.service.config.memory_size import machine_memory
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.units import DURATION, SIZE
+
+
+def config(**changes: Any) -> ServeConfig:
+    return ServeConfig.model_validate(
+        {"dp_size": 2, "dispatch_batch_size": 8, "micro_batch_size": 2} | changes
+    )
+
+
+def test_every_option_has_a_line_of_help() -> None:
+    lacking = [name for name, field in ServeConfig.model_fields.items() if not field.description]
+    assert lacking == []
+
+
+def test_every_heading_stands_at_an_option() -> None:
+    assert ServeConfig.HEADINGS.keys() <= ServeConfig.model_fields.keys()
+
+
+def test_the_window_is_counted_in_decimal_not_in_binary() -> None:
+    assert 1.15 * 100 < 115
+    assert config(dispatch_batch_size=100, window_multiple=1.15).window_samples == 115
+
+
+def test_the_buffer_holds_the_window_unless_told_otherwise() -> None:
+    assert config(window_multiple=1.5).buffer_samples == 12
+    assert config(window_multiple=1.5, buffer_capacity=40).buffer_samples == 40
+
+
+def test_frames_may_have_a_share_of_the_memory_there_is_and_one_always_finds_room() -> None:
+    assert config(receive_bytes="1MiB").received_bytes == 2**20
+    assert config(max_frame_bytes="1B").received_bytes == machine_memory() // 16
+    assert config(max_frame_bytes="1TiB").received_bytes == 2**40
+
+
+@pytest.mark.parametrize("multiple", [1, 1.25, 1.5, 2, 8, 64])
+def test_the_default_bound_on_skips_can_always_be_kept(multiple: float) -> None:
+    """A sample that is overtaken by a whole window per dispatch is due after ceil(W) - 1."""
+    assert config(window_multiple=multiple).skips_bound >= multiple - 1
+
+
+def test_a_bound_on_skips_that_is_given_is_used() -> None:
+    assert config(max_skips=3).plan_config().max_skips == 3
+
+
+def test_the_planner_is_told_what_was_configured() -> None:
+    plan = config(layout="padded", strategy="kk", cost="tokens").plan_config()
+    assert (plan.dp_size, plan.dispatch_batch_size, plan.micro_batch_size) == (2, 8, 2)
+    assert (plan.layout, plan.strategy) == (Layout.PADDED, Strategy.KK)
+
+
+def test_addresses_and_quantities_are_read() -> None:
+    read = config(listen=["unix:/a.sock", "[::1]:0"], max_wait="100ms", buffer_bytes="64MiB")
+    assert read.listen == (Endpoint(path="/a.sock"), Endpoint("::1", 0))
+    assert (read.max_wait, read.buffer_bytes) == (0.1, 64 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"buffer_capacity": 11}, "raise it to 12"),
+        ({"group_size": 13}, "set --dispatch-batch-size 13"),
+        ({"group_size": 3}, "set --dispatch-batch-size 6 or 9"),
+        ({"cost": "cubic:1"}, "quadratic"),
+        ({"rank_timeout": 10.0}, "lower --heartbeat-interval"),
+        ({"idle_timeout": 9.0}, "lower --heartbeat-interval"),
+        ({"micro_batch_tokens": 1024}, "exactly one of micro_batch_size"),
+        ({"micro_batch_size": None}, "exactly one of micro_batch_size"),
+        ({"max_skips": 2, "window_multiple": 5}, "raise it to 4"),
+        ({"dispatch_batch_size": 9}, "use 8 or 12"),
+        ({"retain": "checkpoint"}, "set --journal-dir"),
+    ],
+)
+def test_a_contradiction_names_its_remedy(changes: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**changes)
+    assert remedy in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dp_size": 0},
+        {"window_multiple": 0.99},
+        {"window_multiple": float("nan")},
+        {"window_multiple": float("inf")},
+        {"max_wait": 0.0},
+        {"max_wait": "2"},
+        {"max_wait": "two seconds"},
+        {"buffer_bytes": "64 parsecs"},
+        {"buffer_bytes": "0.5B"},
+        {"buffer_bytes": -1},
+        {"listen": []},
+        {"listen": ["7077"]},
+        {"max_skips": -1},
+        {"layout": "stacked"},
+        {"windw_multiple": 2},
+    ],
+)
+def test_a_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        config(**changes)
+
+
+def test_a_config_does_not_change() -> None:
+    with pytest.raises(ValidationError):
+        config().dp_size = 3  # type: ignore[misc]
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9))
+def test_a_duration_is_read_back_as_it_was_written(seconds: float) -> None:
+    assert DURATION.parse(DURATION.format(seconds)) == seconds
+
+
+@given(st.integers(min_value=1, max_value=2**60))
+def test_a_size_is_read_back_as_it_was_written(size: int) -> None:
+    assert SIZE.parse(SIZE.format(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.1, "100ms"), (2.0, "2s"), (90.0, "90s"), (600.0, "10m"), (86400, "1d")]
+)
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert DURATION.format(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(2**28, "256MiB"), (2**32, "4GiB"), (5 * 10**9, "5GB"), (1000, "1kB")]
+)
+def test_sizes_are_written_for_people(size: int, text: str) -> None:
+    assert SIZE.format(size) == text

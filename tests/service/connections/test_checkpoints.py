@@ -1,0 +1,188 @@
+"""Checkpoints against a real dispatcher: what ranks are told, what is counted, what a kill does."""
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, StepContractError
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers import RankClient, RolloutProducer
+from tests.support.server import ServeProcess
+
+BATCH, RANKS = 4, 2
+
+
+def serve(folder: Path, retain: str = "checkpoint") -> ServeProcess:
+    return ServeProcess(
+        folder,
+        warm=True,
+        listen=f"unix:{folder}/samples",
+        dp_size=RANKS,
+        dispatch_batch_size=BATCH,
+        micro_batch_size=1,
+        window_multiple=1,
+        max_wait="100ms",
+        journal_dir=folder / "journal",
+        retain=retain,
+    )
+
+
+def push(server: ServeProcess, count: int, first: int = 0) -> None:
+    with RolloutProducer(server.endpoint) as producer:
+        for at in range(first, first + count):
+            ids = np.arange(at, at + 3 + at % 5)
+            producer.push({"input_ids": ids}, sample_id=f"s{at}")
+
+
+class Trainer:
+    """Both ranks of one generation, in lockstep."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        first = RankClient(server.endpoint, dp_rank=0, dp_size=RANKS)
+        second = RankClient(server.endpoint, dp_rank=1, dp_size=RANKS, generation=first.generation)
+        self.ranks = (first, second)
+
+    def load(self, step: int) -> None:
+        for rank in self.ranks:
+            rank.resume(m.Position(run_id=rank.run_id, step=step))
+
+    def train(self, count: int) -> list[tuple[int, str, dict[str, list[int]]]]:
+        """Number, digest and samples of the next steps, over both ranks."""
+        return [self._train_one() for _ in range(count)]
+
+    def _train_one(self) -> tuple[int, str, dict[str, list[int]]]:
+        with ThreadPoolExecutor() as threads:
+            steps = list(threads.map(lambda rank: rank.next_step(20), self.ranks))
+        found: dict[str, list[int]] = {}
+        for step in steps:
+            assert step is not None
+            for part in (part for part in step if not part.header.is_filler):
+                (name,) = part.header.sample_ids
+                (tokens,) = part.header.tokens
+                found[name] = np.frombuffer(part.payload, np.int64)[:tokens].tolist()
+            step.commit()
+        assert steps[0] is not None
+        return steps[0].header.step, steps[0].header.digest, found
+
+    def vanish(self) -> None:
+        """Leave; what was said is heard."""
+        for rank in self.ranks:
+            rank.close()
+
+
+def test_a_rewind_gives_the_same_samples_again_and_survives_kills(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(serve(tmp_path))
+        push(server, 4)
+        trainer = Trainer(server)
+        found = trainer.train(1)
+        for step in range(1, 4):  # the buffer holds 4 samples: what is retained takes no room in it
+            push(server, 4, 4 * step)
+            found += trainer.train(1)
+        server.await_status(steps_committed=4, steps_retained=4, samples_retained=16, in_flight=0)
+        trainer.vanish()
+        trainer = Trainer(server)
+        trainer.load(1)
+        assert trainer.ranks[1].position == 1
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        server = stack.enter_context(serve(tmp_path))
+        assert trainer.train(1) == found[2:3]
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        server = stack.enter_context(serve(tmp_path))
+        assert trainer.train(1) == found[3:]
+        trainer.ranks[0].checkpoint_saved(trainer.ranks[0].position)
+        server.await_status(samples_retained=0, samples_rewound=8, balanced=True)
+        at = server.scrape()
+        assert at["samples_received_total{outcome=accepted}"] == 16
+        assert at["samples_committed_total"] - at["samples_rewound_total"] == 16
+        assert at["steps_rewound_total"] == 2
+        assert at["retained_bytes"] == at["steps_retained"] == at["steps_not_rewound_total"] == 0
+        push(server, 4, 16)
+        assert trainer.train(1)[0][0] == 4
+        trainer.vanish()
+
+
+def test_what_a_checkpoint_may_not_be_is_a_clear_error(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        push(server, 4)
+        trainer = Trainer(server)
+        trainer.train(1)
+        leader = trainer.ranks[0]
+        with pytest.raises(StepContractError, match="load it before"):
+            leader.resume(m.Position(run_id=leader.run_id, step=0))
+        leader.checkpoint_saved(0)
+        server.await_status(steps_retained=0, steps_committed=1)
+        trainer.vanish()
+        for step, run_id, why in (
+            (-1, leader.run_id, "oldest that .* one after step 0"),
+            (7, leader.run_id, "after step 7, and the last step .* is 0"),
+            (0, "theirs", f"of run theirs, .* serves run {leader.run_id}"),
+        ):
+            with (
+                RankClient(server.endpoint, dp_rank=0, dp_size=RANKS) as rank,
+                pytest.raises(CheckpointRefused, match=why),
+            ):
+                rank.resume(m.Position(run_id=run_id, step=step))
+
+
+def test_ranks_that_load_different_checkpoints_all_hear_of_it(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        push(server, 4)
+        trainer = Trainer(server)
+        trainer.train(1)
+        server.await_status(steps_committed=1)
+        trainer.vanish()
+        trainer = Trainer(server)
+        trainer.ranks[0].resume(m.Position(run_id=trainer.ranks[0].run_id, step=-1))
+
+        def go_on(rank: RankClient) -> DispatcherError | None:
+            try:
+                rank.next_step(20)
+            except DispatcherError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor() as threads:
+            errors = list(threads.map(go_on, trainer.ranks))
+        assert [type(error) for error in errors] == [CheckpointRefused] * RANKS
+        assert "DP rank 1 has loaded no checkpoint" in str(errors[0])
+        trainer.vanish()
+
+
+def test_without_retention_the_run_goes_on_and_says_what_is_missing(tmp_path: Path) -> None:
+    with serve(tmp_path, "commit") as server:
+        push(server, 4)
+        trainer = Trainer(server)
+        trainer.train(1)
+        push(server, 4, 4)
+        trainer.train(1)
+        server.await_status(steps_committed=2)
+        trainer.vanish()
+        trainer = Trainer(server)
+        trainer.load(-1)
+        assert [rank.position for rank in trainer.ranks] == [1, 1]
+        assert server.status()["steps_not_rewound"] == 2
+        assert "the 2 steps trained after it cannot be given again" in server.log()
+        push(server, 4, 8)
+        assert trainer.train(1)[0][0] == 2
+        trainer.vanish()
+
+
+def test_a_state_is_loaded_before_anything_of_it_was_committed(tmp_path: Path) -> None:
+    """A rank that loads nothing goes on where the run stands, and its state says so."""
+    with serve(tmp_path) as server:
+        push(server, 4)
+        trainer = Trainer(server)
+        assert trainer.ranks[0].position == -1
+        trainer.train(1)
+        server.await_status(steps_committed=1)
+        trainer.vanish()
+        trainer = Trainer(server)
+        assert [rank.position for rank in trainer.ranks] == [0, 0]
+        trainer.vanish()

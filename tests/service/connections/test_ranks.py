@@ -1,0 +1,345 @@
+"""Ranks: a step is prepared by all, then released to all, and committed when all have said so."""
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.protocol import messages as m
+from tests.service.conftest import Serve
+from tests.support.client import HeldStep, Producer, Rank, Trainer, WireClient
+from tests.support.server import ServeProcess
+
+
+def two_ranks(server: ServeProcess) -> tuple[Rank, Rank]:
+    first = Rank(server.endpoint, 0, 2)
+    return first, Rank(server.endpoint, 1, 2, generation=first.generation)
+
+
+def token_ids(step: HeldStep) -> list[int]:
+    """The input_ids that a rank received of a step; the first field of its payloads."""
+    found: list[int] = []
+    for header, payload in step.micro_batches:
+        total = sum(header.tokens)
+        found += np.frombuffer(payload[: 8 * total], np.int64).tolist()
+    return found
+
+
+def expected_ids(step: HeldStep) -> list[int]:
+    """What `make_span` has put there: token k of sample p/n is 1000 n + k."""
+    found: list[int] = []
+    for header, _ in step.micro_batches:
+        for name, tokens in zip(header.sample_ids, header.tokens, strict=True):
+            first = 1000 * int(name.partition("/")[2])
+            found += range(first, first + tokens)
+    return found
+
+
+def test_what_was_pushed_is_what_the_ranks_get(serve: Serve) -> None:
+    server = serve(micro_batch_size=1)
+    Producer(server.endpoint, "p").push([7, 2, 30, 11])
+    with Trainer(server.endpoint, 2) as trainer:
+        parts = trainer.train()
+    assert sorted(name for part in parts for name in part.sample_ids) == [
+        "p/0", "p/1", "p/2", "p/3",
+    ]  # fmt: skip
+    header = parts[0].header
+    assert (header.num_samples, header.tokens, header.num_micro_batches) == (4, 50, 2)
+    assert (header.loss_tokens, header.loss_samples) == (50, 4)
+    assert all(token_ids(part) == expected_ids(part) for part in parts)
+
+
+def test_a_step_is_released_only_when_every_rank_is_prepared(serve: Serve) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    first, second = two_ranks(server)
+    for rank in (first, second):
+        rank.demand(taken=-1)
+    first.hold(0)
+    second.hold(0)
+    first.prepare(0)
+    for rank in (first, second):
+        rank.settle()
+        assert not rank.steps[0].released
+    second.prepare(0)
+    first.await_release(0)
+    second.await_release(0)
+
+
+def test_nothing_is_planned_before_every_rank_is_there(serve: Serve) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    first = Rank(server.endpoint, 0, 2)
+    first.demand(taken=-1)
+    first.settle()
+    assert (first.steps, server.status()["open_steps"]) == ({}, 0)
+    Rank(server.endpoint, 1, 2, generation=first.generation).hold(0)
+    first.hold(0)
+
+
+def test_a_step_is_committed_when_every_rank_has_said_so(serve: Serve) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    trainer = Trainer(server.endpoint, 2)
+    first, second = trainer.ranks
+    trainer.take()
+    first.commit(0)
+    first.settle()
+    status = server.status()
+    assert (status["steps_committed"], status["in_flight"]) == (0, 4)
+    second.commit(0)
+    second.settle()
+    status = server.status()
+    assert (status["steps_committed"], status["samples_committed"]) == (1, 4)
+    assert (status["in_flight"], status["balanced"]) == (0, True)
+
+
+def test_a_rank_gets_steps_ahead_as_many_as_it_asked_for(serve: Serve) -> None:
+    server = serve(buffer_capacity=16)
+    Producer(server.endpoint, "p").push([3] * 16)
+    first = Rank(server.endpoint, 0, 2, prefetch_steps=2)
+    second = Rank(server.endpoint, 1, 2, generation=first.generation, prefetch_steps=2)
+    for rank in (first, second):
+        rank.hold(1)
+        rank.settle()
+        assert sorted(rank.steps) == [0, 1]
+
+
+def test_a_live_rank_goes_on_at_the_next_micro_batch(serve: Serve) -> None:
+    server = serve(micro_batch_size=1)
+    Producer(server.endpoint, "p").push([3] * 4)
+    trainer = Trainer(server.endpoint, 2)
+    trainer.take()
+    first, second = trainer.ranks
+    lost = first.steps[0].micro_batches.pop()  # as if the connection had ended just before it
+    again = first.reconnect()
+    held = again.hold(0)  # a micro-batch that came twice would fail this
+    assert len(held.micro_batches) == 2
+    assert held.micro_batches[1] == lost
+    again.prepare(0)
+    again.await_release(0)
+    for rank in (again, second):
+        rank.commit(0)
+        rank.settle()
+    assert server.status()["steps_committed"] == 1
+    assert server.scrape()["redeliveries_total{reason=reconnect}"] == 1
+
+
+def test_a_commit_that_a_lost_connection_swallowed_is_told_by_the_hello(serve: Serve) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    trainer = Trainer(server.endpoint, 2)
+    trainer.take()
+    first, second = trainer.ranks
+    second.commit(0)
+    second.settle()
+    first.taken = first.committed = 0
+    again = first.reconnect()
+    again.settle()
+    assert again.steps == {}
+    assert server.status()["steps_committed"] == 1
+
+
+def test_a_step_is_not_released_while_a_rank_is_away(serve: Serve) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    first, second = two_ranks(server)
+    for rank in (first, second):
+        rank.demand(taken=-1)
+    first.hold(0)
+    second.hold(0)
+    first.prepare(0)
+    first.settle()
+    first.close()
+    server.await_status(ranks_connected=1)
+    second.prepare(0)
+    second.settle()
+    assert not second.steps[0].released
+    again = first.reconnect()
+    again.await_release(0)
+    second.await_release(0)
+
+
+def test_a_new_process_in_the_same_generation_starts_at_the_steps_beginning(serve: Serve) -> None:
+    server = serve(micro_batch_size=1)
+    Producer(server.endpoint, "p").push([3] * 4)
+    trainer = Trainer(server.endpoint, 2)
+    trainer.take()
+    first, second = trainer.ranks
+    second.close()
+    server.await_status(ranks_connected=1)
+    fresh = Rank(server.endpoint, 1, 2, generation=trainer.generation)
+    assert fresh.hold(0).micro_batches == second.steps[0].micro_batches
+    fresh.prepare(0)
+    fresh.await_release(0)
+    for rank in (first, fresh):
+        rank.commit(0)
+        rank.settle()
+    assert server.status()["steps_committed"] == 1
+
+
+def test_a_new_generation_gets_uncommitted_steps_again_and_fences_the_old(serve: Serve) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3, 9, 4, 7])
+    old = Trainer(server.endpoint, 2)
+    before = old.take()
+    old.ranks[0].commit(0)
+    old.ranks[0].settle()
+
+    new = Trainer(server.endpoint, 2)
+    assert new.generation == old.generation + 1
+    for rank in old.ranks:
+        assert "a newer process group took over" in rank.expect_error("fenced").message
+    after = new.take()
+    assert [part.header for part in after] == [part.header for part in before]
+    assert [part.micro_batches for part in after] == [part.micro_batches for part in before]
+    new.ranks[1].commit(0)
+    new.ranks[1].settle()
+    assert server.status()["steps_committed"] == 0  # what the old rank 0 said is void
+    new.ranks[0].commit(0)
+    new.ranks[0].settle()
+    assert server.status()["steps_committed"] == 1
+    assert server.scrape()["redeliveries_total{reason=new-generation}"] == 1
+
+
+def test_a_rank_of_an_old_generation_stays_out(serve: Serve) -> None:
+    server = serve()
+    old = Trainer(server.endpoint, 2)
+    Trainer(server.endpoint, 2)
+    with WireClient(server.endpoint) as late:
+        late.send(m.HelloRank(client_id="late", dp_rank=1, dp_size=2, generation=old.generation))
+        words = f"generation {old.generation} is over, the current one is {old.generation + 1}"
+        assert words in late.expect_error("fenced").message
+
+
+def test_rank_0_may_ask_again_when_it_did_not_hear_the_answer(serve: Serve) -> None:
+    server = serve()
+    Rank(server.endpoint, 0, 2, client_id="zero")
+    again = Rank(server.endpoint, 0, 2, client_id="zero")
+    assert again.generation == 2
+    again.settle()
+    other = Rank(server.endpoint, 1, 2, generation=2)
+    Producer(server.endpoint, "p").push([3] * 4)
+    again.hold(0)
+    other.hold(0)
+
+
+def test_ranks_that_disagree_on_a_plan_are_all_told(serve: Serve) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    first, second = two_ranks(server)
+    for rank in (first, second):
+        rank.demand(taken=-1)
+    first.hold(0)
+    second.hold(0)
+    first.prepare(0)
+    second.send(m.Prepared(step=0, digest="another"))
+    for rank in (first, second):
+        error = rank.expect_error("fenced")
+        assert "DP rank 1 holds another plan of step 0 (digest another, not" in error.message
+        assert "all ranks must restart" in error.message
+    with WireClient(server.endpoint) as late:
+        late.send(m.HelloRank(client_id="x", dp_rank=0, dp_size=2, generation=first.generation))
+        assert "another plan" in late.expect_error("fenced").message
+    assert Trainer(server.endpoint, 2).train()[0].header == first.steps[0].header
+    server.await_status(steps_committed=1, balanced=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (m.Commit(step=0), "committed step 0 before it was prepared"),
+        (m.Demand(taken=0, hungry=True), "took step 0 before it was prepared"),
+        (m.Prepared(step=5, digest="d"), "prepared step 5, which is not open"),
+    ],
+)
+def test_a_rank_cannot_speak_of_steps_that_it_was_not_given(
+    message: m.Message, words: str, serve: Serve
+) -> None:
+    server = serve()
+    first, second = two_ranks(server)
+    second.send(message)
+    assert words in second.expect_error("protocol").message
+    second.close()
+    first.settle()
+    server.await_status(ranks_connected=1)
+
+
+def test_the_last_batch_has_fillers_where_ranks_have_nothing_to_do(serve: Serve) -> None:
+    server = serve(dispatch_batch_size=8, micro_batch_size=2)
+    producer = Producer(server.endpoint, "p")
+    producer.push([6])
+    producer.end_stream()
+    trainer = Trainer(server.endpoint, 2)
+    parts = trainer.train()
+    assert [part.header.num_micro_batches for part in parts] == [1, 1]
+    heads = [part.micro_batches[0][0] for part in parts]
+    assert sorted(head.is_filler for head in heads) == [False, True]
+    filler = next(part for part in parts if part.micro_batches[0][0].is_filler)
+    head = filler.micro_batches[0][0]
+    assert (head.tokens, head.loss_tokens, head.sample_ids) == ([1], [0], ["p/0"])
+    assert token_ids(filler) == [0]
+    assert (parts[0].header.tokens, parts[0].header.num_samples) == (6, 1)
+    assert all(rank.await_end() == "the stream has ended" for rank in trainer.ranks)
+    trainer.bye()
+    assert server.wait() == 0
+
+
+def test_the_last_batch_may_be_dropped_instead(serve: Serve) -> None:
+    server = serve(last_batch="drop")
+    producer = Producer(server.endpoint, "p")
+    producer.push([6, 5])
+    trainer = Trainer(server.endpoint, 2)
+    producer.end_stream()
+    assert trainer.train() == []
+    assert server.scrape()["samples_dropped_total{reason=last-batch}"] == 2
+    trainer.bye()
+    assert server.wait() == 0
+
+
+def test_after_the_end_of_the_stream_pushes_are_refused(serve: Serve) -> None:
+    server = serve()
+    producer = Producer(server.endpoint, "p")
+    trainer = Trainer(server.endpoint, 2)
+    producer.send(m.EndStream())
+    answer = producer.push([3])
+    assert answer.outcomes == ["refused"]
+    assert "the stream has ended" in answer.errors["0"]
+    assert server.get("/readyz").status == 503
+    assert trainer.train() == []
+
+
+def test_staleness_is_judged_by_the_version_that_rank_0_reports(serve: Serve) -> None:
+    server = serve(max_staleness=1)
+    producer = Producer(server.endpoint, "p")
+    producer.push([3] * 4, policy_versions=[1, 4, 4, 5])
+    first = Rank(server.endpoint, 0, 2)
+    first.send(m.PolicyVersion(policy_version=5, first_step=0))
+    first.settle()
+    second = Rank(server.endpoint, 1, 2, generation=first.generation)
+    second.settle()
+    server.await_status(buffered=3, policy_version=5)
+    assert server.scrape()["samples_dropped_total{reason=stale}"] == 1
+    producer.push([3], policy_versions=[5])
+    for rank in (first, second):
+        rank.demand(taken=-1)
+        rank.hold(0)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"saved": 9}, "a checkpoint after step 9, which was never planned"),
+        ({"taken": 9}, "says that it has taken step 9, and the last one"),
+        ({"received": [(9, 1)]}, "says that it has got step 9, and the last one"),
+    ],
+)
+def test_a_hello_that_cannot_be_true_begins_no_generation(
+    told: dict[str, object], words: str, serve: Serve
+) -> None:
+    server = serve()
+    Producer(server.endpoint, "p").push([3] * 4)
+    trainer = Trainer(server.endpoint, 2)
+    with WireClient(server.endpoint) as liar:
+        liar.send(m.HelloRank.model_validate({"client_id": "x", "dp_rank": 0, "dp_size": 2} | told))
+        assert words in liar.expect_error("protocol").message
+    assert len(trainer.train()) == 2
+    server.await_status(steps_committed=1, generation=1, ranks_connected=2)

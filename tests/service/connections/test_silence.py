@@ -1,0 +1,180 @@
+"""Who is silent is noticed and reported, and who only pauses is left alone: in virtual time.
+
+A real router and a real connection, whose transport is memory and whose clock says what it is told.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import pytest
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.router import Router
+from rollout_dispatcher.service.server import LAG_PROBE_SECONDS, core_config
+from rollout_workers.client.liveness import Heartbeat
+from tests.service.conftest import Serve
+from tests.support.client import Producer, Rank
+from tests.support.server import eventually
+
+MINUTE = 60.0
+
+
+class Clock:
+    """Virtual time."""
+
+    reading = 0.0
+
+    def __call__(self) -> float:
+        return self.reading
+
+
+class MemoryTransport(asyncio.Transport):
+    """Takes what is written, and knows whether it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Forget it."""
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Forget them."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+class Connection:
+    """A DP rank's connection to a router, in memory."""
+
+    def __init__(self, router: Router, clock: Clock, dp_rank: int) -> None:
+        limits = PeerLimits(FrameLimits(1 << 20, 1 << 20), 10.0, 10.0)
+        self._peer = Peer(router, limits, clock)
+        self.transport = MemoryTransport()
+        self._peer.connection_made(self.transport)
+        generation = None if dp_rank == 0 else router.core.ledger.generation.number
+        self.say(
+            m.HelloRank(client_id=f"r{dp_rank}", dp_rank=dp_rank, dp_size=2, generation=generation)
+        )
+
+    def say(self, message: m.Message) -> None:
+        """What the client sends."""
+        data = codec.encode(message)
+        self._peer.get_buffer(len(data))[: len(data)] = data
+        self._peer.buffer_updated(len(data))
+
+    def hang_up_if_closed(self) -> None:
+        """As the event loop does after a close."""
+        if self.transport.is_closing():
+            self._peer.connection_lost(None)
+
+
+def make_hub(clock: Clock) -> Router:
+    config = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1)
+    core = Dispatch(core_config(config))
+    return Router(config, core, Metrics(config, core, clock), clock)
+
+
+def silent_ranks(router: Router) -> float:
+    found = router.metrics.registry.get_sample_value(
+        "dispatcher_connection_errors_total", {"role": "rank", "reason": "silent"}
+    )
+    return found or 0.0
+
+
+async def test_a_pause_of_an_hour_with_heartbeats_trips_nothing() -> None:
+    clock = Clock()
+    router = make_hub(clock)
+    ranks = [Connection(router, clock, dp_rank) for dp_rank in (0, 1)]
+    hearts = [Heartbeat(router.config.heartbeat_interval, clock()) for _ in ranks]
+    while clock() < 60 * MINUTE:
+        clock.reading += min(LAG_PROBE_SECONDS, *(heart.wait(clock()) for heart in hearts))
+        for rank, heart in zip(ranks, hearts, strict=True):
+            if heart.ping_due(clock()):
+                rank.say(m.Ping())
+                heart.heard()
+            heart.check(clock())
+        router.close_silent(away=0.0)
+    assert not any(rank.transport.is_closing() for rank in ranks)
+    assert (router.absent_ranks(), silent_ranks(router)) == ([], 0)
+    router.close()
+
+
+async def test_silence_is_noticed_after_the_timeout_and_not_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    router = make_hub(clock)
+    silent, alive = (Connection(router, clock, dp_rank) for dp_rank in (0, 1))
+    clock.reading = router.config.rank_timeout
+    alive.say(m.Ping())
+    router.close_silent(away=0.0)
+    assert not silent.transport.is_closing()
+    clock.reading += LAG_PROBE_SECONDS
+    with caplog.at_level(logging.WARNING):
+        router.close_silent(away=0.0)
+    silent.hang_up_if_closed()
+    assert (silent.transport.is_closing(), alive.transport.is_closing()) == (True, False)
+    assert "rank r0 was silent for 60 s" in caplog.text
+    assert (router.absent_ranks(), silent_ranks(router)) == ([0], 1)
+    router.close()
+
+
+async def test_time_in_which_the_dispatcher_itself_was_stopped_is_nobodys_silence() -> None:
+    clock = Clock()
+    router = make_hub(clock)
+    rank = Connection(router, clock, 0)
+    stopped = 10 * MINUTE
+    clock.reading += stopped + LAG_PROBE_SECONDS
+    router.close_silent(away=stopped)
+    assert not rank.transport.is_closing()
+    clock.reading += router.config.rank_timeout + LAG_PROBE_SECONDS
+    router.close_silent(away=0.0)
+    assert rank.transport.is_closing()
+    router.close()
+
+
+def test_a_silent_ranks_step_is_kept_and_all_that_tells_an_operator_does(serve: Serve) -> None:
+    server = serve(rank_timeout="500ms", heartbeat_interval="50ms")
+    producer = Producer(server.endpoint, "p")
+    alive = Rank(server.endpoint, 0, 2)
+    silent = Rank(server.endpoint, 1, 2, generation=alive.generation)
+    assert producer.push([3] * 4).outcomes == ["accepted"] * 4
+    for rank in (alive, silent):
+        rank.demand(taken=-1)
+        rank.hold(0)
+        rank.prepare(0)
+
+    def is_reported() -> bool:
+        alive.settle()
+        return bool(server.status()["absent_ranks"] == [1])
+
+    eventually(is_reported, "the silent rank is reported")
+    assert server.scrape()["connection_errors_total{reason=silent,role=rank}"] == 1
+    first, waits_for, absent = server.get("/readyz").text.splitlines()
+    assert (first, absent) == ("ok: running", "absent DP ranks: 1")
+    assert "DP rank 1 lost the connection" in waits_for
+    assert "was silent for 0.5 s; closing its connection" in server.log()
+    status = server.status()
+    assert (status["open_steps"], status["in_flight"]) == (1, 4)
+    successor = Rank(server.endpoint, 1, 2, generation=alive.generation)
+    assert successor.hold(0).header == alive.steps[0].header
+    successor.prepare(0)
+    for rank in (alive, successor):
+        rank.await_release(0)
+        rank.commit(0)
+    server.await_status(steps_committed=1, balanced=True)

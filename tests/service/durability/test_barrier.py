@@ -1,0 +1,184 @@
+"""The barrier: nothing leaves before what it rests on is durable, and order is kept."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from rollout_dispatcher.core.facts import Accepted, Fact, StreamEnded
+from rollout_dispatcher.errors import JournalError
+from rollout_dispatcher.service.durability.barrier import (
+    BYTES_BESIDES_PAYLOAD,
+    MAX_UNANSWERED,
+    DurabilityBarrier,
+)
+
+
+class SlowLog:
+    """A journal whose disk is the test: batches are durable when it says so."""
+
+    def __init__(self) -> None:
+        self.on_durable: Callable[[int], None] = lambda _: None
+        self.on_broken: Callable[[JournalError], None] = lambda _: None
+        self.on_room: Callable[[], None] = lambda: None
+        self.free, self.asked = sys.maxsize, 0
+        self.appended = asyncio.Event()
+        self.failure: JournalError | None = None
+        self.batches: list[tuple[Sequence[Fact], Mapping[str, object]]] = []
+
+    def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
+        self.batches.append((facts, totals))
+        self.appended.set()
+        return len(self.batches)
+
+    def room(self, wanted: int = 0) -> int:
+        """What the test says, to whatever was asked."""
+        self.asked = wanted
+        return self.free
+
+    def fetch(self, ticket: int) -> bytes:
+        """The payload as it was appended."""
+        accepted = (fact for facts, _ in self.batches for fact in facts)
+        return next(
+            bytes(fact.entry.sample.payload)
+            for fact in accepted
+            if isinstance(fact, Accepted) and fact.entry.ticket == ticket
+        )
+
+    async def durable(self, lsn: int) -> None:
+        """Report from another thread, as a journal does, and let the loop hear of it."""
+        thread = threading.Thread(target=self.on_durable, args=(lsn,))
+        thread.start()
+        thread.join()
+        await asyncio.sleep(0)
+
+
+class Chatterbox:
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def go_on(self) -> None:
+        self.told.append("go on")
+
+
+def ignore(_: JournalError) -> None:
+    """No test here breaks its journal by accident."""
+
+
+async def test_without_a_journal_the_gate_stands_open() -> None:
+    barrier, said = DurabilityBarrier(None, ignore), list[str]()
+    barrier.note([StreamEnded()], dict)
+    barrier.after(partial(said.append, "answer"))
+    await barrier.settled()
+    assert said == ["answer"]
+    assert barrier.failure is None
+
+
+async def test_an_answer_waits_for_the_facts_noted_before_it_and_order_is_kept() -> None:
+    log, said = SlowLog(), list[str]()
+    barrier = DurabilityBarrier(log, ignore)
+    barrier.after(partial(said.append, "before any fact"))
+    barrier.note([StreamEnded()], lambda: {"a": 1})
+    barrier.after(partial(said.append, "first"))
+    barrier.note([StreamEnded()], dict)
+    barrier.after(partial(said.append, "second"))
+    barrier.note([], dict)
+    barrier.after(partial(said.append, "third"))
+    assert said == ["before any fact"]
+    await log.durable(1)
+    assert said == ["before any fact", "first"]
+    await log.durable(2)
+    assert said == ["before any fact", "first", "second", "third"]
+    assert [totals for _, totals in log.batches] == [{"a": 1}, {}]
+
+
+async def test_what_a_thunk_adds_waits_for_its_own_facts() -> None:
+    log, said = SlowLog(), list[str]()
+    barrier = DurabilityBarrier(log, ignore)
+
+    def answer_and_note_more() -> None:
+        said.append("answer")
+        barrier.note([StreamEnded()], dict)
+        barrier.after(partial(said.append, "consequence"))
+
+    barrier.note([StreamEnded()], dict)
+    barrier.after(answer_and_note_more)
+    await log.durable(1)
+    assert said == ["answer"]
+    await log.durable(2)
+    assert said == ["answer", "consequence"]
+
+
+async def test_settled_returns_when_everything_noted_is_durable() -> None:
+    log = SlowLog()
+    barrier = DurabilityBarrier(log, ignore)
+    barrier.note([StreamEnded()], dict)
+    waiting = asyncio.ensure_future(barrier.settled())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await log.durable(1)
+    await waiting
+
+
+async def test_room_is_the_journals_and_without_one_there_is_always_some() -> None:
+    log = SlowLog()
+    barrier = DurabilityBarrier(log, ignore)
+    log.free = 3 * BYTES_BESIDES_PAYLOAD + 100
+    assert barrier.has_room(3, 100)
+    assert log.asked == log.free
+    assert barrier.room() == log.free
+    assert not barrier.has_room(3, 101)
+    assert not barrier.has_room(4, 0)
+    assert DurabilityBarrier(None, ignore).has_room(10**6, 10**12)
+    assert DurabilityBarrier(None, ignore).room() == sys.maxsize
+
+
+async def test_the_loop_is_told_when_there_may_be_room_again() -> None:
+    log, said = SlowLog(), list[str]()
+    DurabilityBarrier(log, ignore, partial(said.append, "room"))
+    thread = threading.Thread(target=log.on_room)
+    thread.start()
+    thread.join()
+    assert said == []
+    await asyncio.sleep(0)
+    assert said == ["room"]
+
+
+async def test_a_broken_journal_is_reported_to_the_loop() -> None:
+    log, broken = SlowLog(), list[JournalError]()
+    DurabilityBarrier(log, broken.append)
+    error = JournalError("the disk is gone")
+    thread = threading.Thread(target=log.on_broken, args=(error,))
+    thread.start()
+    thread.join()
+    await asyncio.sleep(0)
+    assert broken == [error]
+
+
+async def test_a_speaker_of_too_many_unanswered_messages_is_held_until_half_are_answered() -> None:
+    log, loud, quiet = SlowLog(), Chatterbox(), Chatterbox()
+    barrier = DurabilityBarrier(log, ignore)
+    barrier.heard(loud)  # answered at once
+    barrier.note([StreamEnded()], dict)
+    for message in range(1, MAX_UNANSWERED):
+        barrier.heard(loud)
+        if message == MAX_UNANSWERED // 2:
+            barrier.note([StreamEnded()], dict)
+    assert loud.told == []
+    barrier.heard(loud)
+    barrier.heard(quiet)
+    assert loud.told == ["hold"]
+    await log.durable(1)
+    assert loud.told == ["hold", "go on"]
+    for _ in range(MAX_UNANSWERED // 2):
+        barrier.heard(loud)
+    assert loud.told == ["hold", "go on", "hold"]
+    await log.durable(2)
+    assert loud.told == ["hold", "go on", "hold", "go on"]
+    assert quiet.told == []

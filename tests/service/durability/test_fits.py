@@ -1,0 +1,198 @@
+"""A restart with settings that what is buffered does not fit is refused at once, with a remedy."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import DropReason, Effect, Outcome, PlanWanted, PushAnswered
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.durability.journaling import open_journal
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.planner import Planner
+from rollout_dispatcher.service.server import core_config
+from tests.support.samples import make_sample
+
+
+class Life:
+    """A dispatcher without sockets, on the journal of those before it."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        settings = {"dp_size": 1, "dispatch_batch_size": 8, "micro_batch_tokens": 100} | options
+        config = ServeConfig(journal_dir=directory, **settings)
+        clock = asyncio.get_running_loop().time
+        self.core = Dispatch(core_config(config))
+        metrics = Metrics(config, self.core, clock)
+        journal = open_journal(config, self.core, metrics, clock)
+        assert journal is not None
+        self.journal = journal
+        self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
+        self._barrier = DurabilityBarrier(journal, on_broken=lambda _: None)
+
+    async def push(self, *samples: Sample, first: int = 0) -> None:
+        """Accepted, all of them."""
+        effects = self.core.push(Push("p", first, samples), 0.0)
+        answers = [effect for effect in effects if isinstance(effect, PushAnswered)]
+        assert [set(answer.outcomes) for answer in answers] == [{Outcome.ACCEPTED}]
+        await self._note()
+
+    async def plan(self) -> None:
+        """A rank joins and gets a step, as nothing more comes."""
+        hello = RankHello("r", 0, 1, None, prefetch_steps=1, hungry=True)
+        self._perform(self.core.join(hello, 0.0), 0.0)
+        self._perform(self.core.end_stream(10.0, force=True), 10.0)
+        await self._note()
+
+    def _perform(self, effects: Iterable[Effect], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, PlanWanted):
+                self._perform(self.core.planned(effect, self._planner.plan(effect), now), now)
+
+    async def _note(self) -> None:
+        self._barrier.note(self.core.take_facts(), self.core.totals.as_json)
+        await self._barrier.settled()
+
+    def end(self) -> None:
+        assert self.journal.close()
+
+
+def group(name: str, size: int, members: int, tokens: int = 3) -> list[Sample]:
+    return [
+        make_sample(f"{name}{at}", tokens, group_id=name, group_size=size) for at in range(members)
+    ]
+
+
+def refused(directory: Path, **options: Any) -> str:
+    """Twice, and the directory can be used with other settings after that."""
+    for _ in range(2):
+        with pytest.raises(ConfigError) as caught:
+            Life(directory, **options)
+    return str(caught.value)
+
+
+async def test_a_sample_longer_than_the_token_budget_is_refused_at_start(tmp_path: Path) -> None:
+    first = Life(tmp_path)
+    await first.push(make_sample("short", 10), make_sample("long", 90), make_sample("longer", 95))
+    first.end()
+    said = refused(tmp_path, micro_batch_tokens=50)
+    assert "has 2 samples longer than --micro-batch-tokens 50" in said
+    assert "the longest (longer) has 95 tokens: start with --micro-batch-tokens 95 or more" in said
+    assert said.endswith("or with --oversize alone or drop")
+    Life(tmp_path, micro_batch_tokens=95).end()
+
+
+async def test_a_sample_longer_than_the_token_budget_goes_alone_if_it_may(tmp_path: Path) -> None:
+    first = Life(tmp_path)
+    await first.push(make_sample("short", 10), make_sample("long", 90))
+    first.end()
+    second = Life(tmp_path, micro_batch_tokens=50, oversize="alone")
+    await second.plan()
+    assert second.core.statistics().in_flight == 2
+    second.end()
+
+
+async def test_a_sample_longer_than_the_token_budget_is_dropped_if_so_asked(tmp_path: Path) -> None:
+    first = Life(tmp_path)
+    await first.push(make_sample("short", 10), make_sample("long", 90))
+    first.end()
+    second = Life(tmp_path, micro_batch_tokens=50, oversize="drop")
+    await second.plan()
+    at = second.core.statistics()
+    assert (at.in_flight, at.dropped[DropReason.OVERSIZE]) == (1, 1)
+    second.end()
+
+
+@pytest.mark.parametrize("oversize", ["error", "drop"])
+async def test_an_open_step_goes_on_under_a_smaller_token_budget(
+    tmp_path: Path, oversize: str
+) -> None:
+    first = Life(tmp_path)
+    await first.push(make_sample("long", 90))
+    await first.plan()
+    assert first.core.statistics().in_flight == 1
+    first.end()
+    second = Life(tmp_path, micro_batch_tokens=50, oversize=oversize)
+    assert second.core.statistics().in_flight == 1
+    second.end()
+
+
+@pytest.mark.parametrize("members", [6, 2])
+async def test_a_group_larger_than_the_batch_is_refused_at_start(
+    tmp_path: Path, members: int
+) -> None:
+    first = Life(tmp_path)
+    await first.push(*group("g", 6, members))
+    first.end()
+    said = refused(tmp_path, dispatch_batch_size=4)
+    assert f"has {members} samples in groups that are larger than --dispatch-batch-size 4" in said
+    assert "the largest (g) has 6: start with --dispatch-batch-size 6 or more" in said
+    Life(tmp_path, dispatch_batch_size=6).end()
+    Life(tmp_path, dispatch_batch_size=4, groups="ignore").end()
+
+
+async def test_another_size_for_groups_that_lack_members_is_refused_at_start(
+    tmp_path: Path,
+) -> None:
+    first = Life(tmp_path, group_size=4)
+    await first.push(*group("whole", 4, 4), *group("part", 4, 3))
+    first.end()
+    for options in ({"group_size": 2}, {}):
+        said = refused(tmp_path, **options)
+        assert "has 3 samples in groups that lack members and have --group-size 4" in said
+        assert "such as part: start with --group-size 4 until they are complete" in said
+    again = Life(tmp_path, group_size=4)
+    await again.push(make_sample("part3", 3, group_id="part", group_size=4), first=7)
+    again.end()
+    Life(tmp_path, group_size=2).end()
+
+
+async def test_groups_of_a_size_that_was_said_need_no_setting(tmp_path: Path) -> None:
+    first = Life(tmp_path, group_size=4)
+    await first.push(*group("part", 3, 2))
+    first.end()
+    Life(tmp_path, group_size=4).end()
+    Life(tmp_path, group_size=2).end()
+    Life(tmp_path).end()
+
+
+async def test_a_group_whose_size_is_told_at_its_close_fits_as_far_as_it_has_come(
+    tmp_path: Path,
+) -> None:
+    first = Life(tmp_path)
+    await first.push(*group("g", SIZE_AT_CLOSE, 5))
+    first.end()
+    assert "the largest (g) has 5" in refused(tmp_path, dispatch_batch_size=4)
+    Life(tmp_path, dispatch_batch_size=5).end()
+    Life(tmp_path, dispatch_batch_size=None, dispatch_batch_groups=2).end()
+
+
+@pytest.mark.parametrize("groups", ["step", "rank"])
+async def test_groups_that_were_ignored_cannot_be_kept_whole_afterwards(
+    tmp_path: Path, groups: str
+) -> None:
+    first = Life(tmp_path, groups="ignore")
+    await first.push(*group("g", 4, 2), make_sample("alone", 3))
+    first.end()
+    said = refused(tmp_path, groups=groups)
+    assert "has 2 samples accepted under --groups ignore" in said
+    assert "(such as g)" in said
+    assert f"instead of --groups {groups}" in said
+    Life(tmp_path, groups="ignore").end()
+
+
+async def test_groups_need_not_be_kept_whole_any_more(tmp_path: Path) -> None:
+    first = Life(tmp_path)
+    await first.push(*group("g", 4, 4), *group("h", 4, 2))
+    first.end()
+    second = Life(tmp_path, groups="ignore", dispatch_batch_size=2)
+    await second.plan()
+    assert second.core.statistics().in_flight > 0
+    second.end()

@@ -1,0 +1,47 @@
+"""The journal of the service: what it remembers fits the clock of the process that reads it."""
+
+from pathlib import Path
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.durability.journaling import open_journal
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.server import core_config
+from tests.support.samples import make_sample
+
+
+class Clock:
+    """A clock of one process, which says what it is told."""
+
+    reading = 0.0
+
+    def __call__(self) -> float:
+        return self.reading
+
+
+async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
+    tmp_path: Path,
+) -> None:
+    config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
+    clock = Clock()
+    core = Dispatch(core_config(config))
+    journal = open_journal(config, core, Metrics(config, core, clock), clock)
+    assert journal is not None
+    barrier = DurabilityBarrier(journal, on_broken=lambda _: None)
+    clock.reading = 5_000.0  # it jumps ahead, or the time of day is set back afterwards
+    core.push(Push("p", 0, (make_sample("s"),)), clock())
+    barrier.note(core.take_facts(), core.totals.as_json)
+    await barrier.settled()
+    assert journal.close()
+
+    clock.reading = 30.0
+    successor = Dispatch(core_config(config))
+    journal = open_journal(config, successor, Metrics(config, successor, clock), clock)
+    assert journal is not None
+    assert journal.close()
+    at = successor.statistics()
+    assert at.buffered == 1
+    assert at.oldest_arrival is not None
+    assert at.oldest_arrival <= clock()

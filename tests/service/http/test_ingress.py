@@ -1,0 +1,276 @@
+"""Frames from many connections at once: bounded memory, turns in order, and nobody starves."""
+
+import os
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.sample import DType
+from rollout_workers import RolloutProducer
+from tests.service.conftest import Serve
+from tests.service.http.test_limits import connect
+from tests.support.certificates import Authority
+from tests.support.client import Producer, Trainer, WireClient
+from tests.support.server import ServeProcess, eventually
+
+MIB = 2**20
+#: Large samples are refused once they are here, so that memory is that of frames being received;
+#: small ones are accepted, and wait for ranks.
+BUSY = {"max_sample_tokens": 64, "buffer_capacity": 100_000}
+#: Room for one of the frames below.
+ONE_AT_A_TIME = {**BUSY, "receive_bytes": "10MiB"}
+SIZE = 8 * MIB
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+class Sender(WireClient):
+    """A producer that pushes one large sample, a part at a time."""
+
+    def __init__(
+        self, server: ServeProcess, name: str, nbytes: int = SIZE, tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(server.endpoint, tls=tls)
+        self.send(m.HelloProducer(client_id=name))
+        self.expect(m.WelcomeProducer)
+        tokens = nbytes // 8
+        push = m.Push(
+            first_seq=0,
+            floor=0,
+            fields=[columns.FieldHeader(name="input_ids", dtype=DType.INT64)],
+            tokens=[tokens],
+            loss_tokens=[tokens],
+            sample_ids=[name],
+        )
+        self._left = nbytes
+        self.send_bytes(codec.encode(push, nbytes))
+
+    def send_payload(self, nbytes: int | None = None) -> None:
+        """Send so much of the payload, or all that is left."""
+        nbytes = self._left if nbytes is None else nbytes
+        self._left -= nbytes
+        while nbytes:
+            part = min(nbytes, MIB)
+            self.send_bytes(bytes(part))
+            nbytes -= part
+
+    def finish(self) -> None:
+        """Send all that is left from a thread of its own, as it may take a while."""
+        threading.Thread(target=self.send_payload, daemon=True).start()
+
+    def outcome(self) -> list[str]:
+        """What became of the sample."""
+        while not isinstance(message := self.receive()[0], m.Pushed):
+            assert isinstance(message, m.Blocked), message
+        return message.outcomes
+
+
+def resident(server: ServeProcess) -> int:
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def await_receiving(server: ServeProcess, nbytes: int) -> None:
+    """Wait until frames have so much memory."""
+    server.await_scrape(
+        lambda found: found["receiving_bytes"] == nbytes, f"{nbytes} bytes are received"
+    )
+
+
+def keep_up(server: ServeProcess, seconds: float, then: Callable[[], object]) -> None:
+    """Do something again and again for a while."""
+    until = monotonic() + seconds
+    while monotonic() < until:
+        then()
+        server.get("/livez")
+
+
+def test_forty_large_frames_at_once_have_bounded_memory_and_all_come_through(serve: Serve) -> None:
+    server = serve(receive_bytes="128MiB", **BUSY)
+    quiet, before = Producer(server.endpoint, "quiet"), resident(server)
+    senders = [Sender(server, f"p{at}", 64 * MIB) for at in range(40)]
+    may_finish = threading.Event()
+
+    def send(sender: Sender) -> None:
+        sender.send_payload(63 * MIB)
+        may_finish.wait()
+        sender.send_payload()
+
+    threads = [threading.Thread(target=send, args=(it,), daemon=True) for it in senders]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: resident(server) - before > 120 * MIB, "as much as may has arrived")
+    most = 0
+
+    def push_and_look() -> None:
+        nonlocal most
+        most = max(most, resident(server))
+        began = monotonic()
+        assert quiet.push([3]).outcomes == ["accepted"]
+        assert monotonic() - began < 1
+
+    keep_up(server, 1.0, push_and_look)
+    may_finish.set()
+    for sender in senders:
+        assert sender.outcome() == ["refused"]
+        most = max(most, resident(server))
+    assert most - before < 128 * MIB + 32 * MIB, f"{(most - before) / MIB:.0f} MiB more"
+    await_receiving(server, 0)
+
+
+def test_ranks_and_small_pushes_go_on_while_large_frames_wait(serve: Serve) -> None:
+    server = serve(receive_bytes="10MiB", max_sample_tokens=64)
+    trainer, small = Trainer(server.endpoint, 2), Producer(server.endpoint, "small")
+    holder, waiting = Sender(server, "holder"), Sender(server, "waiting")
+    await_receiving(server, SIZE)
+    for _ in range(3):
+        assert small.push([3, 4, 5, 6]).outcomes == ["accepted"] * 4
+        assert trainer.train()
+    for sender in (holder, waiting):
+        sender.send_payload()
+        assert sender.outcome() == ["refused"]
+
+
+def test_the_silence_of_a_producer_that_waits_is_not_held_against_it(serve: Serve) -> None:
+    server = serve(**ONE_AT_A_TIME, idle_timeout="500ms", heartbeat_interval="50ms")
+    holder, waiting = Sender(server, "holder"), Sender(server, "waiting")
+    await_receiving(server, SIZE)
+    waiting.finish()
+    keep_up(server, 2.0, lambda: holder.send_payload(1))
+    holder.send_payload()
+    assert (holder.outcome(), waiting.outcome()) == (["refused"], ["refused"])
+
+
+def test_who_waits_hears_that_the_dispatcher_lives_and_what_it_waits_for(serve: Serve) -> None:
+    server = serve(**ONE_AT_A_TIME, heartbeat_interval="50ms")
+    holder, waiting = Sender(server, "holder"), Sender(server, "waiting")
+    await_receiving(server, SIZE)
+    blocked = m.Blocked(cap="receive-bytes", held=SIZE, capacity=10 * MIB)
+    assert [waiting.expect(m.Blocked) for _ in range(3)] == [blocked] * 3
+    holder.send_payload()
+    assert holder.outcome() == ["refused"]
+
+
+def test_a_client_that_waits_for_long_stays_on_its_connection(
+    serve: Serve, threads: ThreadPoolExecutor
+) -> None:
+    server = serve(**ONE_AT_A_TIME, heartbeat_interval="400ms")
+    holder = Sender(server, "holder")
+    await_receiving(server, SIZE)
+    with RolloutProducer(server.endpoint) as client:
+        client.push({"input_ids": [1] * 64})  # a small one passes
+        pushing = threads.submit(client.push, {"input_ids": [1] * MIB})
+        keep_up(server, 3.0, lambda: holder.send_payload(1))
+        assert not pushing.done()
+        holder.send_payload()
+        with pytest.raises(SampleRefused, match="the limit is 64"):
+            pushing.result(20)
+    assert server.scrape()["connections_total{role=producer}"] == 2
+
+
+def test_a_frame_that_does_not_come_makes_way_for_those_that_wait(serve: Serve) -> None:
+    server = serve(**ONE_AT_A_TIME, request_timeout="500ms")
+    stalled = Sender(server, "stalled")
+    stalled.send_payload(MIB)
+    await_receiving(server, SIZE)
+    waiting = Sender(server, "waiting")
+    waiting.finish()
+    error = stalled.expect_error("too-slow")
+    assert error.retriable
+    assert "bytes of a frame have come, the last of them too slowly over 0.5 s" in error.message
+    assert "in which others waited" in error.message
+    assert waiting.outcome() == ["refused"]
+    await_receiving(server, 0)
+
+
+def test_a_slow_frame_that_is_in_nobodys_way_is_left_alone(serve: Serve) -> None:
+    server = serve(**ONE_AT_A_TIME, request_timeout="200ms")
+    slow = Sender(server, "slow")
+    keep_up(server, 1.5, lambda: slow.send_payload(1))
+    slow.send_payload()
+    assert slow.outcome() == ["refused"]
+
+
+def test_lost_connections_give_their_room_and_their_turn_to_the_next(serve: Serve) -> None:
+    server = serve(**ONE_AT_A_TIME)
+    holder = Sender(server, "0")
+    await_receiving(server, SIZE)
+    second, third = Sender(server, "1"), Sender(server, "2")
+    third.finish()
+    for lost in (second, holder):
+        lost.send_payload(1)
+        lost.close()
+    assert third.outcome() == ["refused"]
+    await_receiving(server, 0)
+    server.await_scrape(
+        lambda found: found["connection_errors_total{reason=eof,role=producer}"] == 2, "both left"
+    )
+
+
+def test_a_frame_larger_than_all_the_room_comes_through_alone(serve: Serve) -> None:
+    server = serve(**BUSY, receive_bytes="1MiB")
+    senders = [Sender(server, f"p{at}") for at in range(3)]
+    for sender in senders:
+        sender.finish()
+    assert [sender.outcome() for sender in senders] == [["refused"]] * 3
+
+
+def test_it_holds_within_tls(serve: Serve, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = serve(**authority.issue("127.0.0.1").options(), **BUSY, receive_bytes="20MiB")
+    before, tls = resident(server), authority.client()
+    senders = [Sender(server, f"p{at}", tls=tls) for at in range(10)]
+    for sender in senders:
+        sender.finish()
+    assert [sender.outcome() for sender in senders] == [["refused"]] * 10
+    assert resident(server) - before < 20 * MIB + 32 * MIB
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+def test_a_request_that_finds_no_room_is_told_when_to_come_again(
+    chunked: bool, serve: Serve
+) -> None:
+    server = serve(**ONE_AT_A_TIME)
+    small = b'{"fields": {"input_ids": [5, 6, 7]}}'
+    large = small.ljust(4 * MIB)
+    holder = Sender(server, "holder")
+    await_receiving(server, SIZE)
+
+    def post(body: bytes) -> tuple[int, dict[str, str], str]:
+        parts = [body[at : at + MIB] for at in range(0, len(body), MIB)]
+        answer = server.request("POST", "/v1/samples", iter(parts) if chunked else body)
+        return answer.status, answer.headers, answer.text
+
+    status, headers, text = post(large)
+    assert (status, headers["Retry-After"]) == (503, "1")
+    assert "raise --receive-bytes" in text
+    assert post(small)[0] == 200
+    holder.send_payload()
+    assert holder.outcome() == ["refused"]
+    assert post(large)[0] == 200
+    await_receiving(server, 0)
+
+
+def test_a_request_body_takes_room_until_it_is_here(serve: Serve) -> None:
+    server = serve(**ONE_AT_A_TIME)
+    with connect(server) as slow:
+        slow.sendall(b"POST /v1/samples HTTP/1.1\r\nHost: x\r\n")
+        slow.sendall(f"Content-Length: {SIZE}\r\n\r\n".encode())
+        await_receiving(server, SIZE)
+        waiting = Sender(server, "waiting")
+        waiting.finish()
+        server.get("/livez")
+        await_receiving(server, SIZE)
+    assert waiting.outcome() == ["refused"]

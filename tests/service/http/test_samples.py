@@ -1,0 +1,195 @@
+"""Samples as JSON become the spans that the sample plane carries, or an error that says why."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample
+from rollout_dispatcher.service.http.samples import parse_body
+
+
+def parse(group_size: int | None = None, **fields: object) -> Sample:
+    ((sample,), _) = parse_body(json.dumps({"fields": fields}).encode(), group_size)
+    return sample
+
+
+def field_of(sample: Sample, name: str) -> Field:
+    return next(item for item in sample.schema.fields if item.name == name)
+
+
+def values_of(sample: Sample, name: str) -> list[object]:
+    at = sample.schema.names.index(name)
+    raw = sample.payload[sample.schema.slices(sample.tokens)[at]]
+    found: list[object] = np.frombuffer(raw, str(sample.schema.fields[at].dtype)).tolist()
+    return found
+
+
+def test_a_sample_is_its_fields_in_the_order_of_their_names() -> None:
+    sample = parse(reward=0.5, input_ids=[5, 6, 7], loss_mask=[False, True, True], hidden=[[1, 2]])
+    assert sample.schema.fields == (
+        Field("hidden", DType.INT64, per_token=False, shape=(1, 2)),
+        Field("input_ids", DType.INT64),
+        Field("loss_mask", DType.BOOL),
+        Field("reward", DType.FLOAT32, per_token=False),
+    )
+    assert (sample.tokens, sample.loss_tokens) == (3, 2)
+    assert sample.nbytes == sample.schema.nbytes(3)
+    assert values_of(sample, "input_ids") == [5, 6, 7]
+    assert values_of(sample, "loss_mask") == [False, True, True]
+    assert values_of(sample, "reward") == [0.5]
+
+
+def test_without_a_mask_every_token_that_has_one_before_it_counts_for_the_loss() -> None:
+    assert parse(input_ids=[5, 6, 7]).loss_tokens == 2
+    assert parse(input_ids=[5]).loss_tokens == 0
+    assert parse(input_ids=[5, 6], loss_mask=[True, True]).loss_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        ([1, 2], DType.INT64, ()),
+        ([1.5, 2], DType.FLOAT32, ()),
+        ([True, False], DType.BOOL, ()),
+        ([[1, 2, 3], [4, 5, 6]], DType.INT64, (3,)),
+        ({"dtype": "float64", "data": [1, 2]}, DType.FLOAT64, ()),
+        ({"dtype": "uint8", "data": [255, 0]}, DType.UINT8, ()),
+        ({"dtype": "float16", "data": [[1.5], [2]]}, DType.FLOAT16, (1,)),
+        ({"dtype": "bool", "data": [0, 1]}, DType.BOOL, ()),
+        ({"dtype": "int8", "data": [1.0, -128.0]}, DType.INT8, ()),
+    ],
+)
+def test_element_types_follow_from_the_values_or_are_given(
+    value: object, dtype: DType, shape: tuple[int, ...]
+) -> None:
+    assert field_of(parse(input_ids=[1, 2], x=value), "x") == Field("x", dtype, True, shape)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([[1], [2, 3]], "fields.x is no tensor"),
+        (["a", "b"], "no tensor of numbers"),
+        ([None, 1], "no tensor of numbers"),
+        (None, "no tensor of numbers"),
+        ([10**30, 1], "no tensor of numbers"),
+        ([2**63, 2**63], "int64 cannot hold"),
+        ([1e300, 1.0], "float32 cannot hold"),
+        ({"dtype": "uint8", "data": [256, 0]}, "uint8 cannot hold"),
+        ({"dtype": "uint8", "data": [-1, 0]}, "uint8 cannot hold"),
+        ({"dtype": "int32", "data": [1.5, 0]}, "int32 cannot hold"),
+        ({"dtype": "bool", "data": [2, 0]}, "bool cannot hold"),
+        ({"dtype": "float16", "data": [70000, 0]}, "float16 cannot hold"),
+        ({"dtype": "int32", "data": ["12", "7"]}, "no tensor of numbers"),
+        ({"dtype": "bfloat16", "data": [1, 2]}, "send float32"),
+        ([], "has shape (0,)"),
+        ([[], []], "has shape (2, 0)"),
+        ([[[[[[[[[[1]]]]]]]]], [[[[[[[[[1]]]]]]]]]], "at most 8 items"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_by_the_name_of_its_field(value: object, words: str) -> None:
+    with pytest.raises(ProtocolError, match=r"fields\.x") as raised:
+        parse(input_ids=[1, 2], x=value)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("ids", [None, [], [1.5], [[1]], [True], 7, "12", {"dtype": "float32"}])
+def test_input_ids_must_be_a_list_of_integers(ids: object) -> None:
+    with pytest.raises((ProtocolError, ValidationError), match=r"input_ids|data"):
+        parse(input_ids=ids)
+
+
+@pytest.mark.parametrize("mask", [[0.5, 1.0], [1, 2], [0, -1]], ids=json.dumps)
+def test_a_mask_is_of_zeros_and_ones(mask: object) -> None:
+    """Other numbers would weigh tokens, and not be in the step's totals."""
+    with pytest.raises(ProtocolError, match="loss_mask must be zeros and ones"):
+        parse(input_ids=[1, 2], loss_mask=mask)
+    assert parse(input_ids=[1, 2], loss_mask=[0.0, 1.0]).loss_tokens == 1
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "loss_weights"])
+def test_a_name_that_a_micro_batch_uses_itself_is_refused(name: str) -> None:
+    with pytest.raises(ProtocolError, match=f"a field may not be called '{name}'"):
+        parse(None, **{"input_ids": [1, 2], name: [1, 2]})
+
+
+@pytest.mark.parametrize("name", ["policy_version", "group_id", "sample_id"])
+def test_metadata_among_the_fields_is_refused(name: str) -> None:
+    """It would be a tensor that nobody asks for, and the sample would have no version or group."""
+    with pytest.raises(ProtocolError, match=f"{name} is no field.*beside them"):
+        parse(None, **{"input_ids": [1, 2], name: 3})
+
+
+@pytest.mark.parametrize("mask", [[True], [[True, True]], True, [True, True, True]], ids=json.dumps)
+def test_a_mask_must_fit_the_tokens(mask: object) -> None:
+    with pytest.raises(ProtocolError, match="loss_mask has shape"):
+        parse(input_ids=[1, 2], loss_mask=mask)
+
+
+def test_ids_groups_and_versions_are_taken_over() -> None:
+    facts = {"sample_id": "s", "group_id": "g", "group_size": 4, "policy_version": 9}
+    ((sample,), named) = parse_body(
+        json.dumps({"fields": {"input_ids": [1]}} | facts).encode(), None
+    )
+    assert (sample.sample_id, sample.group_id, sample.group_size) == ("s", "g", 4)
+    assert (sample.policy_version, named) == (9, True)
+
+
+def test_samples_without_an_id_get_one_each() -> None:
+    samples, named = parse_body(json.dumps([{"fields": {"input_ids": [1]}}] * 2).encode(), None)
+    assert not named
+    assert len({sample.sample_id for sample in samples}) == 2
+
+
+@pytest.mark.parametrize(("default", "size"), [(None, SIZE_NOT_TOLD), (8, 8)])
+def test_a_group_that_does_not_say_its_size_gets_the_default(
+    default: int | None, size: int
+) -> None:
+    body = json.dumps({"fields": {"input_ids": [1]}, "group_id": "g"}).encode()
+    assert parse_body(body, default)[0][0].group_size == size
+    assert parse(default, input_ids=[1]).group_size == 1
+
+
+def test_lines_may_end_as_they_do_on_windows_and_be_empty() -> None:
+    line = json.dumps({"fields": {"input_ids": [1]}}).encode()
+    samples, _ = parse_body(b"\r\n".join([line, b"", line, b""]), None)
+    assert len(samples) == 2
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=12,
+)
+
+
+@given(fields=st.dictionaries(st.text(max_size=4) | st.just("input_ids"), json_values, max_size=4))
+def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -> None:
+    body = json.dumps({"fields": {"input_ids": [1, 2]} | fields}).encode()
+    try:
+        samples, _ = parse_body(body, None)
+    except (ProtocolError, ValidationError):
+        return
+    for sample in samples:
+        assert sample.nbytes == sample.schema.nbytes(sample.tokens)
+        columns.field_headers(sample.schema)
+        m.MicroBatch(
+            step=0,
+            index=0,
+            tokens=[sample.tokens],
+            loss_tokens=[sample.loss_tokens],
+            sample_ids=[sample.sample_id],
+        )
+
+
+@given(st.binary(max_size=60))
+def test_random_bodies_raise_nothing_unexpected(body: bytes) -> None:
+    with pytest.raises((ProtocolError, ValidationError, ValueError)):
+        parse_body(body, None)

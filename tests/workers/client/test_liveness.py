@@ -1,0 +1,94 @@
+"""Pings, patience and delays, with time as an argument."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.errors import (
+    ConfigError,
+    DispatcherError,
+    GenerationFenced,
+    PlanError,
+    ProtocolError,
+    RankRefused,
+)
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers.client.liveness import LONGEST_DELAY_S, Backoff, Heartbeat, refusal
+
+
+def test_a_ping_is_due_once_an_interval() -> None:
+    heartbeat = Heartbeat(5.0, now=0.0)
+    assert (heartbeat.wait(0.0), heartbeat.ping_due(4.9)) == (5.0, False)
+    assert heartbeat.ping_due(5.0)
+    assert (heartbeat.ping_due(5.0), heartbeat.wait(5.0)) == (False, 5.0)
+
+
+def test_a_peer_that_is_silent_for_three_intervals_is_lost() -> None:
+    heartbeat = Heartbeat(5.0, now=0.0)
+    assert heartbeat.ping_due(5.0)
+    assert heartbeat.ping_due(10.0)
+    heartbeat.check(14.9)
+    with pytest.raises(ConnectionError, match=r"not answered for 10\.0 s"):
+        heartbeat.check(15.0)
+
+
+def test_a_process_that_was_stopped_itself_does_not_blame_its_peer() -> None:
+    heartbeat = Heartbeat(5.0, now=0.0)
+    heartbeat.check(1000.0)
+    assert heartbeat.ping_due(1000.0)
+    heartbeat.heard()
+    heartbeat.check(2000.0)
+
+
+def test_delays_grow_and_end_at_the_timeout() -> None:
+    backoff, now, delays = Backoff(60.0, uniform=lambda: 1.0), 0.0, []
+    while (delay := backoff.failed(now)) is not None:
+        delays.append(delay)
+        now += delay
+    assert delays[:7] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_DELAY_S]
+    assert now == pytest.approx(60.0)
+
+
+def test_a_dispatcher_that_welcomes_and_is_lost_again_is_not_left_alone_for_long() -> None:
+    backoff = Backoff(60.0, uniform=lambda: 1.0)
+    for attempt in range(20):
+        backoff.connected(float(attempt))
+        delay = backoff.failed(attempt + 0.5)
+        assert delay is not None
+        assert delay <= 0.8
+
+
+def test_a_connection_renews_the_patience_and_a_stable_one_the_short_delays() -> None:
+    backoff = Backoff(1.0, uniform=lambda: 1.0)
+    assert [backoff.failed(0.0), backoff.failed(0.5)] == [0.1, 0.2]
+    backoff.connected(0.9)
+    assert backoff.failed(1.5) == 0.4
+    backoff.connected(2.0)
+    assert backoff.failed(100.0) == 0.1
+
+
+@given(st.floats(0, 1), st.integers(0, 50))
+def test_no_delay_is_zero_or_longer_than_the_longest(jitter: float, attempts: int) -> None:
+    backoff = Backoff(1e9, uniform=lambda: jitter)
+    delays = [backoff.failed(0.0) or 0.0 for _ in range(attempts)]
+    assert all(0.05 <= delay <= LONGEST_DELAY_S for delay in delays)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("fenced", GenerationFenced),
+        ("rank-refused", RankRefused),
+        ("config", ConfigError),
+        ("too-long", PlanError),
+        ("protocol", ProtocolError),
+        ("a word of the future", ProtocolError),
+    ],
+)
+def test_a_refusal_becomes_the_error_of_its_code(code: str, kind: type[DispatcherError]) -> None:
+    error = refusal(m.Error(code=code, message="why"))
+    assert (type(error), str(error)) == (kind, "why")
+
+
+def test_a_retriable_refusal_is_a_lost_connection() -> None:
+    assert isinstance(refusal(m.Error(code="x", message="y", retriable=True)), ConnectionError)

@@ -1,0 +1,155 @@
+"""A client belongs to the process that made it; forks and DataLoader workers are told at once."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers import MicroBatchStream, RankClient, RolloutProducer
+from tests.support.source import PYTHONPATH
+from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+
+#: Importing torch twice, the second time in a spawned worker, is most of it.
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def start(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> Callable[[str], Future[Any]]:
+    """Starts a case of `processes.py`; the future is what it printed."""
+
+    def run(case: str) -> Any:
+        script = Path(__file__).parents[1] / "processes.py"
+        command = [sys.executable, str(script), case, dispatcher.endpoint]
+        environ = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONASYNCIODEBUG": "0"}
+        done = subprocess.run(
+            command, check=True, capture_output=True, timeout=PATIENCE_S, env=environ
+        )
+        return json.loads(done.stdout)
+
+    return lambda case: threads.submit(run, case)
+
+
+def give_one_step(peer: Peer) -> None:
+    peer.send(step(0))
+    peer.wait_for(m.Prepared)
+    peer.send(m.Release(step=0))
+    peer.send_bytes(micro_batch(0, 0, sample([5, 6])))
+    peer.send(m.End(reason="enough"))
+
+
+def let_go(peer: Peer) -> None:
+    peer.wait_for(m.Bye, PATIENCE_S)
+    peer.send(m.Bye())
+    peer.close()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_stream_made_before_a_loader_with_workers_is_refused_there_and_unharmed_here(
+    context: str, dispatcher: ScriptedDispatcher, start: Callable[[str], Future[Any]]
+) -> None:
+    running = start(f"before-{context}")
+    peer = dispatcher.accept(PATIENCE_S)
+    peer.welcome_rank()
+    give_one_step(peer)
+    let_go(peer)
+    told = running.result(PATIENCE_S)
+    assert "ConfigError" in told["loader"]
+    assert "num_workers=0" in told["loader"]
+    assert told["own"] == [[[5, 6]]]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_stream_made_in_a_loaders_worker_is_refused_before_it_connects(
+    context: str, start: Callable[[str], Future[Any]]
+) -> None:
+    told = start(f"inside-{context}").result(PATIENCE_S)
+    assert "ConfigError" in told["loader"]
+    assert "num_workers=0" in told["loader"]
+
+
+def test_a_loader_without_workers_hands_micro_batches_on(
+    dispatcher: ScriptedDispatcher, start: Callable[[str], Future[Any]]
+) -> None:
+    running = start("no-workers")
+    peer = dispatcher.accept(PATIENCE_S)
+    peer.welcome_rank()
+    give_one_step(peer)
+    peer.wait_for(m.Commit, PATIENCE_S)
+    let_go(peer)
+    assert running.result(PATIENCE_S)["loader"] == [[5, 6]]
+
+
+def test_a_forked_child_is_refused_by_a_ranks_client_and_the_parent_goes_on(
+    dispatcher: ScriptedDispatcher, start: Callable[[str], Future[Any]]
+) -> None:
+    running = start("rank")
+    peer = dispatcher.accept(PATIENCE_S)
+    peer.welcome_rank()
+    give_one_step(peer)
+    assert peer.wait_for(m.Commit, PATIENCE_S).step == 0
+    let_go(peer)
+    told = running.result(PATIENCE_S)
+    *refused, closed = told["child"]
+    assert all(text.startswith("ConfigError: ") and "forked" in text for text in refused)
+    assert closed is None
+    assert told["own"] == 1
+
+
+@pytest.mark.parametrize("kind", ["producer", "async-producer"])
+def test_a_forked_child_is_refused_by_a_producer_and_the_parent_goes_on(
+    kind: str, dispatcher: ScriptedDispatcher, start: Callable[[str], Future[Any]]
+) -> None:
+    running = start(kind)
+    peer = dispatcher.accept(PATIENCE_S)
+    peer.welcome_producer()
+    peer.answer(peer.expect(m.Push, PATIENCE_S))
+    peer.take_leave()
+    told = running.result(PATIENCE_S)
+    *refused, closed = told["child"]
+    assert all(text.startswith("ConfigError: ") and "forked" in text for text in refused)
+    assert closed is None
+    assert told["own"] == "accepted"
+
+
+@contextmanager
+def made(
+    kind: str, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> Iterator[MicroBatchStream | RankClient | RolloutProducer]:
+    """A client of this kind, welcomed."""
+    makers: dict[str, Callable[[], MicroBatchStream | RankClient | RolloutProducer]] = {
+        "stream": lambda: MicroBatchStream(dispatcher.endpoint, dp_rank=0, dp_size=1),
+        "rank": lambda: RankClient(dispatcher.endpoint, dp_rank=0, dp_size=1),
+        "producer": lambda: RolloutProducer(dispatcher.endpoint),
+    }
+    making = threads.submit(makers[kind])
+    peer = dispatcher.accept()
+    peer.welcome_producer() if kind == "producer" else peer.welcome_rank()
+    client = making.result(10)
+    try:
+        yield client
+    finally:
+        dispatcher.hang_up()
+        client.close()
+
+
+@pytest.mark.parametrize("kind", ["stream", "rank", "producer"])
+def test_a_client_cannot_be_sent_to_another_process(
+    kind: str, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    with (
+        made(kind, dispatcher, threads) as client,
+        pytest.raises(ConfigError, match=r"another process.*num_workers=0"),
+    ):
+        pickle.dumps(client)

@@ -1,0 +1,421 @@
+"""A producer over a real socket, against a dispatcher that says what the test says."""
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import threading
+from collections import UserDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.errors import (
+    BufferFull,
+    ClientClosed,
+    ConfigError,
+    DispatcherUnreachable,
+    ProtocolError,
+    SampleRefused,
+)
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers import AsyncRolloutProducer, Outcome, RolloutProducer, RolloutSample
+from tests.workers.peers import Peer, ScriptedDispatcher
+
+FIELDS = {"input_ids": [1, 2, 3]}
+
+
+class Join(Protocol):
+    """Makes a welcomed producer and its peer; both are closed after the test."""
+
+    def __call__(self, credits_: int = 8, **welcome: object) -> tuple[RolloutProducer, Peer]: ...
+
+
+@pytest.fixture
+def join(dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor) -> Iterator[Join]:
+    producers = []
+
+    def make(credits_: int = 8, **welcome: object) -> tuple[RolloutProducer, Peer]:
+        making = threads.submit(RolloutProducer, dispatcher.endpoint)
+        peer = dispatcher.accept()
+        peer.welcome_producer(credits_, **welcome)
+        producers.append(making.result(10))
+        return producers[-1], peer
+
+    yield make
+    dispatcher.hang_up()
+    for producer in producers:
+        producer.close()
+
+
+def test_a_push_returns_when_it_is_answered(join: Join, threads: ThreadPoolExecutor) -> None:
+    producer, peer = join()
+    pushing = threads.submit(
+        producer.push, {**FIELDS, "reward": 1.5}, group_id="g", group_size=4, policy_version=7
+    )
+    push = peer.expect(m.Push)
+    assert (push.tokens, push.named, push.group_sizes, push.policy_versions) == (
+        [3],
+        False,
+        [4],
+        [7],
+    )
+    assert push.spans(peer.payload.nbytes) == [32]
+    assert not pushing.done()
+    peer.answer(push)
+    assert pushing.result(10) is Outcome.ACCEPTED
+    closing = threads.submit(producer.close)
+    peer.expect(m.Bye)
+    peer.close()
+    closing.result(10)
+
+
+def test_many_samples_share_a_frame_and_refusals_name_the_culprit(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join()
+    pushing = threads.submit(producer.push_many, [RolloutSample(FIELDS)] * 3)
+    push = peer.expect(m.Push)
+    errors = {"1": "too long", "2": "too long as well"}
+    peer.send(m.Pushed(first_seq=0, outcomes=["accepted", "refused", "refused"], errors=errors))
+    with pytest.raises(SampleRefused, match=r"2 of 3 samples .* at index 1: too long"):
+        pushing.result(10)
+    assert len(push.tokens) == 3
+
+
+def test_mappings_of_fields_are_samples_without_metadata(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join()
+    plain: list[Any] = [FIELDS, RolloutSample(FIELDS, policy_version=4), UserDict(FIELDS)]
+    pushing = threads.submit(producer.push_many, plain)
+    push = peer.expect(m.Push)
+    assert (push.tokens, push.group_ids, push.policy_versions) == ([3] * 3, None, [None, 4, None])
+    peer.answer(push)
+    assert pushing.result(10) == [Outcome.ACCEPTED] * 3
+
+
+def test_members_of_a_group_may_be_mappings_of_fields(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join()
+    pushing = threads.submit(producer.push_group, iter([FIELDS, FIELDS]), "p17")
+    push = peer.expect(m.Push)
+    assert (push.group_ids, push.group_sizes) == (["p17", "p17"], [2, 2])
+    peer.answer(push)
+    pushing.result(10)
+
+
+@pytest.mark.parametrize(
+    ("samples", "complaint"),
+    [
+        (
+            [FIELDS, [1, 2, 3]],
+            "sample 1 is no sample but list; push mappings of fields, or RolloutSample",
+        ),
+        ([FIELDS, None], "sample 1 is no sample but NoneType"),
+        (["input_ids"], "sample 0 is no sample but str"),
+        (FIELDS, "a single sample where many belong; push it with push"),
+        (RolloutSample(FIELDS), r"a single sample where many belong; .* or in a list"),
+        (7, "int is no list of samples"),
+    ],
+)
+def test_what_is_no_sample_is_refused_and_nothing_is_sent(
+    join: Join, samples: Any, complaint: str
+) -> None:
+    producer, peer = join()
+    with pytest.raises(SampleRefused, match=complaint):
+        producer.push_many(samples)
+    with pytest.raises(SampleRefused, match=complaint):
+        producer.push_group(samples, "g")
+    assert peer.hears_nothing()
+
+
+@pytest.mark.parametrize("fields", [[1, 2, 3], None, "input_ids"])
+def test_what_is_no_mapping_of_fields_is_refused(join: Join, fields: Any) -> None:
+    producer, peer = join()
+    with pytest.raises(
+        SampleRefused, match=r"the fields are no mapping but .*; push names to tensors"
+    ):
+        producer.push(fields)
+    assert peer.hears_nothing()
+
+
+async def test_the_asyncio_producer_takes_mappings_too(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    def serve() -> list[m.Push]:
+        peer = dispatcher.accept()
+        peer.welcome_producer()
+        pushes = []
+        for _ in range(2):
+            pushes.append(peer.expect(m.Push))
+            peer.answer(pushes[-1])
+        peer.take_leave()
+        return pushes
+
+    serving = threads.submit(serve)
+    async with AsyncRolloutProducer(dispatcher.endpoint) as producer:
+        assert await producer.push_many([FIELDS]) == [Outcome.ACCEPTED]
+        assert await producer.push_group([FIELDS], "g") == [Outcome.ACCEPTED]
+        with pytest.raises(SampleRefused, match="sample 0 is no sample but int"):
+            await producer.push_many([7])  # type: ignore[list-item]
+    assert [push.group_ids for push in serving.result(10)] == [None, ["g"]]
+
+
+def test_a_group_has_as_many_members_as_are_pushed_unless_told(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join()
+    pushing = threads.submit(producer.push_group, [RolloutSample(FIELDS)] * 2, "p17")
+    push = peer.expect(m.Push)
+    assert (push.group_ids, push.group_sizes) == (["p17", "p17"], [2, 2])
+    peer.answer(push)
+    pushing.result(10)
+
+
+def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join(credits_=1)
+    pushing = threads.submit(producer.push, FIELDS, timeout=0.3)
+    push = peer.expect(m.Push)
+    peer.send(m.Blocked(first_seq=push.first_seq, cap="tokens", held=10, capacity=12))
+    with pytest.raises(BufferFull, match="tokens cap \\(10 of 12\\)") as blocked:
+        pushing.result(10)
+    assert "may still be accepted" in blocked.value.__notes__[0]
+    with pytest.raises(BufferFull, match="tokens cap") as behind:  # it waits for the same
+        producer.push(FIELDS, timeout=0.1)
+    assert "the push was withdrawn" in behind.value.__notes__[0]
+    peer.answer(push)
+    assert peer.hears_nothing()
+
+
+def test_a_dispatcher_that_reads_slowly_is_not_taken_for_dead(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
+    pushing = threads.submit(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
+    push = peer.expect_slowly(m.Push, 2**25, seconds=1.0)
+    peer.answer(push)
+    assert pushing.result(10) is Outcome.ACCEPTED
+
+
+def test_a_dispatcher_that_reads_nothing_is_taken_for_dead(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    producer, _ = join(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
+    pushing = threads.submit(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
+    again = dispatcher.accept()
+    again.welcome_producer(max_payload_bytes=2**30)
+    again.answer(again.expect(m.Push))
+    assert pushing.result(10) is Outcome.ACCEPTED
+
+
+def test_an_unanswered_push_is_sent_again_after_a_loss(
+    join: Join,
+    dispatcher: ScriptedDispatcher,
+    threads: ThreadPoolExecutor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    producer, peer = join()
+    pushing = threads.submit(producer.push, FIELDS)
+    first = peer.expect(m.Push)
+    payload = bytes(peer.payload)
+    with caplog.at_level(logging.WARNING):
+        peer.close()
+        again = dispatcher.accept()
+        hello = again.welcome_producer()
+        assert hello.client_id == first.sample_ids[0].partition("/")[0]
+        assert again.expect(m.Push) == first
+        assert bytes(again.payload) == payload
+        again.answer(first, "duplicate")
+        assert pushing.result(10) is Outcome.ACCEPTED
+    assert "no connection to the dispatcher" in caplog.text
+
+
+def test_end_stream_comes_after_every_push_and_returns_when_it_was_handled(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join()
+    pushing = threads.submit(producer.push, FIELDS)
+    push = peer.expect(m.Push)
+    ending = threads.submit(producer.end_stream)
+    assert peer.hears_nothing()
+    peer.answer(push)
+    pushing.result(10)
+    peer.mute = True
+    peer.expect(m.EndStream)
+    assert not ending.done()
+    peer.send(m.Pong())
+    ending.result(10)
+
+
+def test_a_refused_hello_is_raised_and_not_tried_again(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    making = threads.submit(RolloutProducer, dispatcher.endpoint)
+    peer = dispatcher.accept()
+    peer.expect(m.HelloProducer)
+    peer.send(m.Error(code="version", message="peer speaks 9"))
+    peer.close()
+    with pytest.raises(ProtocolError, match="peer speaks 9"):
+        making.result(10)
+
+
+def test_a_silent_dispatcher_is_left_and_found_again(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join(heartbeat_interval_s=0.05)
+    peer.mute = True
+    peer.expect_end()
+    again = dispatcher.accept()
+    again.welcome_producer()
+    pushing = threads.submit(producer.push, FIELDS)
+    again.answer(again.expect(m.Push))
+    pushing.result(10)
+
+
+def test_an_unreachable_dispatcher_is_an_error_in_the_end(tmp_path: Path) -> None:
+    with pytest.raises(DispatcherUnreachable, match=r"for 0 s .* raise reconnect_timeout"):
+        RolloutProducer(f"unix:{tmp_path}/nobody", reconnect_timeout=0.2)
+
+
+def test_bytes_that_are_no_protocol_end_every_call(join: Join, threads: ThreadPoolExecutor) -> None:
+    producer, peer = join()
+    pushing = threads.submit(producer.push, FIELDS)
+    peer.expect(m.Push)
+    peer.send_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(ProtocolError, match="expected a frame"):
+        pushing.result(10)
+    with pytest.raises(ProtocolError, match="expected a frame"):
+        producer.push(FIELDS)
+    producer.close()
+
+
+def test_a_closed_producer_says_so_also_to_a_call_that_waits(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join()
+    pushing: Future[Outcome] = threads.submit(producer.push, FIELDS)
+    peer.expect(m.Push)
+    closing = threads.submit(producer.close)
+    peer.expect(m.Bye)
+    peer.close()
+    closing.result(10)
+    with pytest.raises(ClientClosed):
+        pushing.result(10)
+    with pytest.raises(ClientClosed):
+        producer.push(FIELDS)
+    producer.close()
+
+
+def test_a_forgotten_producer_says_goodbye(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    making = threads.submit(RolloutProducer, dispatcher.endpoint)
+    peer = dispatcher.accept()
+    peer.welcome_producer()
+    producer = making.result(10)
+    del making
+
+    def part() -> None:
+        peer.expect(m.Bye)
+        peer.close()
+
+    parting = threads.submit(part)
+    del producer
+    gc.collect()
+    parting.result(10)
+
+
+def test_threads_may_share_a_producer(join: Join, threads: ThreadPoolExecutor) -> None:
+    producer, peer = join(credits_=3)
+    pushing = [threads.submit(producer.push, FIELDS) for _ in range(20)]
+    seen = set()
+    for _ in range(20):
+        push = peer.expect(m.Push)
+        seen.add(push.first_seq)
+        peer.answer(push)
+    assert [future.result(10) for future in pushing] == [Outcome.ACCEPTED] * 20
+    assert seen == set(range(20))
+
+
+async def test_a_cancelled_push_is_withdrawn_if_it_never_left(
+    dispatcher: ScriptedDispatcher,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def on_peer(call: object, *args: object) -> object:
+        assert callable(call)
+        return await loop.run_in_executor(None, call, *args)
+
+    producer = AsyncRolloutProducer(dispatcher.endpoint)
+    starting = asyncio.create_task(producer.start())
+    peer = dispatcher.accept() if starting.done() else await on_peer(dispatcher.accept)
+    assert isinstance(peer, Peer)
+    await on_peer(peer.welcome_producer, 1)
+    await starting
+    first = asyncio.create_task(producer.push(FIELDS))
+    second = asyncio.create_task(producer.push(FIELDS))
+    push = await on_peer(peer.expect, m.Push)
+    assert isinstance(push, m.Push)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    peer.answer(push)
+    assert await first is Outcome.ACCEPTED
+    assert await on_peer(peer.hears_nothing)
+    peer.close()
+    await producer.close()
+
+
+async def test_a_bad_argument_is_named_before_anything_is_sent() -> None:
+    producer = AsyncRolloutProducer("127.0.0.1:1")
+    with pytest.raises(ConfigError, match="policy_version is -1"):
+        await producer.end_phase(-1)
+    with pytest.raises(ConfigError, match="group_id is ''"):
+        await producer.close_group("")
+    with pytest.raises(ConfigError, match="'nowhere' is no address"):
+        AsyncRolloutProducer("nowhere")
+
+
+async def test_a_producer_that_was_not_started_says_how_to() -> None:
+    with pytest.raises(ClientClosed, match="async with"):
+        await AsyncRolloutProducer("127.0.0.1:1").push(FIELDS)
+
+
+def test_a_large_push_arrives_whole_while_the_peer_reads_slowly(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join(max_payload_bytes=1 << 26)
+    ids = np.arange(2_000_000)
+    pushing = threads.submit(producer.push, {"input_ids": ids})
+    threading.Event().wait(0.1)
+    push = peer.expect(m.Push)
+    assert np.array_equal(np.frombuffer(peer.payload, np.int64), ids)
+    peer.answer(push)
+    pushing.result(10)
+
+
+def test_an_interpreter_exits_with_a_producer_left_open(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    code = (
+        "import sys; from rollout_workers import RolloutProducer; "
+        "kept = RolloutProducer(sys.argv[1]); "
+        "assert 'torch' not in sys.modules"
+    )
+    running = threads.submit(
+        subprocess.run, [sys.executable, "-c", code, dispatcher.endpoint], timeout=20, check=True
+    )
+    peer = dispatcher.accept()
+    peer.welcome_producer()
+    peer.expect(m.Bye)
+    peer.close()
+    running.result(20)

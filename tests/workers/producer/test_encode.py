@@ -1,0 +1,194 @@
+"""Fields become one span that the schema describes, or an error that names the field."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.protocol.outbox import JOINED_BYTES
+from rollout_dispatcher.sample import DType
+from rollout_workers.producer.batches import payload
+from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
+
+
+def encode(per_sample: tuple[str, ...] = (), **fields: Any) -> EncodedSample:
+    return Encoder(per_sample).encode(RolloutSample({"input_ids": [5, 6, 7], **fields}))
+
+
+def encode_only(**fields: Any) -> EncodedSample:
+    return Encoder().encode(RolloutSample(fields))
+
+
+def span(*samples: EncodedSample) -> bytes:
+    return b"".join(payload(samples))
+
+
+def values(encoded: EncodedSample, name: str) -> bytes:
+    """The bytes of one field, found through the schema alone."""
+    place = encoded.schema.slices(encoded.tokens)[encoded.schema.names.index(name)]
+    return span(encoded)[place]
+
+
+def dtype_of(encoded: EncodedSample, name: str) -> DType:
+    return encoded.schema.fields[encoded.schema.names.index(name)].dtype
+
+
+def test_lists_arrays_and_tensors_make_the_same_span() -> None:
+    spans = {
+        span(encode_only(input_ids=ids, logprobs=floats))
+        for ids, floats in [
+            ([1, 2], [0.5, -1.0]),
+            (np.array([1, 2]), np.array([0.5, -1.0], np.float32)),
+            (torch.tensor([1, 2]), torch.tensor([0.5, -1.0])),
+        ]
+    }
+    assert len(spans) == 1
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_every_tensor_type_keeps_its_bits(dtype: DType) -> None:
+    tensor = torch.tensor([0, 1, 1]).to(getattr(torch, dtype))
+    encoded = encode(x=tensor)
+    assert dtype_of(encoded, "x") is dtype
+    assert values(encoded, "x") == bytes(tensor.view(torch.uint8).numpy())
+
+
+def test_a_tensor_that_requires_grad_or_is_a_strided_view_is_copied_right() -> None:
+    weights = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    assert values(encode(x=weights.t()), "x") == np.array([0, 3, 1, 4, 2, 5], np.float32).tobytes()
+
+
+def test_big_endian_arrays_travel_in_little_endian() -> None:
+    assert (
+        values(encode(x=np.array([1, 2, 3], ">i4")), "x") == np.array([1, 2, 3], np.int32).tobytes()
+    )
+
+
+def test_the_order_of_fields_does_not_matter() -> None:
+    first = encode_only(input_ids=[1], b=[1], a=[2])
+    second = encode_only(a=[2], b=[1], input_ids=[1])
+    assert (first.schema, span(first)) == (second.schema, span(second))
+
+
+def test_a_scalar_or_a_named_field_is_per_sample_and_others_are_per_token() -> None:
+    encoded = encode(("grid",), reward=1.0, grid=[1, 2], logits=np.zeros((3, 4), np.float16))
+    found = {item.name: (item.per_token, item.shape) for item in encoded.schema.fields}
+    assert found["reward"] == (False, ())
+    assert found["grid"] == (False, (2,))
+    assert found["logits"] == (True, (4,))
+    assert found["input_ids"] == (True, ())
+
+
+def test_loss_tokens_are_those_of_the_mask_or_all_that_have_one_before_them() -> None:
+    assert encode().loss_tokens == 2
+    assert encode_only(input_ids=[5]).loss_tokens == 0
+    assert encode(loss_mask=[1, 1, 1]).loss_tokens == 3
+    assert encode(loss_mask=[0, 1, 1]).loss_tokens == 2
+    assert encode(loss_mask=torch.tensor([0, 1, 0], dtype=torch.bfloat16)).loss_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"input_ids": []}, "no tokens"),
+        ({"input_ids": [[1, 2]]}, "must be integers"),
+        ({"input_ids": [0.5]}, "must be integers"),
+        ({"input_ids": torch.zeros(3, dtype=torch.bfloat16)}, "must be integers"),
+        ({"reward": [1.0, 2.0]}, "reward has 2 rows for 3 tokens.*per_sample"),
+        ({"x": np.zeros((3, 0))}, r"x has values of the shape \[0\]"),
+        ({"x": [[1], [2, 3], []]}, "x is no array"),
+        ({"x": np.array([1, 2, 3], np.uint32)}, "x is uint32; accepted are bool"),
+        ({"x": torch.zeros(3, dtype=torch.complex64)}, "x is complex64"),
+        ({"x": ["a", "b", "c"]}, "x is str"),
+        ({"loss_mask": [0.5, 1, 1]}, "zeros and ones"),
+        ({"loss_mask": 1}, "one a token"),
+        ({"cu_seqlens": [1, 2, 3]}, "may not be called 'cu_seqlens'"),
+        ({"policy_version": 3}, "policy_version is no field.*RolloutSample"),
+        ({"group_id": 3}, "group_id is no field"),
+    ],
+)
+def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SampleRefused, match=complaint):
+        encode(**fields)
+
+
+def test_input_ids_are_required() -> None:
+    with pytest.raises(SampleRefused, match="no field input_ids"):
+        encode_only(x=[1])
+
+
+def test_an_object_array_is_refused_and_never_serialised() -> None:
+    with pytest.raises(SampleRefused, match="x is object"):
+        encode(x=np.array([object()] * 3))
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(0, 3))
+def test_a_span_has_the_size_its_schema_says(ids: list[int], width: int) -> None:
+    encoded = encode_only(input_ids=ids, x=np.zeros((len(ids), width + 1), np.int16))
+    assert len(span(encoded)) == encoded.nbytes == encoded.schema.nbytes(len(ids))
+    assert values(encoded, "input_ids") == np.array(ids, np.int64).tobytes()
+
+
+def test_large_arrays_are_sent_from_where_they_are_and_all_else_is_joined() -> None:
+    ids = np.arange(JOINED_BYTES // 8)
+    features = torch.ones(len(ids), 5, dtype=torch.bfloat16)
+    sample = encode_only(input_ids=ids, loss_mask=ids > 3, features=features)
+    buffers = payload([sample] * 2)
+    assert [len(buffer) for buffer in buffers] == 2 * [features.nbytes, ids.nbytes, len(ids)]
+    ids[0], features[0, 0] = 77, 0.0
+    bits = features.view(torch.int16).numpy().tobytes()
+    assert b"".join(buffers) == 2 * (bits + ids.tobytes() + (np.arange(len(ids)) > 3).tobytes())
+
+
+def test_an_array_at_any_address_travels() -> None:
+    ids = np.frombuffer(bytes(range(256)) * 64, np.uint8)[3:-5].view(np.int64)
+    assert not ids.flags.aligned
+    assert span(encode_only(input_ids=ids)) == ids.tobytes()
+
+
+#: What a field may be, by its name and the number of tokens.
+_FIELDS: list[tuple[str, Callable[[int], Any]]] = [
+    ("x", lambda n: np.arange(n, dtype=np.int16)),
+    ("x", lambda n: np.arange(n, dtype=">i2")),
+    ("x", lambda n: np.arange(2 * n, dtype=np.int16)[::2]),
+    ("x", lambda n: np.arange(n, dtype=np.float32)),
+    ("x", lambda n: torch.arange(n, dtype=torch.bfloat16)),
+    ("x", lambda n: torch.arange(n, dtype=torch.int16)),
+    ("x", lambda n: torch.arange(2.0 * n, requires_grad=True).reshape(2, -1).t()),
+    ("x", lambda n: list(range(n))),
+    ("x", lambda n: np.zeros((n, 2, 3), np.uint8)),
+    ("x", lambda n: np.zeros(n + 1)),
+    ("x", str),
+    ("grid", lambda n: np.arange(n % 3 + 1)),
+    ("reward", np.float32),
+    ("reward", float),
+    ("loss_mask", lambda n: np.arange(n) % 3 == 0),
+    ("loss_mask", lambda n: torch.arange(n) % 2),
+    ("loss_mask", np.arange),
+    ("input_ids", torch.arange),
+    ("input_ids", lambda n: np.zeros((n, 1), np.int64)),
+    ("input_ids", int),
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sets(st.sampled_from(_FIELDS))), max_size=6))
+def test_what_came_before_makes_no_difference(
+    samples: list[tuple[int, set[tuple[str, Callable[[int], Any]]]]],
+) -> None:
+    def told(encoder: Encoder, sample: RolloutSample) -> object:
+        try:
+            encoded = encoder.encode(sample)
+        except SampleRefused as refused:
+            return str(refused)
+        return encoded._replace(arrays=[]), span(encoded)
+
+    experienced = Encoder(("grid",))
+    for tokens, chosen in samples:
+        made = {name: make(tokens) for name, make in sorted(chosen, key=_FIELDS.index)}
+        sample = RolloutSample({"input_ids": np.arange(tokens)} | made)
+        assert told(experienced, sample) == told(Encoder(("grid",)), sample)

@@ -1,0 +1,369 @@
+"""A rank's client over a real socket: who waits for what, and what ends the wait."""
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from rollout_dispatcher.errors import (
+    ClientClosed,
+    ConfigError,
+    DispatcherUnreachable,
+    GenerationFenced,
+    ProtocolError,
+    RankRefused,
+    StepContractError,
+)
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers.rank.client import RankClient, RankStep
+from rollout_workers.rank.payload import arrays
+from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+
+
+class Join(Protocol):
+    """Makes a welcomed rank and its peer; both are closed after the test."""
+
+    def __call__(self, **welcome: object) -> tuple[RankClient, Peer]: ...
+
+
+@pytest.fixture
+def join(dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor) -> Iterator[Join]:
+    clients = []
+
+    def make(**welcome: object) -> tuple[RankClient, Peer]:
+        joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2)
+        peer = dispatcher.accept()
+        peer.welcome_rank(**welcome)  # type: ignore[arg-type]
+        clients.append(joining.result(10))
+        return clients[-1], peer
+
+    yield make
+    dispatcher.hang_up()
+    for client in clients:
+        client.close()
+
+
+def give(peer: Peer, number: int, *batches: list[int], count: int | None = None) -> None:
+    """Announce and release a step and deliver these micro-batches of it."""
+    peer.send(step(number, count or len(batches)))
+    peer.expect(m.Prepared)
+    peer.send(m.Release(step=number))
+    for index, ids in enumerate(batches):
+        peer.send_bytes(micro_batch(number, index, sample(ids)))
+
+
+def ids_of(taken: RankStep) -> list[list[int]]:
+    return [arrays(r.payload, r.blocks)["input_ids"].tolist() for r in taken]
+
+
+def taken_from(client: RankClient) -> RankStep:
+    taken = client.next_step(10)
+    assert taken is not None
+    return taken
+
+
+def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    waiting = threads.submit(client.next_step)
+    assert peer.expect(m.Demand) == m.Demand(taken=-1, hungry=True)
+    peer.send(step(0, 2))
+    assert peer.expect(m.Prepared) == m.Prepared(step=0, digest="d")
+    assert not waiting.done()
+    peer.send(m.Release(step=0))
+    taken = waiting.result(10)
+    assert taken is not None
+    assert len(taken) == 2
+    assert peer.expect(m.Demand) == m.Demand(taken=0, hungry=False)
+    reading = threads.submit(ids_of, taken)
+    peer.send_bytes(micro_batch(0, 0, sample([1, 2])))
+    assert not reading.done()
+    peer.send_bytes(micro_batch(0, 1, sample([3])))
+    assert reading.result(10) == [[1, 2], [3]]
+    assert ids_of(taken) == [[1, 2], [3]]
+    taken.commit()
+    assert peer.expect(m.Commit) == m.Commit(step=0)
+    with pytest.raises(StepContractError, match="step 0 is committed"):
+        ids_of(taken)
+
+
+def test_close_delivers_the_last_commit_before_the_goodbye(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    taken_from(client).commit()
+    closing = threads.submit(client.close)
+    assert peer.wait_for(m.Commit).step == 0
+    peer.take_leave()
+    closing.result(10)
+    with pytest.raises(ClientClosed):
+        client.next_step()
+
+
+def test_a_close_while_disconnected_still_delivers_the_last_commit(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    taken = taken_from(client)
+    peer.close()
+    taken.commit()
+    closing = threads.submit(client.close)
+    again = dispatcher.accept()
+    assert again.welcome_rank().committed == 0
+    again.take_leave()
+    closing.result(10)
+
+
+def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    taken_from(client).commit()
+    closing = threads.submit(client.close)
+    peer.wait_for(m.Commit)
+    peer.expect(m.Bye)
+    peer.close()
+    again = dispatcher.accept()
+    assert again.welcome_rank().committed == 0
+    again.take_leave()
+    closing.result(10)
+
+
+def test_a_close_without_a_dispatcher_warns_of_what_it_may_not_know(
+    join: Join, dispatcher: ScriptedDispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    taken = taken_from(client)
+    dispatcher.hang_up()
+    taken.commit()
+    with caplog.at_level(logging.WARNING):
+        client.close()
+    assert "may not know of the commit of step 0" in caplog.text
+
+
+def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
+    join: Join,
+    dispatcher: ScriptedDispatcher,
+    threads: ThreadPoolExecutor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1], [2], count=3)
+    taken = taken_from(client)
+    batches = iter(taken)
+    next(batches), next(batches)
+    reading = threads.submit(next, batches)
+    peer.expect(m.Demand)
+    with caplog.at_level(logging.WARNING):
+        peer.close()
+        again = dispatcher.accept()
+        hello = again.welcome_rank()
+    assert (hello.generation, hello.taken, hello.received) == (1, 0, [(0, 2)])
+    give(again, 0, count=3)
+    again.send_bytes(micro_batch(0, 2, sample([3])))
+    reading.result(10)
+    assert ids_of(taken) == [[1], [2], [3]]
+    assert client.statistics().reconnects == 1
+    assert "no connection to the dispatcher" in caplog.text
+
+
+def test_training_goes_on_with_what_is_held_while_the_dispatcher_is_away(
+    join: Join, dispatcher: ScriptedDispatcher
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1], [2])
+    give(peer, 1, [3])
+    first = taken_from(client)
+    assert ids_of(first) == [[1], [2]]
+    peer.close()
+    first.commit()
+    second = taken_from(client)
+    again = dispatcher.accept()
+    hello = again.welcome_rank()
+    assert (hello.taken, hello.committed) in {(0, -1), (0, 0), (1, 0)}
+    assert second.header.step == 1
+
+
+def test_a_fence_reaches_the_loop_in_next_and_between_micro_batches(
+    join: Join, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1], count=2)
+    batches = iter(taken_from(client))
+    next(batches)
+    reading = threads.submit(next, batches)
+    peer.send(m.Error(code="fenced", message="a newer process group took over"))
+    with pytest.raises(GenerationFenced, match="newer process group"):
+        reading.result(10)
+    with pytest.raises(GenerationFenced):
+        client.next_step()
+    with pytest.raises(GenerationFenced):
+        client.commit(0)
+
+
+def test_an_error_ends_a_wait_for_the_next_step(join: Join, threads: ThreadPoolExecutor) -> None:
+    client, peer = join()
+    waiting = threads.submit(client.next_step)
+    peer.expect(m.Demand)
+    peer.send_bytes(b"\0" * 64)
+    with pytest.raises(ProtocolError, match="expected a frame"):
+        waiting.result(10)
+
+
+def test_closing_ends_a_wait_for_the_next_step(join: Join, threads: ThreadPoolExecutor) -> None:
+    client, peer = join()
+    waiting = threads.submit(client.next_step)
+    peer.expect(m.Demand)
+    threads.submit(client.close)
+    with pytest.raises(ClientClosed):
+        waiting.result(10)
+
+
+def test_a_wait_that_times_out_is_no_longer_hungry(join: Join) -> None:
+    client, peer = join()
+    with pytest.raises(TimeoutError):
+        client.next_step(0.1)
+    assert peer.expect(m.Demand).hungry
+    assert not peer.expect(m.Demand).hungry
+    assert client.statistics().step_wait_s >= 0.1
+
+
+def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
+    join: Join, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    peer.send(m.End(reason="drained"))
+    taken = taken_from(client)
+    taken.commit()
+    assert client.next_step() is None
+    assert client.end_reason == "drained"
+    peer.wait_for(m.Commit)
+    with caplog.at_level(logging.WARNING):
+        peer.close()
+        client.close()
+    assert not caplog.text
+
+
+def test_a_long_computation_is_alive_by_its_pings(join: Join) -> None:
+    client, peer = join(heartbeat_interval_s=0.05)
+    assert peer.hears_nothing(0.5)
+    assert client.statistics().reconnects == 0
+
+
+def test_a_dispatcher_that_answers_no_ping_is_left(
+    join: Join, dispatcher: ScriptedDispatcher
+) -> None:
+    _, peer = join(heartbeat_interval_s=0.05)
+    peer.mute = True
+    peer.expect_end()
+    again = dispatcher.accept()
+    again.welcome_rank()
+
+
+def test_a_refused_rank_is_told_why(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=1, dp_size=2, generation=1)
+    peer = dispatcher.accept()
+    peer.expect(m.HelloRank)
+    peer.send(m.Error(code="rank-refused", message="DP rank 1 is taken"))
+    peer.close()
+    with pytest.raises(RankRefused, match="DP rank 1 is taken"):
+        joining.result(10)
+
+
+def test_a_retriable_refusal_is_tried_again(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=1)
+    peer = dispatcher.accept()
+    peer.expect(m.HelloRank)
+    peer.send(m.Error(code="connection-limit", message="later", retriable=True))
+    peer.close()
+    again = dispatcher.accept()
+    again.welcome_rank()
+    dispatcher.hang_up()
+    joining.result(10).close()
+
+
+def test_a_dispatcher_that_never_was_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DispatcherUnreachable, match="No such file"):
+        RankClient(f"unix:{tmp_path}/nobody", dp_rank=0, dp_size=1, reconnect_timeout=0.2)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (0, 0)])
+def test_an_impossible_place_is_a_config_error(tmp_path: Path, rank: int, size: int) -> None:
+    with pytest.raises(ConfigError, match=r"dp_(rank|size) is (-1|0)"):
+        RankClient(f"unix:{tmp_path}/nobody", dp_rank=rank, dp_size=size)
+
+
+def test_policy_versions_are_reported_and_checked(join: Join) -> None:
+    client, peer = join()
+    client.set_policy_version(3)
+    assert peer.expect(m.PolicyVersion).policy_version == 3
+    with pytest.raises(ConfigError, match="policy_version is -1"):
+        client.set_policy_version(-1)
+
+
+def test_statistics_count_what_happened(join: Join) -> None:
+    client, peer = join()
+    give(peer, 0, [1], [2, 3])
+    taken = taken_from(client)
+    ids_of(taken)
+    taken.commit()
+    statistics = client.statistics()
+    assert (statistics.steps_taken, statistics.steps_committed) == (1, 1)
+    assert (statistics.micro_batches, statistics.reconnects) == (2, 0)
+    assert statistics.bytes_received > 100
+
+
+def test_a_peer_that_sends_byte_by_byte_is_understood(join: Join) -> None:
+    client, peer = join()
+    for byte in codec.encode(step(0)) + micro_batch(0, 0, sample([4, 5])):
+        peer.send_bytes(bytes([byte]))
+    peer.expect(m.Prepared)
+    peer.send(m.Release(step=0))
+    assert ids_of(taken_from(client)) == [[4, 5]]
+
+
+def test_an_interpreter_exits_with_a_rank_left_open_and_without_torch(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    code = (
+        "import sys; from rollout_workers import RankClient; "
+        "kept = RankClient(sys.argv[1], dp_rank=0, dp_size=1); assert 'torch' not in sys.modules"
+    )
+    running = threads.submit(
+        subprocess.run, [sys.executable, "-c", code, dispatcher.endpoint], timeout=20, check=True
+    )
+    peer = dispatcher.accept()
+    peer.welcome_rank()
+    peer.take_leave()
+    running.result(20)
+
+
+def test_waiting_costs_no_cpu(join: Join, threads: ThreadPoolExecutor) -> None:
+    client, peer = join()
+    waiting = threads.submit(client.next_step)
+    peer.expect(m.Demand)
+    (thread,) = [t for t in threading.enumerate() if t.name == "dispatcher-rank"]
+    assert thread.native_id is not None
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat")
+    before = stat.read_text().split()[13:15]
+    assert peer.hears_nothing(0.5)
+    assert sum(map(int, stat.read_text().split()[13:15])) - sum(map(int, before)) <= 2
+    peer.send(m.End(reason="enough"))
+    assert waiting.result(10) is None

@@ -1,0 +1,256 @@
+"""What a DP rank holds and says, message by message."""
+
+import pytest
+
+from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_workers.rank.core import RankCore
+from tests.workers.peers import micro_batch, step
+
+NOTHING = memoryview(b"")
+
+
+def welcome(generation: int = 1, max_open_steps: int = 2, committed: int = -1) -> m.WelcomeRank:
+    return m.WelcomeRank(
+        run_id="run",
+        generation=generation,
+        committed=committed,
+        max_open_steps=max_open_steps,
+        layout="packed",
+        heartbeat_interval_s=5.0,
+    )
+
+
+def connected(generation: int | None = None) -> RankCore:
+    core = RankCore("me", 0, 2, generation, prefetch=1)
+    hear(core, welcome())
+    return core
+
+
+def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
+    """Give the core messages; return what it says."""
+    for message in messages:
+        core.handle(message, NOTHING)
+    return core.outgoing()
+
+
+def deliver(core: RankCore, number: int, index: int) -> None:
+    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(micro_batch(number, index))
+    core.handle(codec.decode(frame), frame.payload)
+
+
+def take(core: RankCore) -> int:
+    held = core.ready()
+    assert held is not None
+    core.take(held)
+    return held.header.step
+
+
+def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
+    core = connected()
+    assert hear(core, step(4)) == [m.Prepared(step=4, digest="d")]
+    deliver(core, 4, 0)
+    assert core.ready() is None
+    hear(core, m.Release(step=4))
+    assert take(core) == 4
+    assert core.outgoing() == [m.Demand(taken=4, hungry=False)]
+
+
+def test_hunger_is_said_once_and_ends_with_the_step() -> None:
+    core = connected()
+    core.wait(hungry=True)
+    core.wait(hungry=True)
+    assert core.outgoing() == [m.Demand(taken=-1, hungry=True)]
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    assert core.outgoing() == [m.Demand(taken=0, hungry=False)]
+
+
+def test_what_happened_is_said_in_that_order_and_only_the_newest_of_a_kind() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.set_policy_version(1)
+    core.set_policy_version(2)
+    core.commit(0)
+    core.wait(hungry=True)
+    core.wait(hungry=False)
+    core.wait(hungry=True)
+    assert core.outgoing() == [
+        m.Demand(taken=0, hungry=False),
+        m.PolicyVersion(policy_version=2, first_step=0),
+        m.Commit(step=0),
+        m.Demand(taken=0, hungry=True),
+    ]
+
+
+def test_a_hello_tells_all_that_a_lost_connection_may_have_swallowed() -> None:
+    core = connected()
+    hear(core, step(0, 2), step(1, 3), m.Release(step=0), m.Release(step=1))
+    deliver(core, 0, 0)
+    take(core)
+    core.commit(0)
+    core.set_policy_version(9)
+    take(core)
+    deliver(core, 1, 0)
+    deliver(core, 1, 1)
+    core.disconnected()
+    core.wait(hungry=True)
+    assert core.outgoing() == []
+    hello = core.hello()
+    assert (hello.generation, hello.taken, hello.committed) == (1, 1, 0)
+    assert (hello.received, hello.hungry, hello.policy_version) == ([(1, 2)], True, 9)
+
+
+def first_step_of(core: RankCore, version: int) -> int:
+    """The first step that trains with a version reported now, as the dispatcher hears of it."""
+    core.outgoing()
+    core.set_policy_version(version)
+    (said,) = core.outgoing()
+    assert isinstance(said, m.PolicyVersion)
+    assert core.hello().policy_step == said.first_step
+    return said.first_step
+
+
+def test_a_version_counts_from_the_first_step_that_has_not_begun_to_train() -> None:
+    core = connected()
+    assert first_step_of(core, 1) == 0
+    hear(core, *(step(n, 2) for n in range(3)), *(m.Release(step=n) for n in range(3)))
+    take(core)
+    assert first_step_of(core, 2) == 0, "taken, and nothing of it was trained"
+    core.begin(0)
+    assert first_step_of(core, 3) == 1
+    take(core)
+    assert first_step_of(core, 4) == 1
+    core.commit(0)
+    assert first_step_of(core, 5) == 1
+    core.commit(1)
+    assert first_step_of(core, 6) == 2
+
+
+def test_a_version_counts_for_all_taken_steps_that_have_not_begun() -> None:
+    core = connected()
+    hear(core, step(0), step(1), m.Release(step=0), m.Release(step=1))
+    take(core), take(core)
+    assert first_step_of(core, 1) == 0
+    core.begin(1)
+    assert first_step_of(core, 2) == 2
+
+
+def test_a_version_reported_before_the_first_step_counts_from_where_training_goes_on() -> None:
+    core = RankCore("me", 0, 2, None, prefetch=1)
+    hear(core, welcome(committed=41))
+    assert first_step_of(core, 3) == 42
+    core.resume(m.Position(run_id="run", step=20))
+    assert (core.hello().policy_version, core.hello().policy_step) == (3, 21)
+
+
+def test_the_same_version_again_is_no_news() -> None:
+    core = connected()
+    assert first_step_of(core, 3) == 0
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.begin(0)
+    core.outgoing()
+    core.set_policy_version(3)
+    assert core.outgoing() == []
+    assert core.hello().policy_step == 0
+
+
+def test_a_version_that_a_step_has_trained_with_is_said_though_a_newer_one_follows() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.outgoing()
+    core.set_policy_version(1)
+    core.begin(0)
+    core.set_policy_version(2)
+    assert core.outgoing() == [
+        m.PolicyVersion(policy_version=1, first_step=0),
+        m.PolicyVersion(policy_version=2, first_step=1),
+    ]
+
+
+def test_a_version_may_not_go_back_once_training_has_begun() -> None:
+    core = connected()
+    core.set_policy_version(5)
+    assert first_step_of(core, 4) == 0
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    with pytest.raises(StepContractError, match=r"policy version 3 comes after 4.*only rise"):
+        core.set_policy_version(3)
+    assert core.hello().policy_version == 4
+
+
+def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
+    core = connected()
+    hear(core, step(0, 2), m.Release(step=0))
+    deliver(core, 0, 0)
+    take(core)
+    core.disconnected()
+    hear(core, welcome())
+    assert hear(core, step(0, 2), m.Release(step=0)) == [m.Prepared(step=0, digest="d")]
+    deliver(core, 0, 0)
+    deliver(core, 0, 1)
+    assert [item.header.index for item in core.begin(0).micro_batches] == [0, 1]
+
+
+def test_a_delivery_of_a_committed_step_is_ignored() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.commit(0)
+    core.outgoing()
+    assert hear(core, step(0), m.Release(step=0)) == []
+    deliver(core, 0, 0)
+    assert core.hello().received == []
+
+
+def test_taking_more_steps_than_may_be_open_says_to_commit() -> None:
+    core = connected()
+    hear(core, *(step(n) for n in range(3)), *(m.Release(step=n) for n in range(3)))
+    take(core)
+    take(core)
+    with pytest.raises(StepContractError, match=r"2 steps from step 0 on .* call step\.commit\(\)"):
+        core.ready()
+    core.commit(0)
+    assert take(core) == 2
+
+
+def test_the_end_comes_after_the_steps_that_were_announced_before_it() -> None:
+    core = connected()
+    hear(core, step(0), m.End(reason="done"))
+    assert (core.exhausted, core.finished) == (False, False)
+    assert core.ready() is None
+    hear(core, m.Release(step=0))
+    take(core)
+    assert (core.exhausted, core.finished) == (True, False)
+    core.commit(0)
+    assert core.finished
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([m.Release(step=0)], "release of step 0, which was not announced"),
+        ([m.Pushed(first_seq=0, outcomes=[])], "no use for Pushed"),
+        ([welcome()], "second welcome"),
+    ],
+)
+def test_a_message_out_of_turn_is_an_error(messages: list[m.Message], complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        hear(connected(), *messages)
+
+
+def test_nothing_counts_before_the_welcome() -> None:
+    with pytest.raises(ProtocolError, match="Step instead of a welcome"):
+        hear(RankCore("me", 0, 2, None, prefetch=1), step(0))
+
+
+def test_another_generation_than_ours_is_a_fence() -> None:
+    core = connected()
+    core.disconnected()
+    with pytest.raises(GenerationFenced, match=r"belongs to generation 1, .* 2 now"):
+        hear(core, welcome(generation=2))

@@ -1,0 +1,117 @@
+"""What a DP rank holds: every arrival in its place, every commit in its turn."""
+
+import pytest
+
+from rollout_dispatcher.errors import ProtocolError, StepContractError
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_workers.rank.held_steps import HeldSteps, StepState
+from tests.workers.peers import micro_batch, sample, step
+
+
+def holding(*numbers: int, count: int = 1) -> HeldSteps:
+    """Steps of so many micro-batches, announced and not released."""
+    steps = HeldSteps()
+    for number in numbers:
+        assert steps.announce(step(number, count))
+    return steps
+
+
+def deliver(steps: HeldSteps, number: int, index: int, missing: int = 0) -> None:
+    """A micro-batch of which the last bytes may be missing."""
+    reader = FrameReader(FrameLimits(1 << 20, 1 << 20))
+    (frame,) = reader.feed(micro_batch(number, index, sample([1])))
+    header = codec.decode(frame)
+    assert isinstance(header, m.MicroBatch)
+    steps.receive(header, frame.payload[missing:])
+
+
+def take(steps: HeldSteps) -> int:
+    held = steps.following()
+    assert held is not None
+    held.state = StepState.TAKEN
+    return held.header.step
+
+
+def test_a_step_that_comes_again_and_differs_is_an_error() -> None:
+    steps = HeldSteps()
+    assert steps.announce(step(0, digest="one"))
+    assert steps.announce(step(0, digest="one"))
+    with pytest.raises(ProtocolError, match="step 0 came twice and differs: digest one, then two"):
+        steps.announce(step(0, digest="two"))
+
+
+def test_a_step_that_comes_again_once_some_of_it_is_here_is_the_same_step() -> None:
+    steps = holding(0)
+    deliver(steps, 0, 0)
+    assert steps.announce(step(0))
+    assert steps.received() == [(0, 1)]
+
+
+def test_steps_come_in_order() -> None:
+    steps = holding(3)
+    with pytest.raises(ProtocolError, match="step 2 comes after step 3"):
+        steps.announce(step(2))
+    assert steps.received() == [(3, 0)]
+
+
+def test_what_is_forgotten_may_come_once_more_in_another_order() -> None:
+    steps = holding(3)
+    steps.clear()
+    assert len(steps) == 0
+    assert steps.announce(step(2))
+
+
+def test_micro_batches_come_in_order_and_no_more_than_announced() -> None:
+    steps = holding(0)
+    with pytest.raises(ProtocolError, match="micro-batch 1 of step 0, which has 1"):
+        deliver(steps, 0, 1)
+    deliver(steps, 0, 0)
+    with pytest.raises(ProtocolError, match="micro-batch of step 5, which was not announced"):
+        deliver(steps, 5, 0)
+    assert steps.received() == [(0, 1)]
+
+
+def test_a_payload_that_its_header_does_not_describe_is_an_error() -> None:
+    steps = holding(0)
+    with pytest.raises(ProtocolError, match="payload bytes"):
+        deliver(steps, 0, 0, missing=8)
+    assert steps.received() == [(0, 0)]
+
+
+def test_a_release_changes_a_step_once() -> None:
+    steps = holding(0)
+    steps.release(0)
+    assert steps.find(0).state is StepState.RELEASED
+    take(steps)
+    steps.release(0)
+    assert steps.find(0).state is StepState.TAKEN
+    with pytest.raises(ProtocolError, match="release of step 1, which was not announced"):
+        steps.release(1)
+
+
+def test_committing_out_of_order_names_the_step_that_is_due() -> None:
+    steps = holding(0, 1)
+    with pytest.raises(StepContractError, match="step 0 may not be committed now; none is open"):
+        steps.commit(0)
+    assert [take(steps), take(steps)] == [0, 1]
+    with pytest.raises(StepContractError, match=r"step 1 may not .* step 0 is the next"):
+        steps.commit(1)
+    steps.commit(0)
+    with pytest.raises(StepContractError, match="step 0 is committed already; step 1 is the next"):
+        steps.commit(0)
+    steps.commit(1)
+    assert steps.committed == 1
+
+
+def test_a_committed_step_is_gone_and_what_comes_of_it_is_ignored() -> None:
+    steps = holding(0)
+    take(steps)
+    steps.commit(0)
+    with pytest.raises(StepContractError, match="step 0 is committed"):
+        steps.find(0)
+    assert not steps.announce(step(0))
+    deliver(steps, 0, 0)
+    steps.release(0)
+    assert len(steps) == 0

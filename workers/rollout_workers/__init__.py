@@ -1,0 +1,53 @@
+"""The trainer's and the rollout workers' side: push samples, receive micro-batches.
+
+Names are loaded when first asked for, so that a rollout worker without torch can import
+`RolloutProducer`; only what handles torch tensors by itself (`MicroBatchStream`) imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollout_workers.client.credentials import Credentials
+    from rollout_workers.collate import MicroBatch
+    from rollout_workers.producer.asynchronous import AsyncRolloutProducer
+    from rollout_workers.producer.blocking import RolloutProducer
+    from rollout_workers.producer.core import Outcome
+    from rollout_workers.producer.encode import RolloutSample
+    from rollout_workers.rank.client import RankClient
+    from rollout_workers.sampler import LengthBucketSampler
+    from rollout_workers.step import Step
+    from rollout_workers.stream import MicroBatchStream
+
+_HOMES = {
+    "AsyncRolloutProducer": "rollout_workers.producer.asynchronous",
+    "Credentials": "rollout_workers.client.credentials",
+    "LengthBucketSampler": "rollout_workers.sampler",
+    "MicroBatch": "rollout_workers.collate",
+    "MicroBatchStream": "rollout_workers.stream",
+    "Outcome": "rollout_workers.producer.core",
+    "RankClient": "rollout_workers.rank.client",
+    "RolloutProducer": "rollout_workers.producer.blocking",
+    "RolloutSample": "rollout_workers.producer.encode",
+    "Step": "rollout_workers.step",
+}
+
+__all__ = [
+    "AsyncRolloutProducer",
+    "Credentials",
+    "LengthBucketSampler",
+    "MicroBatch",
+    "MicroBatchStream",
+    "Outcome",
+    "RankClient",
+    "RolloutProducer",
+    "RolloutSample",
+    "Step",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that a public name lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rollout_workers' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,126 @@
+"""When to ping, when to give a connection up, and how long to wait before the next.
+
+Both clients, of a DP rank and of a producer, use these. Time is an argument, so that the rules
+can be tested without waiting.
+"""
+
+import random
+from collections.abc import Callable
+
+from rollout_dispatcher import errors
+from rollout_dispatcher.protocol import messages as m
+
+#: A Ping may stay unanswered for this many heartbeats, so the peer may be silent for three: one
+#: answer may be lost to a pause of the dispatcher, two in a row hardly.
+UNANSWERED_INTERVALS = 2
+#: A dispatcher that is up answers HELLO in milliseconds; one that is not busy, in far less.
+HANDSHAKE_TIMEOUT_S = 10.0
+#: How long a connection attempt may take before the next address or attempt gets its turn.
+CONNECT_TIMEOUT_S = 5.0
+#: How long a close waits for the dispatcher to confirm that it read everything.
+CLOSE_TIMEOUT_S = 5.0
+#: A dispatcher that is restarted is back within seconds; clients that wait longer than this
+#: between attempts would add to the pause.
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
+#: A connection that held this long was a good one: the next loss starts with short delays again.
+STABLE_S = 10.0
+#: Attempts that count after a welcome: who is welcomed and lost at once again waits up to 0.8 s,
+#: while only a dispatcher that cannot be reached at all is left alone for longer.
+ATTEMPTS_AFTER_WELCOME = 3
+
+
+class Heartbeat:
+    """Says when the next Ping is due and when one has gone unanswered for too long.
+
+    Counting from an unanswered Ping, not from the last word, spares a process that was itself
+    stopped or starved for longer than the limit: it finds the answer when it looks.
+    """
+
+    def __init__(self, interval_s: float, now: float) -> None:
+        # A peer that asks for a hundred pings a second is misconfigured; do not obey it.
+        self._interval = max(interval_s, 0.01)
+        self._pinged = now
+        self._unanswered_since: float | None = None
+
+    def heard(self) -> None:
+        """Note that the peer said something."""
+        self._unanswered_since = None
+
+    def wait(self, now: float) -> float:
+        """Seconds until something is due."""
+        due = self._pinged + self._interval
+        if self._unanswered_since is not None:
+            due = min(due, self._unanswered_since + UNANSWERED_INTERVALS * self._interval)
+        return max(due - now, 0.0)
+
+    def ping_due(self, now: float) -> bool:
+        """Whether to send a Ping now; taken as sent."""
+        if now < self._pinged + self._interval:
+            return False
+        self._pinged = now
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        return True
+
+    def check(self, now: float) -> None:
+        """Raise ConnectionError when the peer has been silent for too long.
+
+        Call it after reading what there was to read.
+        """
+        since = self._unanswered_since
+        if since is not None and now - since >= UNANSWERED_INTERVALS * self._interval:
+            raise ConnectionError(f"a ping was not answered for {now - since:.1f} s")
+
+
+class Backoff:
+    """Delays between attempts to connect: exponential, with jitter, until `timeout` has passed.
+
+    The timeout runs from the first failure after a connection was last established. Jitter keeps
+    a thousand ranks from coming back in the same millisecond.
+    """
+
+    def __init__(self, timeout: float, uniform: Callable[[], float] = random.random) -> None:
+        self.timeout = timeout
+        self._uniform = uniform
+        self._attempt = 0
+        self._failing_since: float | None = None
+        self._connected_at: float | None = None
+
+    def connected(self, now: float) -> None:
+        """Note that a connection was established."""
+        self._connected_at, self._failing_since = now, None
+        self._attempt = min(self._attempt, ATTEMPTS_AFTER_WELCOME)
+
+    def failed(self, now: float) -> float | None:
+        """Note a failure; return the seconds to wait, or None when it is time to give up."""
+        if self._connected_at is not None and now - self._connected_at >= STABLE_S:
+            self._attempt = 0
+        self._connected_at = None
+        if self._failing_since is None:
+            self._failing_since = now
+        left = self._failing_since + self.timeout - now
+        if left <= 0:
+            return None
+        ceiling = min(FIRST_DELAY_S * 2.0**self._attempt, LONGEST_DELAY_S)
+        self._attempt = min(self._attempt + 1, 16)
+        return min(ceiling * (0.5 + self._uniform() / 2), left)
+
+
+#: What a refusal becomes in the user's thread; every code not named here is a ProtocolError.
+_REFUSALS: dict[str, type[errors.DispatcherError]] = {
+    errors.ConfigError.code: errors.ConfigError,
+    errors.PlanError.code: errors.PlanError,
+    errors.SampleTooLong.code: errors.PlanError,
+    errors.Unauthorized.code: errors.Unauthorized,
+    errors.TlsFailed.code: errors.TlsFailed,
+    errors.RankRefused.code: errors.RankRefused,
+    errors.GenerationFenced.code: errors.GenerationFenced,
+    errors.CheckpointRefused.code: errors.CheckpointRefused,
+}
+
+
+def refusal(message: m.Error) -> Exception:
+    """The exception for an Error frame: a ConnectionError when trying again may help."""
+    if message.retriable:
+        return ConnectionError(f"the dispatcher closed the connection: {message.message}")
+    return _REFUSALS.get(message.code, errors.ProtocolError)(message.message)

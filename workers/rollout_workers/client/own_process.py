@@ -1,0 +1,41 @@
+"""A client belongs to the process that made it.
+
+Its socket and the thread or loop that serves it do not survive a fork: a child that used them would
+wait for a thread that it does not have, or write into the midst of what its parent says.
+"""
+
+import os
+from typing import NoReturn
+
+from rollout_dispatcher.errors import ConfigError
+
+#: What most often starts processes in a trainer.
+REMEDY = (
+    "make it in the process that uses it; for a torch DataLoader that means num_workers=0 (the "
+    "stream receives ahead by itself: prefetch_steps)"
+)
+
+
+class OwnProcess:
+    """Remembers which process a client is made in."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._pid = what, os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raise ConfigError in any other process."""
+        if not self.is_here:
+            raise ConfigError(
+                f"this {self._what} was made in process {self._pid}, from which this one "
+                f"({os.getpid()}) was forked; its connection is served there: {REMEDY}"
+            )
+
+
+def refuse_to_travel(what: str) -> NoReturn:
+    """Raise ConfigError for a client that is being pickled or copied."""
+    raise ConfigError(f"a {what} cannot be copied or sent to another process; {REMEDY}")

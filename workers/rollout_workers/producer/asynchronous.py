@@ -1,0 +1,204 @@
+"""`AsyncRolloutProducer`: push finished rollouts from asyncio code.
+
+Each call waits for the dispatcher's answer, so what a producer holds is bounded by the calls that
+run at the same time.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import NoReturn, Self
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_workers.client.checked import validated
+from rollout_workers.client.credentials import Credentials
+from rollout_workers.client.own_process import refuse_to_travel
+from rollout_workers.producer.client import ProducerClient
+from rollout_workers.producer.core import Outcome
+from rollout_workers.producer.encode import (
+    EncodedSample,
+    Encoder,
+    GroupSize,
+    Pushable,
+    RolloutSample,
+    rollout_samples,
+)
+from rollout_workers.producer.to_array import ArrayLike
+
+
+class AsyncRolloutProducer:
+    """Pushes finished rollouts to the dispatcher; an async context manager.
+
+    endpoint: `host:port`, `tls://host:port` or `unix:/path`.
+    per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
+        without dimensions are per-sample anyway, every other field is per-token.
+    group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
+        nobody knows before `close_group`.
+    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
+        call raises DispatcherUnreachable.
+    credentials: what to show and trust; default: what the environment says.
+
+    It belongs to the process that makes it: in a forked child every call raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        per_sample: Collection[str] = (),
+        group_size: GroupSize | None = None,
+        reconnect_timeout: float = 300.0,
+        credentials: Credentials | None = None,
+    ) -> None:
+        shown = Credentials.from_environment() if credentials is None else credentials
+        self._client = ProducerClient(Endpoint.parse(endpoint), reconnect_timeout, shown)
+        self._encoder = Encoder(per_sample)
+        self._group_size = group_size
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("producer")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect; returns when the dispatcher has welcomed this producer.
+
+        Raises DispatcherUnreachable after `reconnect_timeout`, or the dispatcher's refusal.
+        """
+        await self._client.start()
+
+    async def push(
+        self,
+        fields: Mapping[str, ArrayLike],
+        *,
+        sample_id: str | None = None,
+        group_id: str | None = None,
+        group_size: GroupSize | None = None,
+        policy_version: int | None = None,
+        timeout: float | None = None,
+    ) -> Outcome:
+        """Push one sample; returns when the dispatcher holds it.
+
+        fields: `input_ids` [tokens] and other tensors, arrays or lists; see `RolloutSample`. Leave
+            them unchanged until this returns or raises: large ones are sent from where they are.
+        timeout: seconds to wait, for a cap of the buffer for instance.
+
+        Raises SampleRefused when it is not acceptable; after `timeout` BufferFull, which names
+        the cap, or TimeoutError if no cap was named. A sample that was already on its way then
+        may still be accepted (the error or a note on it says so); only under a `sample_id` of
+        yours is it safe to push it again.
+        """
+        sample = RolloutSample(fields, sample_id, group_id, group_size, policy_version)
+        return (await self.push_many([sample], timeout=timeout))[0]
+
+    async def push_many(
+        self, samples: Iterable[Pushable], *, timeout: float | None = None
+    ) -> list[Outcome]:
+        """Push samples in as few frames as they fit in; one outcome each, in order.
+
+        samples: mappings of fields, as for `push`, or `RolloutSample` where there is metadata.
+
+        Raises as `push` does; when some are refused the others are accepted nevertheless.
+        """
+        return await self.push_encoded(self.encode(samples), timeout=timeout)
+
+    async def push_group(
+        self,
+        samples: Iterable[Pushable],
+        group_id: str,
+        *,
+        group_size: GroupSize | None = None,
+        timeout: float | None = None,
+    ) -> list[Outcome]:
+        """Push members of one group; `group_size` is their number unless given."""
+        return await self.push_many(members(samples, group_id, group_size), timeout=timeout)
+
+    async def close_group(
+        self, group_id: str, *, size: int | None = None, keep: bool | None = None
+    ) -> None:
+        """Say that no further member of this group will come, or none beyond `size` in all.
+
+        A group that lacks members is then dropped whole, or with `keep` trained on as it is
+        (default: the dispatcher's --incomplete-groups). One whose size was to be told `at-close`
+        has the members that came, or `size`. Goes out when its pushes begun before are answered.
+        """
+        await self._client.control(
+            validated(lambda: m.CloseGroup(group_id=group_id, size=size, keep=keep))
+        )
+
+    async def end_phase(self, policy_version: int, *, force: bool = False) -> None:
+        """Say that this producer will push nothing older than `policy_version` any more.
+
+        When every producer that has contributed to it has said so, or has left, all samples older
+        than `policy_version` are dispatched before anything newer. With `force` at once: a
+        controller speaks for all of them. Goes out when every push begun before it is answered.
+        """
+        message = validated(lambda: m.EndPhase(policy_version=policy_version, force=force))
+        await self._client.control(message)
+
+    async def end_stream(self, *, force: bool = False) -> None:
+        """Say that this producer will push nothing any more.
+
+        When every producer that has contributed has said so, or has left, the rest is flushed and
+        the ranks' streams end. With `force` at once: a controller speaks for all of them.
+        """
+        await self._client.control(m.EndStream(force=force))
+
+    async def close(self) -> None:
+        """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
+        await self._client.close()
+
+    # -- for the blocking shell, which encodes in its caller's thread
+
+    def encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
+        """Check samples and find their memory; raises SampleRefused. Any thread may."""
+        return [self._encoder.encode(self._sized(item)) for item in rollout_samples(samples)]
+
+    async def push_encoded(
+        self, samples: Sequence[EncodedSample], *, timeout: float | None
+    ) -> list[Outcome]:
+        """`push_many` of what `encode` returned."""
+        found = await self._client.deliver(samples, timeout)
+        accepted = [item for item in found if isinstance(item, Outcome)]
+        if len(accepted) == len(found):
+            return accepted
+        index, first = next((i, e) for i, e in enumerate(found) if isinstance(e, SampleRefused))
+        if len(found) == 1:
+            raise first
+        raise SampleRefused(
+            first.reason,
+            f"{len(found) - len(accepted)} of {len(found)} samples were refused, the others "
+            f"accepted; the first, at index {index}: {first}",
+        )
+
+    def _sized(self, sample: RolloutSample) -> RolloutSample:
+        if sample.group_id is None or sample.group_size is not None:
+            return sample
+        return replace(sample, group_size=self._group_size)
+
+
+def members(
+    samples: Iterable[Pushable], group_id: str, group_size: GroupSize | None
+) -> list[RolloutSample]:
+    """The samples as members of one group, of their own number unless `group_size` is given.
+
+    Raises SampleRefused for what is no sample, or a member of another group.
+    """
+    found = rollout_samples(samples)
+    other = next((item.group_id for item in found if item.group_id not in (None, group_id)), None)
+    if other is not None:
+        raise SampleRefused("bad-metadata", f"a sample of group {other} is pushed as of {group_id}")
+    size = group_size or len(found)
+    return [replace(sample, group_id=group_id, group_size=size) for sample in found]

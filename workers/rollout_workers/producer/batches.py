@@ -1,0 +1,110 @@
+"""Cut a list of samples into pushes, each the size of a frame, and say what a push consists of."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.protocol import columns
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
+from rollout_dispatcher.sample import ALIGNMENT
+from rollout_workers.producer.encode import EncodedSample
+
+_T = TypeVar("_T")
+
+#: One frame's worth of samples: large enough that headers do not matter, small enough that a
+#: heartbeat behind it is not late, and that the header stays far below any limit.
+BATCH_BYTES = 8 * 1024 * 1024
+BATCH_SAMPLES = 256
+#: Zeros after an array, by how many it takes to the next one's start.
+_ZEROS = [bytes(size) for size in range(ALIGNMENT)]
+
+
+def batches(
+    samples: Sequence[EncodedSample], max_payload_bytes: int
+) -> Iterator[Sequence[EncodedSample]]:
+    """Consecutive runs of samples that one push can carry."""
+    limit = min(BATCH_BYTES, max_payload_bytes)
+    start, nbytes = 0, 0
+    for stop, sample in enumerate(samples):
+        full = nbytes + sample.nbytes > limit or stop - start >= BATCH_SAMPLES
+        if stop > start and (full or not _alike(sample, samples[start])):
+            yield samples[start:stop]
+            start, nbytes = stop, 0
+        nbytes += sample.nbytes
+    if len(samples) > start:
+        yield samples[start:]
+
+
+def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> m.Push:
+    """The message of a push; samples without an id are named by their number.
+
+    Raises SampleRefused for metadata that no dispatcher takes.
+    """
+    group_ids = _unless_empty([sample.group_id for sample in samples])
+    sized = group_ids is not None and _is_sized(samples[0])
+    try:
+        return m.Push(
+            fields=columns.field_headers(samples[0].schema),
+            tokens=[sample.tokens for sample in samples],
+            loss_tokens=[sample.loss_tokens for sample in samples],
+            sample_ids=[
+                f"{client_id}/{number}" if sample.sample_id is None else sample.sample_id
+                for number, sample in enumerate(samples, first_seq)
+            ],
+            group_ids=group_ids,
+            group_sizes=[_size(sample) for sample in samples] if sized else None,
+            policy_versions=_unless_empty([sample.policy_version for sample in samples]),
+            first_seq=first_seq,
+            floor=first_seq,
+            named=samples[0].sample_id is not None,
+        )
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        raise SampleRefused("bad-metadata", f"{place}: {fault['msg']}") from error
+
+
+def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:
+    """The spans of samples end to end: large arrays where they are, all else joined."""
+    buffers: list[Buffer] = []
+    small: list[Any] = []
+    for sample in samples:
+        for array in sample.arrays:
+            nbytes = array.nbytes
+            if nbytes < JOINED_BYTES:
+                small.append(array)
+            else:
+                if small:
+                    buffers.append(b"".join(small))
+                    small.clear()
+                buffers.append(array.data.cast("B"))
+            if gap := -nbytes % ALIGNMENT:
+                small.append(_ZEROS[gap])
+    if small:
+        buffers.append(b"".join(small))
+    return buffers
+
+
+def _alike(one: EncodedSample, other: EncodedSample) -> bool:
+    """Whether two samples can share a push: the same fields, and the same metadata given."""
+    return (
+        (one.schema is other.schema or one.schema == other.schema)
+        and (one.sample_id is None) == (other.sample_id is None)
+        and _is_sized(one) == _is_sized(other)
+    )
+
+
+def _size(sample: EncodedSample) -> int:
+    return 1 if sample.group_size is None else sample.group_size
+
+
+def _is_sized(sample: EncodedSample) -> bool:
+    """Whether the size of its group is known; a sample without a group is one of one."""
+    return sample.group_id is None or sample.group_size is not None
+
+
+def _unless_empty(column: list[_T | None]) -> list[_T | None] | None:
+    return column if any(value is not None for value in column) else None

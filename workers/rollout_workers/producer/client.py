@@ -1,0 +1,236 @@
+"""The asyncio shell around `ProducerCore`: connects, reconnects, and lets callers wait.
+
+The core decides what is outstanding and what goes out next. A wait that is cancelled leaves it
+as it was, except that the push is withdrawn where the dispatcher certainly does not hold it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from uuid import uuid4
+
+from rollout_dispatcher.errors import (
+    BufferFull,
+    ClientClosed,
+    DispatcherError,
+    DispatcherUnreachable,
+    ProtocolError,
+    SampleRefused,
+)
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.connect import connect
+from rollout_workers.client.credentials import Credentials, hopeless
+from rollout_workers.client.liveness import (
+    CLOSE_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    HANDSHAKE_TIMEOUT_S,
+    Backoff,
+)
+from rollout_workers.client.own_process import OwnProcess
+from rollout_workers.producer.batches import batches
+from rollout_workers.producer.core import GRACE_S, Outcome, ProducerCore, Settled
+from rollout_workers.producer.encode import EncodedSample
+from rollout_workers.producer.link import ProducerLink
+
+log = logging.getLogger(__name__)
+
+
+class ProducerClient:
+    """One producer's connection, for as long as the producer lives; not thread-safe."""
+
+    def __init__(
+        self, endpoint: Endpoint, reconnect_timeout: float, credentials: Credentials
+    ) -> None:
+        self._endpoint, self._credentials = endpoint, credentials
+        self._process = OwnProcess("producer")
+        self._backoff = Backoff(reconnect_timeout)
+        self._core = ProducerCore(uuid4().hex)
+        self._waiting: dict[int, asyncio.Future[Settled]] = {}
+        self._link: ProducerLink | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._welcomed: asyncio.Future[None] | None = None
+        self._failure: DispatcherError | None = None
+
+    async def start(self) -> None:
+        """Connect; returns when welcomed, raises DispatcherError when that is hopeless."""
+        self._process.check()
+        loop = asyncio.get_running_loop()
+        self._welcomed = loop.create_future()
+        self._task = loop.create_task(self._run(), name="rollout-producer")
+        try:
+            await self._welcomed
+        except BaseException:
+            await self.close()
+            raise
+
+    async def deliver(
+        self, samples: Sequence[EncodedSample], timeout: float | None
+    ) -> list[Outcome | SampleRefused]:
+        """Push samples and wait for an answer to each; all or none are taken on.
+
+        Raises BufferFull or TimeoutError after `timeout` seconds; a note on the error says
+        whether the samples were withdrawn.
+        """
+        self._check()
+        tickets: list[int] = []
+        try:
+            for batch in batches(samples, self._core.max_payload_bytes):
+                tickets.append(self._core.submit(batch))
+                self._expect(tickets[-1])
+            self._pump()
+            async with asyncio.timeout(timeout):
+                settled = [await self._waiting[ticket] for ticket in tickets]
+        except TimeoutError:
+            raise self._give_up(tickets, timeout) from None
+        except BaseException:
+            self._give_up(tickets, timeout)
+            raise
+        finally:
+            for ticket in tickets:
+                self._waiting.pop(ticket, None)
+        return [outcome for item in settled for outcome in item.outcomes]
+
+    async def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> None:
+        """Send a control message behind the pushes it is about; returns when it was handled."""
+        self._check()
+        ticket = self._core.control(message)
+        future = self._expect(ticket)
+        self._pump()
+        try:
+            await future
+        finally:
+            self._waiting.pop(ticket, None)
+            self._core.forget(ticket)
+
+    async def close(self) -> None:
+        """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
+        if not self._process.is_here:
+            return
+        task, self._task = self._task, None
+        if task is None:
+            return
+        closed = ClientClosed("the producer is closed")
+        self._failure = self._failure or closed
+        try:
+            if self._link is not None:
+                self._link.say_goodbye()
+                await asyncio.wait([self._link.lost], timeout=CLOSE_TIMEOUT_S)
+        finally:  # a close that is cancelled closes too, with less of a goodbye
+            task.cancel()
+            self._fail(closed)
+        await asyncio.wait([task])
+
+    def _give_up(self, tickets: Sequence[int], timeout: float | None) -> Exception:
+        """Withdraw what is not answered, let go of the caller's arrays; the error to tell him."""
+        waiting = [(ticket, self._waiting[ticket]) for ticket in tickets]
+        # Cancelling a wait cancels the future that it is for.
+        left = [ticket for ticket, future in waiting if future.cancelled() or not future.done()]
+        now = asyncio.get_running_loop().time()
+        given_up = [self._core.abandon(ticket, now) for ticket in left]
+        if given_up and self._link is not None:
+            self._link.copy_unsent()
+            self._link.pump()  # what it has to say of groups that lack members has its time
+        caps = [blocked for _, blocked in given_up if blocked is not None]
+        if len(left) == len(tickets) and all(withdrawn for withdrawn, _ in given_up):
+            fate = (
+                "the push was withdrawn: nothing of it was or will be accepted. A group that lacks "
+                f"it is given up unless it is pushed again within {GRACE_S:.0f} s"
+            )
+        else:
+            fate = (
+                "samples of this push were or may still be accepted; push them again under the "
+                "same sample_id only"
+            )
+        if not caps:
+            return TimeoutError(f"the dispatcher did not answer within {timeout} s; {fate}")
+        cap = caps[0]
+        error = BufferFull(cap.cap, cap.held, cap.capacity, cap.waits_for)
+        error.add_note(fate)
+        return error
+
+    def _expect(self, ticket: int) -> asyncio.Future[Settled]:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
+        return future
+
+    def _check(self) -> None:
+        self._process.check()
+        if self._failure is not None:
+            raise self._failure
+        if self._task is None:
+            raise ClientClosed("the producer is not started; use `async with` or call start()")
+
+    def _pump(self) -> None:
+        if self._link is not None:
+            self._link.pump()
+
+    def _settle(self, settled: Settled) -> None:
+        future = self._waiting.get(settled.ticket)
+        if future is not None and not future.done():
+            future.set_result(settled)
+
+    def _fail(self, error: DispatcherError) -> None:
+        self._failure = self._failure or error
+        for future in (self._welcomed, *self._waiting.values()):
+            if future is not None and not future.done():
+                future.set_exception(self._failure)
+                future.exception()  # seen: it is raised by whoever waits, if anyone still does
+
+    async def _run(self) -> None:
+        """Connect, serve, and connect again, until closed or hopeless."""
+        try:
+            while self._failure is None:
+                try:
+                    await self._serve()
+                except OSError as lost:
+                    if (refused := hopeless(lost, self._endpoint)) is not None:
+                        raise refused from lost
+                    await self._pause(lost)
+        except DispatcherError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the producer's connection failed")
+            self._fail(ProtocolError(f"the producer failed: {error!r}"))
+
+    async def _pause(self, lost: OSError) -> None:
+        """Wait before the next attempt; raises DispatcherUnreachable when out of patience."""
+        if self._failure is not None:
+            return
+        delay = self._backoff.failed(asyncio.get_running_loop().time())
+        if delay is None:
+            raise DispatcherUnreachable(self._endpoint, self._backoff.timeout, lost) from lost
+        log.warning(
+            "no connection to the dispatcher at %s (%s); next attempt in %.1f s",
+            self._endpoint,
+            str(lost) or type(lost).__name__,
+            delay,
+        )
+        await asyncio.sleep(delay)
+
+    async def _serve(self) -> None:
+        """One connection, from connect to loss; raises OSError when it is lost."""
+        loop = asyncio.get_running_loop()
+        self._core.token = self._credentials.token()
+        link = ProducerLink(self._core, self._settle)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await connect(self._endpoint, link, self._credentials.tls_for(self._endpoint))
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                interval_s = await self._welcome(link)
+            self._backoff.connected(loop.time())
+            self._link = link
+            if self._welcomed is not None and not self._welcomed.done():
+                self._welcomed.set_result(None)
+            link.pump()
+            await link.watch(interval_s)
+        finally:
+            self._link = None
+            link.abort()
+            self._core.disconnected()
+
+    async def _welcome(self, link: ProducerLink) -> float:
+        try:
+            return await link.welcomed
+        except ConnectionError as lost:
+            raise self._credentials.doubted(lost, self._endpoint) from lost

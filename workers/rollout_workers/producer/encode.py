@@ -1,0 +1,128 @@
+"""Turn what a rollout worker holds into what is sent of it: arrays end to end, none of them copied.
+
+A sample's span is its fields' memory with zeros between them. Who sends it reads that memory, so it
+must not change until the sample is answered.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.sample import Schema
+from rollout_workers.producer.layout import Layout, lay_out
+from rollout_workers.producer.to_array import Array, ArrayLike
+
+#: Members of a group: a number, or that it is told when the group is closed.
+GroupSize = int | Literal["at-close"]
+AT_CLOSE: Literal["at-close"] = "at-close"
+TOLD_AT_CLOSE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSample:
+    """One finished rollout, as `push_many` and `push_group` take it.
+
+    fields: `input_ids` [tokens] and any others. `loss_mask` [tokens] of zeros and ones: with
+        `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
+        in its sample; without a mask all tokens but the first are. Large arrays and tensors are
+        sent from where they are: leave them as they are until the push has returned or raised.
+    group_size: members that the group will have in the end, or `at-close` if nobody knows before
+        `close_group`.
+    policy_version: version of the weights that generated the oldest token.
+    """
+
+    fields: Mapping[str, ArrayLike]
+    sample_id: str | None = None
+    group_id: str | None = None
+    group_size: GroupSize | None = None
+    policy_version: int | None = None
+
+
+#: What may be pushed: a mapping of fields is a sample without metadata.
+Pushable = RolloutSample | Mapping[str, ArrayLike]
+
+
+class EncodedSample(NamedTuple):
+    """A sample ready to be sent.
+
+    arrays: its fields in the order of `schema`, C-contiguous and little-endian; the caller's own
+        memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens)`. group_size: 0 if it is
+        told when the group is closed.
+    """
+
+    schema: Schema
+    tokens: int
+    loss_tokens: int
+    arrays: list[Array]
+    nbytes: int
+    sample_id: str | None = None
+    group_id: str | None = None
+    group_size: int | None = None
+    policy_version: int | None = None
+
+
+def rollout_samples(given: object) -> list[RolloutSample]:
+    """What a user pushed, as samples; raises SampleRefused for anything else."""
+    if isinstance(given, (RolloutSample, Mapping)):
+        raise SampleRefused(
+            "bad-sample", "a single sample where many belong; push it with push(), or in a list"
+        )
+    if not isinstance(given, Iterable):
+        raise SampleRefused("bad-sample", f"{type(given).__name__} is no list of samples")
+    return [_rollout_sample(index, item) for index, item in enumerate(given)]
+
+
+def _rollout_sample(index: int, given: object) -> RolloutSample:
+    if isinstance(given, RolloutSample):
+        return given
+    if isinstance(given, Mapping):
+        return RolloutSample(given)
+    raise SampleRefused(
+        "bad-sample",
+        f"sample {index} is no sample but {type(given).__name__}; push mappings of fields, or "
+        "RolloutSample where there is metadata",
+    )
+
+
+class Encoder:
+    """Encodes samples, faster the more they are alike; safe to share by threads.
+
+    per_sample: names of fields that have one value a sample although they have dimensions.
+    """
+
+    def __init__(self, per_sample: Collection[str] = ()) -> None:
+        self._per_sample = frozenset(per_sample)
+        self._layout: Layout | None = None  # of the sample before
+
+    def encode(self, sample: RolloutSample) -> EncodedSample:
+        """Check a sample and find the memory that it is made of.
+
+        Raises SampleRefused that names the field and what is wrong with it.
+        """
+        fields: object = sample.fields
+        if type(fields) is not dict and not isinstance(fields, Mapping):
+            kind = type(fields).__name__
+            raise SampleRefused(
+                "bad-sample", f"the fields are no mapping but {kind}; push names to tensors"
+            )
+        layout, arrays = self._lay_out(sample.fields)
+        tokens = len(arrays[layout.ids])
+        return EncodedSample(
+            layout.schema,
+            tokens,
+            layout.loss_tokens(arrays, tokens),
+            arrays,
+            layout.schema.nbytes(tokens),
+            sample.sample_id,
+            sample.group_id,
+            TOLD_AT_CLOSE if sample.group_size == AT_CLOSE else sample.group_size,
+            sample.policy_version,
+        )
+
+    def _lay_out(self, fields: Mapping[str, ArrayLike]) -> tuple[Layout, list[Array]]:
+        layout = self._layout
+        if layout is not None and (arrays := layout.arrays(fields)) is not None:
+            return layout, arrays
+        self._layout, arrays = found = lay_out(fields, self._per_sample)
+        return found

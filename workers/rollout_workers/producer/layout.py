@@ -1,0 +1,149 @@
+"""What samples of one kind have in common: worked out for the first, recognised in the others.
+
+A field is *per-sample* if it has no dimensions or is named in `per_sample`; every other field is
+*per-token*: its first dimension must be the number of tokens, which is the length of `input_ids`.
+Fields are ordered by name, so that the order of a dict never matters.
+
+The samples of a rollout worker differ in their lengths and values only, so each is held against the
+layout of the one before, which is several times faster than to check and describe it afresh.
+"""
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
+from rollout_workers.producer.to_array import NUMPY_DTYPES, Array, ArrayLike, to_array
+
+
+class Column(NamedTuple):
+    """What a field's value is compared with; numpy_dtype: None where numpy has no such type."""
+
+    name: str
+    dtype: DType
+    numpy_dtype: np.dtype[Any] | None
+    per_token: bool
+    shape: tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """The schema of checked fields, and what it takes to recognise others like them.
+
+    ids, mask: which of the columns are `input_ids` and `loss_mask`, None without a mask.
+    """
+
+    schema: Schema
+    columns: tuple[Column, ...]
+    ids: int
+    mask: int | None
+
+    def arrays(self, fields: Mapping[str, ArrayLike]) -> list[Array] | None:
+        """The arrays of these fields, in span order; None if they are not laid out like this.
+
+        Raises SampleRefused for a value that is no array of numbers.
+        """
+        arrays: list[Array] = []
+        if len(fields) != len(self.columns):
+            return None
+        try:
+            rows = (len(fields["input_ids"]),)
+            for name, dtype, numpy_dtype, per_token, shape in self.columns:
+                value = fields[name]
+                if (
+                    type(value) is not np.ndarray
+                    or value.dtype is not numpy_dtype
+                    or not value.flags.c_contiguous
+                ):
+                    value, found = to_array(name, value)
+                    if found is not dtype:
+                        return None
+                if value.shape != (rows + shape if per_token else shape):
+                    return None
+                arrays.append(value)
+        except (KeyError, TypeError):  # a field is missing, or input_ids has no length
+            return None
+        return arrays if rows[0] else None
+
+    def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
+        """How many tokens the loss counts. Raises SampleRefused for a mask of other values.
+
+        Without a mask: all but the first, which nothing in the sample predicts.
+        """
+        if self.mask is None:
+            return tokens - 1
+        mask, dtype = arrays[self.mask], self.columns[self.mask].dtype
+        if dtype is not DType.BOOL:
+            one = 0x3F80 if dtype is DType.BFLOAT16 else 1
+            if not np.isin(mask, (0, one)).all():
+                raise _bad_mask()
+        return int(np.count_nonzero(mask))
+
+
+def lay_out(
+    fields: Mapping[str, ArrayLike], per_sample: Collection[str]
+) -> tuple[Layout, list[Array]]:
+    """The layout of these fields, and their arrays in span order.
+
+    Raises SampleRefused that names the field and what is wrong with it.
+    """
+    if "input_ids" not in fields:
+        raise SampleRefused("no-input-ids", "the sample has no field input_ids")
+    found = {name: to_array(name, fields[name]) for name in sorted(fields)}
+    tokens = _token_count(*found["input_ids"])
+    traits = []
+    for name, (array, dtype) in found.items():
+        per_token = array.ndim > 0 and name not in per_sample
+        if per_token and array.shape[0] != tokens:
+            raise _not_per_token(name, array.shape[0], tokens)
+        traits.append((name, dtype, per_token, array.shape[1:] if per_token else array.shape))
+    return _layout(tuple(traits)), [array for array, _ in found.values()]
+
+
+@lru_cache(maxsize=64)
+def _layout(traits: tuple[tuple[str, DType, bool, tuple[int, ...]], ...]) -> Layout:
+    """The layout of fields with these names, types and shapes; raises SampleRefused."""
+    for name, _, per_token, shape in traits:
+        if name in RESERVED or not 1 <= len(name) <= 128:
+            raise SampleRefused("bad-field", f"a field may not be called {name!r}")
+        if name in METADATA:
+            raise SampleRefused(
+                "bad-field",
+                f"{name} is no field of a sample but told beside them: push(..., {name}=) or "
+                f"RolloutSample(..., {name}=)",
+            )
+        if len(shape) > 8 or 0 in shape:
+            raise SampleRefused("bad-field", f"{name} has values of the shape {list(shape)}")
+        if name == "loss_mask" and not (per_token and shape == ()):
+            raise _bad_mask()
+    schema = Schema(tuple(Field(*trait) for trait in traits))
+    columns = tuple(
+        Column(name, dtype, NUMPY_DTYPES.get(dtype), per_token, shape)
+        for name, dtype, per_token, shape in traits
+    )
+    mask = schema.names.index("loss_mask") if "loss_mask" in schema.names else None
+    return Layout(schema, columns, schema.names.index("input_ids"), mask)
+
+
+def _token_count(array: Array, dtype: DType) -> int:
+    if not array.size:
+        raise SampleRefused("empty", "the sample has no tokens: input_ids is empty")
+    if array.ndim != 1 or array.dtype.kind not in "iu" or dtype is DType.BFLOAT16:
+        raise SampleRefused(
+            "bad-field", f"input_ids must be integers [tokens], not {dtype}{list(array.shape)}"
+        )
+    return int(array.size)
+
+
+def _not_per_token(name: str, rows: int, tokens: int) -> SampleRefused:
+    return SampleRefused(
+        "bad-field",
+        f"{name} has {rows} rows for {tokens} tokens; a field with one value a sample is named in "
+        f"per_sample=({name!r},) when the producer is made",
+    )
+
+
+def _bad_mask() -> SampleRefused:
+    return SampleRefused("bad-field", "loss_mask must be zeros and ones, one a token")

@@ -1,0 +1,270 @@
+"""What a DP rank has to say, and does about what it hears; no socket, clock, thread or torch.
+
+What a rank says is its state (taken, committed, hungry, policy version, the checkpoint it has
+loaded), so that a HELLO repeats whatever a lost connection swallowed. A message out of turn raises
+ProtocolError and changes nothing.
+
+What is held is bounded by the dispatcher: at most `max_open_steps` that are taken, and
+`prefetch_steps` ahead of them.
+"""
+
+from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers.client.liveness import refusal
+from rollout_workers.rank.held_steps import HeldStep, HeldSteps, StepState
+
+
+class RankCore:
+    """One DP rank's side of the step contract, over all its connections."""
+
+    def __init__(
+        self, client_id: str, dp_rank: int, dp_size: int, generation: int | None, prefetch: int
+    ) -> None:
+        self._client_id = client_id
+        self.token: str | None = None  # that HELLO shows
+        self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
+        self.generation = generation
+        self.welcome: m.WelcomeRank | None = None
+        self.taken = -1
+        self.hungry = self._begun = False
+        self.end_reason: str | None = None
+        self._version: m.PolicyVersion | None = None
+        self._resume: m.Position | None = None
+        self._saved = -1
+        self._begun_after = -1
+        self._steps = HeldSteps()
+        self._connected = self._resuming = False
+        self._outbox: list[m.Message] = []
+
+    # -- the connection
+
+    def hello(self) -> m.HelloRank:
+        """The first message of a connection: where this rank stands."""
+        version = self._version
+        return m.HelloRank(
+            client_id=self._client_id,
+            token=self.token,
+            dp_rank=self._dp_rank,
+            dp_size=self._dp_size,
+            generation=self.generation,
+            prefetch_steps=self._prefetch,
+            taken=self.taken,
+            committed=self.committed,
+            hungry=self.hungry,
+            received=self._steps.received(),
+            policy_version=version.policy_version if version else None,
+            policy_step=version.first_step if version else None,
+            resume=self._resume,
+            saved=self._saved,
+        )
+
+    def disconnected(self) -> None:
+        """Nothing said from here on is heard; the next HELLO will tell it."""
+        self._connected = False
+        self._outbox.clear()
+
+    def outgoing(self) -> list[m.Message]:
+        """What to send now; taken as sent."""
+        said, self._outbox = self._outbox, []
+        return said
+
+    def handle(self, message: m.Message, payload: memoryview) -> None:
+        """Take a message from the dispatcher.
+
+        Raises ProtocolError, what an Error frame stands for, or GenerationFenced.
+        """
+        match message:
+            case m.Error():
+                raise refusal(message)
+            case m.WelcomeRank():
+                self._on_welcome(message)
+            case _ if self._resuming:
+                pass  # said before the dispatcher heard of the checkpoint
+            case _ if not self._connected:
+                raise ProtocolError(f"{type(message).__name__} instead of a welcome")
+            case m.Step():
+                if self._steps.announce(message):
+                    self._say(m.Prepared(step=message.step, digest=message.digest))
+            case m.MicroBatch():
+                self._steps.receive(message, payload)
+            case m.Release():
+                self._steps.release(message.step)
+            case m.End():
+                self.end_reason = message.reason
+            case m.Pong():
+                pass
+            case _:
+                raise ProtocolError(f"a DP rank has no use for {type(message).__name__}")
+
+    @property
+    def committed(self) -> int:
+        """The last step that the training loop has committed, -1 for none."""
+        return self._steps.committed
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stream has ended and everything in it is committed."""
+        return self.end_reason is not None and not self._steps
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the training loop has got every step there will be.
+
+        A step that is announced before the end but not yet released still comes.
+        """
+        return self.end_reason is not None and self._steps.following() is None
+
+    # -- checkpoints
+
+    @property
+    def position(self) -> int:
+        """The last step that is in the weights of this rank's trainer, -1 for none."""
+        return max(self.committed, self._begun_after)
+
+    @property
+    def said_nothing(self) -> bool:
+        """Whether there is nothing that the dispatcher must not miss."""
+        return self.committed < 0 and self._saved < 0
+
+    def resume(self, position: m.Position) -> None:
+        """The trainer has loaded a checkpoint: say hello again, and forget what was sent so far.
+
+        Raises StepContractError once the training loop has begun, or has loaded another one.
+        """
+        if self._begun:
+            raise StepContractError(
+                "a checkpoint is loaded after the first step was asked for; load it before"
+            )
+        if self._resume == position:
+            return
+        if self._resume is not None:
+            raise StepContractError(
+                f"a checkpoint taken after step {self._resume.step} is loaded already; make a new "
+                "stream to load another one"
+            )
+        self._resume = position
+        if self._version is not None:
+            first_step = position.step + 1
+            self._version = self._version.model_copy(update={"first_step": first_step})
+        self._steps.clear()
+        self.end_reason = None
+        self._resuming = True
+        if self._connected:
+            self._connected = False
+            self._outbox = [self.hello()]
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the dispatcher has yet to hear of the checkpoint, or to answer."""
+        return self._resuming
+
+    def checkpoint_saved(self, step: int) -> None:
+        """A checkpoint taken after that step is durable."""
+        if step > self._saved:
+            self._saved = step
+            self._say(m.CheckpointSaved(step=step))
+
+    # -- the training loop
+
+    def ready(self) -> HeldStep | None:
+        """The step that the training loop gets next, if it is released.
+
+        Raises StepContractError when as many taken steps are uncommitted as may be.
+        """
+        if self.exhausted:
+            return None
+        self._check_open_steps()
+        held = self._steps.following()
+        return held if held is not None and held.state is StepState.RELEASED else None
+
+    def _check_open_steps(self) -> None:
+        open_steps = self._steps.taken
+        allowed = self.welcome.max_open_steps if self.welcome else 1
+        if len(open_steps) >= allowed:
+            raise StepContractError(
+                f"{len(open_steps)} steps from step {open_steps[0]} on are taken and not "
+                f"committed, and the dispatcher allows {allowed}; call step.commit() after "
+                "optimizer.step()"
+            )
+
+    def wait(self, *, hungry: bool) -> None:
+        """The training loop begins, or ceases, to wait for a step."""
+        self._begun |= hungry
+        if hungry != self.hungry:
+            self.hungry = hungry
+            self._say(m.Demand(taken=self.taken, hungry=hungry))
+
+    def take(self, held: HeldStep) -> None:
+        """The training loop begins a step that was `ready`."""
+        held.state = StepState.TAKEN
+        self.taken, self.hungry = held.header.step, False
+        self._begun = True
+        self._say(m.Demand(taken=self.taken, hungry=False))
+
+    def commit(self, step: int) -> None:
+        """The training loop has applied a step; raises StepContractError out of order."""
+        self._steps.commit(step)
+        self._say(m.Commit(step=step))
+
+    def set_policy_version(self, version: int) -> None:
+        """The weights' version that this rank trains from now on.
+
+        Raises StepContractError for one below the last, once a step was taken.
+        """
+        message = m.PolicyVersion(policy_version=version, first_step=self._next_to_train)
+        last = self._version
+        if last is not None and last.policy_version == version:
+            return
+        if last is not None and version < last.policy_version and self.taken >= 0:
+            raise StepContractError(
+                f"policy version {version} comes after {last.policy_version}: samples would be "
+                "taken for fresher or staler than they are; versions can only rise. To go back to "
+                "older weights make a new stream"
+            )
+        self._version = message
+        self._say(message)
+
+    @property
+    def _next_to_train(self) -> int:
+        """The first step of which nothing was trained yet."""
+        unbegun = self._steps.unbegun()
+        return max(self.taken, self.position) + 1 if unbegun is None else unbegun
+
+    def begin(self, step: int) -> HeldStep:
+        """The training loop asks for micro-batches of a step.
+
+        Raises StepContractError when it was committed.
+        """
+        held = self._steps.find(step)
+        held.begun = True
+        return held
+
+    # -- mechanism
+
+    def _say(self, message: m.Message) -> None:
+        """Queue a message in the order in which things happened; the newest of a kind suffices."""
+        if not self._connected:
+            return
+        if self._outbox and _replaces(message, self._outbox[-1]):
+            self._outbox.pop()
+        self._outbox.append(message)
+
+    def _on_welcome(self, welcome: m.WelcomeRank) -> None:
+        if self._connected:
+            raise ProtocolError("a second welcome")
+        if self.generation not in (None, welcome.generation):
+            raise GenerationFenced(
+                f"this rank belongs to generation {self.generation}, the dispatcher serves "
+                f"{welcome.generation} now"
+            )
+        if self.welcome is None or self._resuming:
+            self._begun_after = welcome.committed
+        self.generation, self.welcome = welcome.generation, welcome
+        self._connected, self._resuming = True, False
+
+
+def _replaces(message: m.Message, before: m.Message) -> bool:
+    """Whether a message says all that the one before it said."""
+    if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
+        return message.first_step == before.first_step
+    return type(message) is type(before) and not isinstance(message, m.Prepared)

@@ -1,0 +1,171 @@
+"""The uncommitted steps that a DP rank holds: what has arrived of each, and where it stands.
+
+    PREPARED --Release--> RELEASED --take--> TAKEN --commit--> (gone)
+
+Training sees a step only once it is RELEASED, whatever has arrived of it before. A message that the
+dispatcher cannot have sent raises ProtocolError and changes nothing; one that it repeats after a
+reconnect changes nothing either.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from rollout_dispatcher.errors import ProtocolError, StepContractError
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.rank.payload import Block, cut
+
+
+class StepState(StrEnum):
+    """Where a held step stands."""
+
+    PREPARED = "prepared"
+    RELEASED = "released"
+    TAKEN = "taken"
+
+
+#: What a Release makes of a step; one that is repeated after a reconnect changes nothing.
+ON_RELEASE = {
+    StepState.PREPARED: StepState.RELEASED,
+    StepState.RELEASED: StepState.RELEASED,
+    StepState.TAKEN: StepState.TAKEN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A micro-batch as it came: its header, its payload, and where the fields lie in it."""
+
+    header: m.MicroBatch
+    payload: memoryview = field(repr=False)
+    blocks: Sequence[Block]
+
+    def copied(self, memory: Memory) -> "Received":
+        """The same in memory of its own."""
+        copy = memory(self.payload.nbytes)
+        # Unlike an assignment of memoryviews this lets other threads run meanwhile.
+        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.payload, np.uint8))
+        return Received(self.header, copy, self.blocks)
+
+
+@dataclass(slots=True)
+class HeldStep:
+    """A step of which this rank holds the header and the first micro-batches.
+
+    begun: the training loop has asked for one of its micro-batches.
+    """
+
+    header: m.Step
+    state: StepState = StepState.PREPARED
+    micro_batches: list[Received] = field(default_factory=list)
+    begun: bool = False
+
+
+class HeldSteps:
+    """Steps in ascending order, and the last one that was committed."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, HeldStep] = {}
+        self._newest = -1
+        #: The last step that the training loop has committed, -1 for none.
+        self.committed = -1
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def clear(self) -> None:
+        """Forget what has arrived: other steps come instead."""
+        self._steps.clear()
+        self._newest = -1
+
+    def received(self) -> list[tuple[int, int]]:
+        """Every step that is held, with its number of micro-batches that are here."""
+        return [(number, len(held.micro_batches)) for number, held in self._steps.items()]
+
+    # -- the dispatcher speaks
+
+    def announce(self, header: m.Step) -> bool:
+        """A step's header came; returns whether to say that it is here."""
+        held = self._steps.get(header.step)
+        if held is None and header.step <= self.committed:
+            return False
+        if held is None and header.step <= self._newest:
+            raise ProtocolError(f"step {header.step} comes after step {self._newest}")
+        if held is None:
+            self._steps[header.step] = HeldStep(header)
+            self._newest = header.step
+        elif held.header != header:
+            raise ProtocolError(
+                f"step {header.step} came twice and differs: digest {held.header.digest}, "
+                f"then {header.digest}"
+            )
+        return True
+
+    def receive(self, header: m.MicroBatch, payload: memoryview) -> None:
+        """A micro-batch came."""
+        held = self._steps.get(header.step)
+        if held is None:
+            if header.step <= self.committed:
+                return
+            raise ProtocolError(f"a micro-batch of step {header.step}, which was not announced")
+        due = len(held.micro_batches)
+        if header.index < due:
+            return
+        if header.index > due or due >= held.header.num_micro_batches:
+            raise ProtocolError(
+                f"micro-batch {header.index} of step {header.step}, which has "
+                f"{held.header.num_micro_batches} of which {due} came before"
+            )
+        blocks = cut(held.header.schema_, header, payload)
+        held.micro_batches.append(Received(header, payload, blocks))
+
+    def release(self, step: int) -> None:
+        """Every DP rank holds this step."""
+        held = self._steps.get(step)
+        if held is not None:
+            held.state = ON_RELEASE[held.state]
+        elif step > self.committed:
+            raise ProtocolError(f"release of step {step}, which was not announced")
+
+    # -- the training loop
+
+    @property
+    def taken(self) -> list[int]:
+        """The steps that the training loop has begun and not committed."""
+        return [n for n, held in self._steps.items() if held.state is StepState.TAKEN]
+
+    def unbegun(self) -> int | None:
+        """The first of the taken steps of which, and after which, nothing was trained yet."""
+        found = None
+        for number in reversed(self.taken):
+            if self._steps[number].begun:
+                break
+            found = number
+        return found
+
+    def following(self) -> HeldStep | None:
+        """The first step that is not taken."""
+        steps = self._steps.values()
+        return next((held for held in steps if held.state is not StepState.TAKEN), None)
+
+    def find(self, step: int) -> HeldStep:
+        """A taken step; raises StepContractError when it was committed."""
+        held = self._steps.get(step)
+        if held is None:
+            raise StepContractError(
+                f"step {step} is committed and its micro-batches are gone; iterate before commit()"
+            )
+        return held
+
+    def commit(self, step: int) -> None:
+        """The training loop has applied a step; raises StepContractError out of order."""
+        expected = next(iter(self.taken), None)
+        if step != expected:
+            due = "none is open" if expected is None else f"step {expected} is the next to commit"
+            done = "is committed already" if step <= self.committed else "may not be committed now"
+            raise StepContractError(f"step {step} {done}; {due}")
+        del self._steps[step]
+        self.committed = step

@@ -1,0 +1,73 @@
+"""Where each field of a micro-batch lies in its payload.
+
+A payload holds, field by field, the values of all samples one after the other, without padding;
+every field's block starts at a multiple of 8 bytes. Cutting a block out is all there is to
+packing: no value is moved.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.sample import DType, Field, Schema, aligned
+
+#: numpy has no bfloat16; its bits travel in the integer of the same width.
+_NUMPY = {item: np.dtype(str(item)) for item in DType if item is not DType.BFLOAT16} | {
+    DType.BFLOAT16: np.dtype("uint16")
+}
+
+
+class Block(NamedTuple):
+    """One field over all samples of a micro-batch.
+
+    offset: bytes from the start of the payload. rows: tokens of all samples for a per-token field,
+    samples otherwise.
+    """
+
+    field: Field
+    offset: int
+    rows: int
+
+    @property
+    def values(self) -> int:
+        """Values of all rows together."""
+        return self.rows * prod(self.field.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[total tokens, ...] for a per-token field, [samples, ...] otherwise."""
+        return (self.rows, *self.field.shape)
+
+
+def cut(schema: Schema, header: m.MicroBatch, payload: memoryview) -> list[Block]:
+    """The blocks of a payload. Raises ProtocolError when its header describes another size."""
+    tokens, samples = sum(header.tokens), len(header.tokens)
+    found, offset = [], 0
+    for field, (per_token, per_sample) in zip(schema.fields, schema.units, strict=True):
+        found.append(Block(field, offset, tokens if per_token else samples))
+        offset = aligned(offset + per_token * tokens + per_sample * samples)
+    if offset != payload.nbytes:
+        raise ProtocolError(
+            f"micro-batch {header.index} of step {header.step} describes {offset} payload bytes, "
+            f"the frame carries {payload.nbytes}"
+        )
+    return found
+
+
+def arrays(payload: memoryview, blocks: Sequence[Block]) -> dict[str, NDArray[np.generic]]:
+    """Fields as numpy views of the payload: [total tokens, ...] or [samples, ...]; no copy.
+
+    They are read-only: the next iteration over the step looks at the same memory. bfloat16 values
+    come as their bits, in uint16.
+    """
+    return {
+        block.field.name: np.frombuffer(
+            payload.toreadonly(), _NUMPY[block.field.dtype], block.values, block.offset
+        ).reshape(block.shape)
+        for block in blocks
+    }

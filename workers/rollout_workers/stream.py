@@ -1,0 +1,295 @@
+"""`MicroBatchStream`: the training loop's view of the dispatcher.
+
+Every DP rank iterates the same steps with the same number of micro-batches; an error of any rank
+or of the dispatcher is raised in every rank's training loop rather than left to hang in a
+collective. Bytes become tensors in the training thread, when a micro-batch is asked for.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from types import TracebackType
+from typing import NoReturn, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from rollout_dispatcher.errors import CheckpointRefused, ConfigError
+from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.checkpoint import position_of, state_of
+from rollout_workers.client.credentials import Credentials
+from rollout_workers.client.own_process import REMEDY, refuse_to_travel
+from rollout_workers.collate import (
+    CollateConfig,
+    Collation,
+    GradReduction,
+    LossNormalisation,
+)
+from rollout_workers.process_group import (
+    Place,
+    check_group,
+    find_place,
+    hear_generation,
+    initialised,
+    share_failure,
+    share_generation,
+)
+from rollout_workers.rank.client import RankClient, RankStatistics
+from rollout_workers.rank.memory_pool import MemoryPool
+from rollout_workers.step import Step
+
+log = logging.getLogger(__name__)
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class MicroBatchStream:
+    """Steps of micro-batches for this DP rank; an iterator and a context manager.
+
+    endpoint: `host:port`, `tls://host:port` or `unix:/path`.
+    dp_rank, dp_size: this process's data-parallel position; default: of `process_group` or the
+        default process group, else RANK and WORLD_SIZE, else a single process. A process with a
+        device mesh of several dimensions has to say it, here or by `process_group`.
+    process_group: of the DP ranks, in their order. With tensor or pipeline parallelism pass
+        `mesh["dp"].get_group()` in the DP leader of each model replica (rank 0 in all other
+        dimensions) and make no stream in its peers: they get the micro-batches from the leader.
+    generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
+        broadcasts it in the process group; so make streams on all ranks, in the same
+        order, like a collective.
+    layout: `packed`, `padded` or `jagged`; default: what the dispatcher plans for.
+    loss_normalisation: `token-mean` or `sequence-mean`, over the whole step.
+    grad_reduction: `mean` where the trainer averages gradients over ranks (DDP, FSDP), or `sum`.
+    epochs: how often the training loop iterates each step, if it is known: the last time needs no
+        copy then, and one more is an error. Default: any number of times, each with a copy.
+    prefetch_steps: steps to receive ahead of the training loop.
+    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
+    credentials: what to show and trust; default: what the environment says.
+    device: where tensors go, through pinned memory if that is a GPU; default: host memory.
+    weights_dtype: of `loss_weights`.
+
+    It belongs to the process that makes it: a forked child, and a DataLoader with workers, get
+    ConfigError (with `num_workers=0` a dataset may iterate it).
+
+    Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
+    GenerationFenced; iterating raises them too.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        generation: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        layout: str | None = None,
+        loss_normalisation: str = "token-mean",
+        grad_reduction: str = "mean",
+        epochs: int | None = None,
+        prefetch_steps: int = 1,
+        reconnect_timeout: float = 300.0,
+        credentials: Credentials | None = None,
+        device: torch.device | str | None = None,
+        weights_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        _refuse_loader_workers()
+        place = find_place(dp_rank, dp_size, process_group)
+        normalisation = _choice(LossNormalisation, "loss_normalisation", loss_normalisation)
+        reduction = _choice(GradReduction, "grad_reduction", grad_reduction)
+        collation = None if layout is None else _choice(Collation, "layout", layout)
+        self._is_leader = place.dp_rank == 0
+
+        if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+            raise ConfigError(f"epochs is {epochs!r}; it is a number of times, at least 1")
+        self._epochs = epochs
+        target = None if device is None else torch.device(device)
+        pool = MemoryPool()
+
+        def join(agreed: int | None) -> RankClient:
+            return RankClient(
+                endpoint,
+                dp_rank=place.dp_rank,
+                dp_size=place.dp_size,
+                generation=agreed,
+                prefetch_steps=prefetch_steps,
+                reconnect_timeout=reconnect_timeout,
+                memory=_memory_for(target) or pool,
+                credentials=credentials,
+            )
+
+        client = (
+            join(generation)
+            if generation is not None or place.dp_size == 1
+            else _join_together(join, place, process_group)
+        )
+        self._client = client
+        self._close = weakref.finalize(self, client.close)
+        self._config = CollateConfig(
+            dp_size=place.dp_size,
+            collation=collation or _choice(Collation, "layout", self._client.layout),
+            loss_normalisation=normalisation,
+            grad_reduction=reduction,
+            weights_dtype=weights_dtype,
+            device=target,
+            memory=pool,
+        )
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_travel("stream")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        """Wait for the next step that every DP rank is prepared for; ends with the stream.
+
+        Raises StepContractError when too many steps are not committed, or what ended the stream
+        for good.
+        """
+        step = self._client.next_step()
+        if step is None:
+            raise StopIteration
+        return Step(step, self._config, self._epochs)
+
+    @property
+    def generation(self) -> int:
+        """Identity of this start of all ranks together, given by the dispatcher."""
+        return self._client.generation
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why the stream has ended; None while it has not."""
+        return self._client.end_reason
+
+    def set_policy_version(self, version: int) -> None:
+        """Report the version of the weights that training goes on with.
+
+        It counts for the step at hand if that step is taken, not committed, and none of its
+        micro-batches was asked for yet; otherwise from the step after the last one taken. So call
+        it when the weights of a new version are in place: after `commit()`, or first thing in the
+        loop's body; not before `load_state_dict`. Staleness is judged by it.
+
+        DP rank 0's report counts; on other ranks this does nothing, so every rank may call it.
+        Raises ConfigError below 0, and StepContractError for a version below the last one once a
+        step was taken: versions only rise.
+        """
+        if self._is_leader:
+            self._client.set_policy_version(version)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """What a checkpoint of the trainer has to hold of this stream; the same on every rank.
+
+        It counts the steps that this rank has said it committed, not those prefetched, so take it
+        at the same place of every rank's loop. It releases nothing: see `checkpoint_saved`.
+        """
+        return state_of(self._client.run_id, self._client.position)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on after the step that `state_dict` was taken after; on every rank, before any step.
+
+        With `--retain checkpoint` the steps that were committed since come again, identical. With
+        `--retain commit` they are gone: that is logged as a warning, and counted, and the stream
+        goes on with the next step. Raises CheckpointRefused when the checkpoint is of another run,
+        ahead of the dispatcher or older than one reported saved, or when other ranks have loaded
+        another one (which iterating may raise too); StepContractError after the first step.
+        """
+        asked = position_of(state)
+        self._client.resume(asked)
+        missing = self._client.position - asked.step
+        if missing > 0:
+            log.warning(
+                "the %d steps after step %d were trained after this checkpoint and cannot be given "
+                "again; training goes on after step %d. Start the dispatcher with --retain "
+                "checkpoint to have such steps again",
+                missing, asked.step, asked.step + missing,
+            )  # fmt: skip
+
+    def checkpoint_saved(self, state: Mapping[str, object]) -> None:
+        """The checkpoint with this state is durable: nothing up to it is needed again.
+
+        With `--retain checkpoint` this frees the samples; the run can no longer go back behind it.
+        DP rank 0's word counts; on other ranks this does nothing, so every rank may call it.
+        Raises CheckpointRefused for a state that is not of this stream's past.
+        """
+        position = position_of(state)
+        if position.run_id != self._client.run_id or position.step > self._client.position:
+            raise CheckpointRefused(
+                f"the checkpoint saved was taken after step {position.step} of run "
+                f"{position.run_id}, and this stream stands after step {self._client.position} of "
+                f"run {self._client.run_id}; hand over what its own state_dict returned"
+            )
+        if self._is_leader:
+            self._client.checkpoint_saved(position.step)
+
+    def statistics(self) -> RankStatistics:
+        """A frozen snapshot of what this stream has done so far."""
+        return self._client.statistics()
+
+    def close(self) -> None:
+        """Deliver what was committed and disconnect. Idempotent, bounded in time."""
+        self._close()
+
+
+def _refuse_loader_workers() -> None:
+    """Raise ConfigError in a worker of a DataLoader: each would be a DP rank of its own."""
+    if (worker := get_worker_info()) is not None:
+        raise ConfigError(
+            f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
+            f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
+        )
+
+
+def _memory_for(device: torch.device | None) -> Memory | None:
+    """Where payloads are received for a GPU: memory that it copies from by itself; else None.
+
+    Pinned memory has a pool already: torch's.
+    """
+    if device is None or device.type != "cuda":
+        return None
+    return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
+
+
+def _join_together(
+    join: Callable[[int | None], RankClient],
+    place: Place,
+    group: dist.ProcessGroup | None,
+) -> RankClient:
+    """Join with one generation for all DP ranks, asked for by DP rank 0."""
+    if not initialised():
+        if place.dp_rank == 0:
+            return join(None)
+        raise ConfigError(
+            "DP ranks must agree on a generation: call torch.distributed.init_process_group() "
+            "first, or pass DP rank 0's stream.generation as generation="
+        )
+    check_group(place, group)
+    if place.dp_rank != 0:
+        return join(hear_generation(group))
+    try:
+        client = join(None)
+    except BaseException as error:
+        share_failure(error, group)
+        raise
+    share_generation(client.generation, group)
+    return client
+
+
+def _choice(kind: type[Choice], option: str, word: str) -> Choice:
+    """The member that a word names; raises ConfigError that lists the words."""
+    try:
+        return kind(word)
+    except ValueError:
+        raise ConfigError(f"{option} is {word!r}; choose from {', '.join(kind)}") from None
