@@ -215,7 +215,7 @@ class Cluster:
         if body is None or not all(one.ended for one in self.group.seen):
             return False
         status = json.loads(body)
-        if status["phase"] == "drained":
+        if status["run_state"] == "drained":
             self.final = status
         return self.final is not None
 

@@ -36,7 +36,7 @@ from rollout_dispatcher.core.facts import Remembered
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
 from rollout_dispatcher.plan import Grouping, PlanConfig
@@ -92,9 +92,9 @@ class DispatchMachine(RuleBasedStateMachine):
         self.accepted: set[str] = set()
         self.trained: Counter[str] = Counter()
         self.steps_of: dict[int, list[str]] = {}
-        self.checkpoints: list[Position] = []
+        self.checkpoints: list[CheckpointPosition] = []
         self.saved = -1
-        self.resume: Position | None = None
+        self.resume: CheckpointPosition | None = None
         self.size = DP_SIZE
         self.wanted: PlanWanted | ReplanWanted | None = None
         self.digests: dict[int, str] = {}
@@ -192,7 +192,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule()
     def take_a_checkpoint(self) -> None:
-        self.checkpoints.append(Position(self.core.run_id, self.core.ledger.steps.committed))
+        self.checkpoints.append(
+            CheckpointPosition(self.core.run_id, self.core.ledger.steps.committed)
+        )
 
     @precondition(lambda self: self.checkpoints and self.clients)
     @rule(data=st.data())
@@ -233,7 +235,7 @@ class DispatchMachine(RuleBasedStateMachine):
             assert self.core.ledger.steps.committed == position.step
         assert self.core.ledger.steps.committed >= position.step
 
-    def load(self, rank: int, position: Position) -> None:
+    def load(self, rank: int, position: CheckpointPosition) -> None:
         self.holds[rank] = set()
         generation = self.core.ledger.generation.number
         hello = RankHello(self.clients[rank], rank, self.size, generation, resume=position)

@@ -272,7 +272,7 @@ class Progress(RuleBasedStateMachine):
         self.be_fair(ROUNDS_A_SAMPLE * pushed + ROUNDS_BEYOND, until_nobody_pushes=False)
         at = self.core.statistics()
         assert at.buffered == at.in_flight == 0, self.core.waits_for(self.now)
-        assert at.phase in ("drained", "running")
+        assert at.run_state in ("drained", "running")
         assert at.accepted == at.samples_committed + sum(at.dropped.values())
 
     def be_fair(self, rounds: int, *, until_nobody_pushes: bool) -> None:

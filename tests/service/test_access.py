@@ -168,7 +168,7 @@ def test_nothing_is_taken_from_whoever_has_not_shown_it(serve: Serve, tmp_path: 
         client.send_bytes(hello + codec.encode(m.EndStream()))  # in one go, before any answer
         client.expect_error("unauthorized")
     status = ask(server, "/statusz", f"Bearer {SECRET}").json
-    assert status["phase"] == "running"
+    assert status["run_state"] == "running"
 
 
 def test_a_token_that_is_too_long_costs_no_memory(serve: Serve, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_samples_are_taken_over_http_with_the_token_only(serve: Serve, tmp_path:
         assert ask(server, path, body=BODY).status == 401
     answer = ask(server, "/v1/samples", f"Bearer {SECRET}", BODY)
     assert answer.json["outcomes"] == ["accepted"]
-    assert ask(server, "/statusz", f"Bearer {SECRET}").json["phase"] == "running"
+    assert ask(server, "/statusz", f"Bearer {SECRET}").json["run_state"] == "running"
 
 
 def test_the_secret_is_shown_nowhere(

@@ -128,7 +128,7 @@ def test_the_end_of_the_stream_ends_the_dispatcher(serve: Serve) -> None:
     producer.push([3, 4, 5, 6])
     pending = server.post("/v1/stream/end")
     assert (pending.status, json.loads(pending.text)) == (200, {"waits_for": ["p"]})
-    assert server.status()["phase"] == "running"  # the producer has not said that it is done
+    assert server.status()["run_state"] == "running"  # the producer has not said that it is done
     assert server.post("/v1/stream/end?force=perhaps").status == 400
     forced = server.post("/v1/stream/end?force=true")
     assert (forced.status, json.loads(forced.text)) == (200, {"waits_for": []})

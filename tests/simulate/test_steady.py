@@ -13,7 +13,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
 from rollout_dispatcher.simulate.epochs import Epochs
 from rollout_dispatcher.simulate.replay.steady import run_steady, warm_up_steps
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.trace import Trace, load_trace
 from tests.simulate.bench import make_setting, make_trace, shared_trace
@@ -22,8 +22,8 @@ from tests.simulate.checker import Account, Key, check_books
 HEAVY = [int(tokens) for tokens in np.geomspace(20, 20_000, 150)]
 
 
-def steps_of(setting: Setting, trace: Trace, steps: int, seats: int = 1) -> list[Step]:
-    found: list[Step] = []
+def steps_of(setting: Setting, trace: Trace, steps: int, seats: int = 1) -> list[VirtualStep]:
+    found: list[VirtualStep] = []
     epochs = Epochs(trace, 0, whole_groups=setting.core.groups_matter)
     run_steady(setting, epochs, steps, found.append, seats)
     return found

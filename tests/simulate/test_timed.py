@@ -11,7 +11,7 @@ from rollout_dispatcher.core.effects import Trigger
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
 from rollout_dispatcher.simulate.replay.timed import Clockwork, run_timed
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.trace import Trace, load_trace
 from tests.simulate.bench import make_setting, make_trace, shared_trace
@@ -20,8 +20,8 @@ from tests.simulate.checker import check_books
 
 def replay(
     setting: Setting, trace: Trace, load: float = 0.5, steps: int | None = None
-) -> tuple[list[Step], Clockwork]:
-    found: list[Step] = []
+) -> tuple[list[VirtualStep], Clockwork]:
+    found: list[VirtualStep] = []
     return found, run_timed(setting, trace, load, steps, found.append)
 
 

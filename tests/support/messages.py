@@ -116,7 +116,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         received=st.lists(st.tuples(_counts, _counts), max_size=4),
         policy_version=st.none() | _counts,
         policy_step=st.none() | _counts,
-        resume=st.none() | st.builds(m.Position, run_id=_names, step=_watermarks),
+        resume=st.none() | st.builds(m.CheckpointPosition, run_id=_names, step=_watermarks),
         saved=_watermarks,
     ),
     m.WelcomeProducer: st.builds(

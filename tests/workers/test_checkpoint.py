@@ -13,7 +13,7 @@ from tests.workers.rank.test_core import connected, hear, welcome
 
 def test_a_state_is_plain_and_comes_back() -> None:
     state = state_of("run", 41)
-    assert position_of(json.loads(json.dumps(state))) == m.Position(run_id="run", step=41)
+    assert position_of(json.loads(json.dumps(state))) == m.CheckpointPosition(run_id="run", step=41)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_what_is_no_state_is_a_clear_error(state: dict[str, object], why: str) -
         position_of(state)
 
 
-POSITION = m.Position(run_id="run", step=4)
+POSITION = m.CheckpointPosition(run_id="run", step=4)
 
 
 def test_a_rank_that_has_loaded_a_checkpoint_forgets_what_it_was_sent_and_says_hello_again() -> (
@@ -73,7 +73,7 @@ def test_a_checkpoint_is_loaded_once_and_before_the_first_step() -> None:
     core.resume(POSITION)
     assert core.outgoing() == []
     with pytest.raises(StepContractError, match="after step 4 is loaded already"):
-        core.resume(m.Position(run_id="run", step=5))
+        core.resume(m.CheckpointPosition(run_id="run", step=5))
     late = connected()
     late.wait(hungry=True)
     with pytest.raises(StepContractError, match="load it before"):

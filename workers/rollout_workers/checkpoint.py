@@ -19,7 +19,7 @@ def state_of(run_id: str, step: int) -> dict[str, int | str]:
     return {"format": FORMAT, "run_id": run_id, "step": step}
 
 
-def position_of(state: Mapping[str, object]) -> m.Position:
+def position_of(state: Mapping[str, object]) -> m.CheckpointPosition:
     """Where a state was taken. Raises CheckpointRefused for what is no state of a stream."""
     found = state.get("format")
     if found != FORMAT:
@@ -28,7 +28,9 @@ def position_of(state: Mapping[str, object]) -> m.Position:
             "with the release that saved it"
         )
     try:
-        return m.Position.model_validate({key: state.get(key) for key in ("run_id", "step")})
+        return m.CheckpointPosition.model_validate(
+            {key: state.get(key) for key in ("run_id", "step")}
+        )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise CheckpointRefused(

@@ -41,7 +41,7 @@ from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.core.waiting import explain
 from rollout_dispatcher.plan import Plan
@@ -289,7 +289,7 @@ class Dispatch:
     def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
         return [*self.checkpoints.committed(self.ledger.commit(dp_rank, step), now)]
 
-    def _resume(self, position: Position, now: float) -> list[Effect]:
+    def _resume(self, position: CheckpointPosition, now: float) -> list[Effect]:
         """The generation's first rank has loaded a checkpoint."""
         committed, rewound = self.checkpoints.resume(position, self.run_id, now)
         if rewound.steps:
@@ -430,5 +430,5 @@ class Dispatch:
             backpressure=self.admission.pressed is not None,
             policy_version=self.freshness.reported,
             run_id=self.run_id,
-            phase=self._lifecycle.phase,
+            run_state=self._lifecycle.state,
         )

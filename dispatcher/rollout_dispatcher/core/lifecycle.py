@@ -40,7 +40,7 @@ class Lifecycle:
         self._told: set[str] = set()
 
     @property
-    def phase(self) -> str:
+    def state(self) -> str:
         """Where the run stands: running, ended, draining or drained."""
         if self.drained:
             return "drained"

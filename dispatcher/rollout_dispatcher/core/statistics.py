@@ -48,7 +48,7 @@ class Statistics:
     last_seen: dict[int, float]
     wanted: bool
     hungry: bool
-    phase: str
+    run_state: str
     selection_bias: float
 
     @property
@@ -75,7 +75,7 @@ class Statistics:
         backpressure: bool,
         policy_version: int | None,
         run_id: str,
-        phase: str,
+        run_state: str,
     ) -> Self:
         """What the parts of a run show at this moment."""
         ranks, generation = ledger.ranks, ledger.generation
@@ -114,6 +114,6 @@ class Statistics:
             last_seen={dp_rank: rank.last_seen for dp_rank, rank in sorted(ranks.items())},
             wanted=ledger.wanted,
             hungry=ledger.hungry,
-            phase=phase,
+            run_state=run_state,
             selection_bias=totals.arrived.distance(totals.dispatched),
         )

@@ -95,7 +95,7 @@ class Journal:
         self._tend_due: float | None = None
         self._ask_again_due: float | None = None
         self._sync_due: float | None = None
-        self._snapshot = self._observe()
+        self._statistics = self._observe()
         store.on_sync = self._synced
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -181,7 +181,7 @@ class Journal:
     def statistics(self) -> JournalStatistics:
         """What there is now."""
         return replace(
-            self._snapshot,
+            self._statistics,
             appended_lsn=self._appended,
             queued_batches=len(self._queue),
             errors=dict(self._errors),
@@ -331,7 +331,7 @@ class Journal:
         """Tell what is so now; written: bytes that were queued and are no more."""
         self._set_failure(self._store.trouble)
         grown = self._room.written(written, self._store.room)
-        self._snapshot = self._observe()
+        self._statistics = self._observe()
         if grown:
             self.on_room()
 

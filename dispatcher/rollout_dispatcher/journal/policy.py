@@ -4,7 +4,7 @@
     interval:100ms  the same, and synced at least this often: a power cut takes the last interval
     batch           once it is synced: survives a power cut
 
-Under every policy a checkpoint syncs the log before it commits the index, so that a power cut
+Under every policy a snapshot syncs the log before it commits the index, so that a power cut
 shortens the journal and never leaves it unreadable. That is why `off` syncs too, once a segment.
 """
 

@@ -1,11 +1,11 @@
-"""Recovery: from a checkpoint forward through the log, and then the payloads.
+"""Recovery: from a snapshot forward through the log, and then the payloads.
 
 The log ends at the first block that is not whole. Whether that is a *torn tail* (a crash cut off
 what was not synced) or *damage* is decided by what is known to have been on the disk: a segment's
 marks say up to where it was, the front of the next one that all of it was, and `newest` that there
 was a next one. A torn tail is ignored; damage raises JournalCorrupt, and nothing on the disk has
 been changed then. A block is looked for in one place only, behind the one before it: it costs one
-read of what was written since the checkpoint, whatever payloads look like.
+read of what was written since the snapshot, whatever payloads look like.
 
 A power cut may also take the last mark. So damage to the last blocks that were synced before one
 cannot be told from a torn write, as in any log; after a kill it can.
@@ -21,7 +21,7 @@ from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK
 from rollout_dispatcher.journal.files.segments import Reader, SegmentFiles
-from rollout_dispatcher.journal.index.index import Position
+from rollout_dispatcher.journal.index.index import LogPosition
 from rollout_dispatcher.journal.records import Kept
 from rollout_dispatcher.journal.state import Stage, State, Step
 
@@ -30,11 +30,11 @@ from rollout_dispatcher.journal.state import Stage, State, Step
 class Replayed:
     """end: behind the last whole block. torn: whether something that is not whole came then."""
 
-    end: Position
+    end: LogPosition
     torn: bool
 
 
-def replay(state: State, files: SegmentFiles, position: Position, newest: int) -> Replayed:
+def replay(state: State, files: SegmentFiles, position: LogPosition, newest: int) -> Replayed:
     """Apply every whole block after `position`; newest: the last segment that there has to be."""
     last = max([newest, *files.sizes])
     while True:
@@ -52,7 +52,7 @@ def replay(state: State, files: SegmentFiles, position: Position, newest: int) -
                 )
             if until is None:
                 return Replayed(end, begins_block(reader, end.offset, end.sequence + 1))
-        position = Position(end.segment + 1, FIRST_BLOCK, end.sequence, end.lsn)
+        position = LogPosition(end.segment + 1, FIRST_BLOCK, end.sequence, end.lsn)
 
 
 def has_blocks(files: SegmentFiles, segment: int) -> bool:
@@ -62,8 +62,8 @@ def has_blocks(files: SegmentFiles, segment: int) -> bool:
 
 
 def _replay_segment(
-    state: State, reader: Reader, position: Position, until: int | None
-) -> Position:
+    state: State, reader: Reader, position: LogPosition, until: int | None
+) -> LogPosition:
     """Apply the whole blocks of a segment, at most up to the sequence `until`."""
     while until is None or position.sequence < until:
         try:
@@ -78,7 +78,7 @@ def _replay_segment(
         state.ledger.totals = block.totals
         header = block.header
         offset = position.offset + header.size
-        position = Position(position.segment, offset, header.sequence, header.lsn)
+        position = LogPosition(position.segment, offset, header.sequence, header.lsn)
     return position
 
 

@@ -3,7 +3,7 @@
 One reducer serves both directions: the writer applies each block as it writes it, recovery applies
 each block as it reads it. Invariants: a sample is in `kept` from its acceptance until it is
 dropped, or committed and not retained; `live` counts exactly the kept samples' payload bytes by
-segment; what has changed since the last checkpoint is in the `changed` sets, so a checkpoint costs
+segment; what has changed since the last snapshot is in the `changed` sets, so a snapshot costs
 what has changed and not what there is. A row that does not fit (an unknown ticket, say) raises
 ValueError before anything of it is applied.
 """
@@ -174,7 +174,7 @@ class State:
         live.samples += 1
         live.nbytes += kept.nbytes
 
-    def checkpointed(self) -> None:
+    def snapshot_taken(self) -> None:
         """The index has everything now."""
         self.stored_ids += len(self.given_ids)
         self.given_ids.clear()

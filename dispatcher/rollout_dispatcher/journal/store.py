@@ -1,8 +1,8 @@
 """The store: log and index as one thing, without a thread of its own.
 
 `write` appends one block and applies it to the state; `sync` makes the log durable; when a segment
-is full the next one begins and a checkpoint follows. Invariants: the index is never ahead of what
-is durable in the log; a segment is freed only after a checkpoint that needs neither its payloads
+is full the next one begins and a snapshot follows. Invariants: the index is never ahead of what
+is durable in the log; a segment is freed only after a snapshot that needs neither its payloads
 nor its blocks; `trouble` says what stands in the way of new samples while the log still goes on.
 
 Space: segments that hold a few long-lived samples each would add up, so while there is more than
@@ -23,7 +23,7 @@ from rollout_dispatcher.journal.files.blocks import draft, places
 from rollout_dispatcher.journal.files.directory import Directory
 from rollout_dispatcher.journal.files.newest import NewestSegment
 from rollout_dispatcher.journal.files.segments import Segment, SegmentFiles
-from rollout_dispatcher.journal.index.index import Index, Position
+from rollout_dispatcher.journal.index.index import Index, LogPosition
 from rollout_dispatcher.journal.records import MOVED, Row
 from rollout_dispatcher.journal.replay import has_blocks, read_payload, remembered, replay
 from rollout_dispatcher.journal.state import State
@@ -92,19 +92,19 @@ class Store:
             NewestSegment.create(directory)
         return NewestSegment(directory)
 
-    def _recover(self, directory: Path) -> Position:
+    def _recover(self, directory: Path) -> LogPosition:
         position, newest = self._begun_at, self._newest.number
         self.torn_tail = False
         if position is None:
             numbers = {*self._files.sizes, newest} - {0}
             if any(has_blocks(self._files, number) for number in sorted(numbers)):
                 raise JournalCorrupt(
-                    directory / "index", 0, "it has no checkpoint, but the segments have blocks"
+                    directory / "index", 0, "it has no snapshot, but the segments have blocks"
                 )
-            return Position(0, 0, 0, 0)
+            return LogPosition(0, 0, 0, 0)
         replayed = replay(self.state, self._files, position, newest)
         self.torn_tail = replayed.torn
-        # A killed process may have left to the system what the next checkpoint says is durable.
+        # A killed process may have left to the system what the next snapshot says is durable.
         self._files.sync(range(position.segment, replayed.end.segment + 1))
         self._files.check(self.state.live)
         return replayed.end
@@ -119,7 +119,7 @@ class Store:
             state, self._files, given_ids, totals, from_wall, payload_bytes=payload_bytes
         )
 
-    def _activate_after(self, end: Position) -> Segment:
+    def _activate_after(self, end: LogPosition) -> Segment:
         """A new segment, so that nothing torn can ever be taken for its successor.
 
         On a full disk the last one, with another salt: a restart must not use the spares up.
@@ -127,7 +127,7 @@ class Store:
         self.sequence, self.lsn = end.sequence, end.lsn
         if end.segment and not self._files.has_for_another():
             with suppress(JournalFull):
-                self._index.checkpoint(self.state, end)
+                self._index.take_snapshot(self.state, end)
                 return self._files.resume(end.segment, end.offset)
         newest = max([*self._files.sizes, end.segment, self._newest.number])
         return self._begin(newest + 1, 0)
@@ -167,7 +167,7 @@ class Store:
 
     @property
     def can_free(self) -> bool:
-        """Whether a checkpoint would make room on a disk that is full."""
+        """Whether a snapshot would make room on a disk that is full."""
         if self._spare_trouble is None or self._index_trouble is not None:
             return False
         live, active = self.state.live, self._active.number
@@ -259,10 +259,10 @@ class Store:
         self.on_sync(perf_counter() - begun)
 
     def close(self) -> None:
-        """Sync, leave a checkpoint if there is room for one, and let go."""
+        """Sync, leave a snapshot if there is room for one, and let go."""
         with self._release:
             if self._unwritten is None:
-                self._checkpoint()
+                self._take_snapshot()
 
     def abandon(self) -> None:
         """Let go without writing anything more."""
@@ -271,8 +271,8 @@ class Store:
     # -- space ------------------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Checkpoint, free what nobody needs, have spares; what cannot be done is `trouble`."""
-        self._checkpoint()
+        """Take a snapshot, free what nobody needs, have spares; what fails is `trouble`."""
+        self._take_snapshot()
         self._ensure_spares()
 
     def moves(self) -> tuple[list[Row], list[memoryview]] | None:
@@ -290,19 +290,19 @@ class Store:
 
     def _roll(self, room: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""
-        self._checkpoint()
+        self._take_snapshot()
         following = self._begin(self._active.number + 1, room)
         self._active.close()
         self._active = following
         self._ensure_spares()
 
-    def _checkpoint(self) -> None:
+    def _take_snapshot(self) -> None:
         if self._active.dirty:
             self.sync()
         active = self._active
-        position = Position(active.number, active.end, self.sequence, self.lsn)
+        position = LogPosition(active.number, active.end, self.sequence, self.lsn)
         try:
-            self._index.checkpoint(self.state, position)
+            self._index.take_snapshot(self.state, position)
         except JournalFull as error:
             self._index_trouble = error
             return

@@ -61,7 +61,7 @@ class HelloProducer(_Hello):
     type_code = 1
 
 
-class Position(Message):
+class CheckpointPosition(Message):
     """Where a checkpoint was taken: after `step` of this run."""
 
     type_code = 0
@@ -95,7 +95,7 @@ class HelloRank(_Hello):
     )
     policy_version: Version | None = None
     policy_step: Count | None = None
-    resume: Position | None = None
+    resume: CheckpointPosition | None = None
     saved: Watermark = -1
 
 

@@ -11,7 +11,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Effect, FailRanks, PushAnswered
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import ConnectionLimit, DispatcherError, FrameTooSlow, Stopping
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
@@ -66,7 +66,7 @@ class Router:
         self._next_word = clock()
         self._completion = Completion(core, self._connections, config.drain_timeout)
 
-    # -- peers report (peer.Listener) -------------------------------------------------------
+    # -- peers report (peer.PeerListener) -------------------------------------------------------
 
     def admits(self) -> DispatcherError | None:
         """Refuse connections beyond the limit."""
@@ -333,5 +333,5 @@ class Router:
         self._effect_runner.close()
 
 
-def _position(resume: m.Position | None) -> Position | None:
-    return None if resume is None else Position(resume.run_id, resume.step)
+def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:
+    return None if resume is None else CheckpointPosition(resume.run_id, resume.step)

@@ -8,10 +8,10 @@ passed over (where it ever was), and what was dropped and why. Warm-up steps hav
 import json
 from typing import TextIO
 
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 
 
-def write_step(file: TextIO, setting: Setting, step: Step) -> None:
+def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
     """Append one line."""
     ids = [entry.sample.sample_id for entry in step.entries]
     skips = zip(step.plan.chosen.tolist(), step.skips.tolist(), strict=True)

@@ -16,7 +16,7 @@ from rollout_dispatcher.simulate.epochs import Epochs, doomed
 from rollout_dispatcher.simulate.plans_file import write_step
 from rollout_dispatcher.simulate.replay.steady import longest_kept, run_steady, warm_up_steps
 from rollout_dispatcher.simulate.replay.timed import Clockwork, check_arrivals, run_timed
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.report.figures import Figures
 from rollout_dispatcher.simulate.result import Run
 from rollout_dispatcher.simulate.trace import Trace
@@ -110,7 +110,7 @@ def _run(
     steps = DEFAULT_STEPS if scenario.steps is None and not timed else scenario.steps
     in_all = None if steps is None else warm_up + steps
 
-    def on_step(step: Step) -> None:
+    def on_step(step: VirtualStep) -> None:
         numbered = replace(step, number=step.number - warm_up)
         figures.add(numbered)
         if books is not None:

@@ -56,9 +56,9 @@ def test_who_is_gone_is_not_waited_for(for_good: bool) -> None:
     if not for_good:
         assert bench.core.stream_waits() == ["q"]
         bench.pass_time(9.9)
-        assert bench.core.statistics().phase == "running"
+        assert bench.core.statistics().run_state == "running"
         bench.pass_time(0.2)
-    assert bench.core.statistics().phase == "ended"
+    assert bench.core.statistics().run_state == "ended"
 
 
 def test_a_worker_with_nothing_to_do_does_not_end_what_others_have_not_begun() -> None:
@@ -66,10 +66,10 @@ def test_a_worker_with_nothing_to_do_does_not_end_what_others_have_not_begun() -
     for producer in "pq":
         bench.core.producer_connected(producer)
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    assert bench.core.statistics().phase == "running"
+    assert bench.core.statistics().run_state == "running"
     assert push(bench, "q", "q0") == (A,)
     bench.perform(bench.core.end_stream(bench.now, "q"))
-    assert bench.core.statistics().phase == "ended"
+    assert bench.core.statistics().run_state == "ended"
 
 
 def test_nor_does_a_restart_end_it() -> None:
@@ -81,10 +81,10 @@ def test_nor_does_a_restart_end_it() -> None:
     bench.core = Dispatch(bench.core.config)
     bench.core.restore(memory.remembered(), bench.now)
     bench.perform(bench.core.tick(bench.now))
-    assert bench.core.statistics().phase == "running"
+    assert bench.core.statistics().run_state == "running"
     assert push(bench, "q", "q0") == (A,)
     bench.perform(bench.core.end_stream(bench.now, "q"))
-    assert bench.core.statistics().phase == "ended"
+    assert bench.core.statistics().run_state == "ended"
 
 
 def test_one_producers_end_is_not_the_others() -> None:
@@ -109,7 +109,7 @@ def test_a_controller_may_end_everything_and_what_waits_comes_in_first() -> None
     assert push(bench, "q", "q0") is None
     bench.perform(bench.core.end_stream(bench.now, force=True))
     assert push(bench, "r", "late") == (R,)
-    assert bench.core.statistics().phase == "running"  # what was held back is still to come in
+    assert bench.core.statistics().run_state == "running"  # what was held back is still to come in
     bench.join()
     bench.train(0)
     bench.train(1)
@@ -123,7 +123,7 @@ def test_a_forced_phase_does_not_end_the_stream_that_a_producer_has_ended() -> N
     push(bench, "q", "q0")
     bench.perform(bench.core.end_stream(bench.now, "p"))
     bench.perform(bench.core.end_phase(2, bench.now, force=True))
-    assert bench.core.statistics().phase == "running"
+    assert bench.core.statistics().run_state == "running"
     assert push(bench, "q", "late") == (R,)
     assert push(bench, "q", "new", version=2) == (A,)
 
@@ -153,12 +153,12 @@ def test_what_producers_have_said_outlives_the_dispatcher(says_so: bool) -> None
     for producer in "pq":
         bench.core.producer_connected(producer)
     assert push(bench, "p", "late") == (R,)
-    assert bench.core.statistics().phase == "running"
+    assert bench.core.statistics().run_state == "running"
     if says_so:
         bench.perform(bench.core.end_stream(bench.now, "q"))
     else:
         bench.perform(bench.core.producer_lost("q", bench.now, for_good=True))
-    assert bench.core.statistics().phase == "ended"
+    assert bench.core.statistics().run_state == "ended"
 
 
 # -- versions ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, ProtocolError
 from tests.core.steps.test_checkpoints import Run
 from tests.support.frozen import frozen
@@ -90,7 +90,7 @@ SCENES: dict[str, Callable[[], Dispatch]] = {
 }  # fmt: skip
 
 numbers = st.one_of(st.integers(-1, 8), st.just(NONSENSE))
-positions = st.builds(Position, st.sampled_from(["run", "other"]), numbers)
+positions = st.builds(CheckpointPosition, st.sampled_from(["run", "other"]), numbers)
 hellos = st.builds(
     RankHello,
     client_id=st.sampled_from(["0.1", "1.1", "0.2", "1.2", "somebody"]),
@@ -172,7 +172,7 @@ def test_a_rank_that_loads_another_run_s_checkpoint_of_the_same_step_is_refused(
     core = going_back()
     before = frozen(core)
     with pytest.raises(CheckpointRefused, match="is of run other"):
-        core.join(RankHello("1.2", 1, 2, 2, resume=Position("other", 2)), 0.0)
+        core.join(RankHello("1.2", 1, 2, 2, resume=CheckpointPosition("other", 2)), 0.0)
     assert_same(core, before)
 
 

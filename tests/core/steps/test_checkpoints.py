@@ -6,7 +6,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Effect, EndRanks, FailRanks, Redelivered, Rewound
 from rollout_dispatcher.core.facts import CheckpointSaved, Remembered, Resumed, RunBegan
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
 from tests.support.cores import Bench
 from tests.support.memory import Memory
@@ -45,7 +45,7 @@ class Run(Bench):
         effects: list[Effect] = []
         for rank in ranks or (0, 1):
             generation = self.core.ledger.generation.number
-            effects += self.say(rank, generation, resume=Position(run_id, step))
+            effects += self.say(rank, generation, resume=CheckpointPosition(run_id, step))
         return effects
 
     def run_to(self, last: int) -> list[str]:
@@ -174,7 +174,7 @@ def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
     run.restart()
     for rank in (0, 1):
         run.say(
-            rank, run.core.ledger.generation.number, resume=Position("run", 1),
+            rank, run.core.ledger.generation.number, resume=CheckpointPosition("run", 1),
             taken=2, committed=2, received=received,
         )  # fmt: skip
     assert run.core.run_id == "run"
@@ -235,7 +235,7 @@ def test_a_rank_that_has_begun_cannot_load_a_checkpoint() -> None:
 def test_a_checkpoint_is_loaded_in_a_generation() -> None:
     run = Run()
     with pytest.raises(RankRefused, match="ask for one first"):
-        run.say(0, None, resume=Position("run", 0))
+        run.say(0, None, resume=CheckpointPosition("run", 0))
 
 
 def test_a_checkpoint_of_a_step_that_was_never_planned_is_an_error() -> None:
@@ -258,11 +258,11 @@ def test_the_end_is_told_only_when_what_comes_again_was_given() -> None:
     run = Run(steps=3)
     run.perform(run.core.end_stream(run.now, force=True))
     run.run_to(2)
-    assert run.core.statistics().phase == "drained"
+    assert run.core.statistics().run_state == "drained"
     run.begin()
     start = len(run.log)
     run.load(-1)
-    assert run.core.statistics().phase == "ended"
+    assert run.core.statistics().run_state == "ended"
     assert not any(isinstance(effect, EndRanks) for effect in run.log[start:])
     run.run_to(2)
     assert run.core.drained
@@ -294,7 +294,7 @@ def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
     run = Run()
     run.run_to(1)
     run.begin()
-    hello = RankHello("0.2", 0, 2, 2, resume=Position("run", 0))
+    hello = RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 0))
     run.core.join(hello, run.now)
     assert run.core.take_facts() == [Resumed(0)]
 

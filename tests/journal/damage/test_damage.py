@@ -211,7 +211,7 @@ def test_a_foreign_segment_is_an_error(tmp_path: Path) -> None:
 
 def test_a_missing_index_is_an_error(tmp_path: Path) -> None:
     (closed(tmp_path / "j") / "index").unlink()
-    with pytest.raises(JournalCorrupt, match="it has no checkpoint"):
+    with pytest.raises(JournalCorrupt, match="it has no snapshot"):
         recovered(tmp_path / "j")
 
 

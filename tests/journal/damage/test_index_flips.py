@@ -74,7 +74,7 @@ def test_what_a_meta_page_says_is_checked(
         check_index(path, NAMES)
 
 
-def test_an_index_whose_newest_checkpoint_does_not_count_goes_on_from_the_one_before(
+def test_an_index_whose_newest_snapshot_does_not_count_goes_on_from_the_one_before(
     victim: Victim, tmp_path: Path
 ) -> None:
     """The transaction's number is the one thing there that nothing else confirms."""

@@ -48,7 +48,7 @@ class Trainer:
 
     def load(self, step: int) -> None:
         for rank in self.ranks:
-            rank.resume(m.Position(run_id=rank.run_id, step=step))
+            rank.resume(m.CheckpointPosition(run_id=rank.run_id, step=step))
 
     def train(self, count: int) -> list[tuple[int, str, dict[str, list[int]]]]:
         """Number, digest and samples of the next steps, over both ranks."""
@@ -115,7 +115,7 @@ def test_what_a_checkpoint_may_not_be_is_a_clear_error(tmp_path: Path) -> None:
         trainer.train(1)
         leader = trainer.ranks[0]
         with pytest.raises(StepContractError, match="load it before"):
-            leader.resume(m.Position(run_id=leader.run_id, step=0))
+            leader.resume(m.CheckpointPosition(run_id=leader.run_id, step=0))
         leader.checkpoint_saved(0)
         server.await_status(steps_retained=0, steps_committed=1)
         trainer.vanish()
@@ -128,7 +128,7 @@ def test_what_a_checkpoint_may_not_be_is_a_clear_error(tmp_path: Path) -> None:
                 RankClient(server.endpoint, dp_rank=0, dp_size=RANKS) as rank,
                 pytest.raises(CheckpointRefused, match=why),
             ):
-                rank.resume(m.Position(run_id=run_id, step=step))
+                rank.resume(m.CheckpointPosition(run_id=run_id, step=step))
 
 
 def test_ranks_that_load_different_checkpoints_all_hear_of_it(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_ranks_that_load_different_checkpoints_all_hear_of_it(tmp_path: Path) ->
         server.await_status(steps_committed=1)
         trainer.vanish()
         trainer = Trainer(server)
-        trainer.ranks[0].resume(m.Position(run_id=trainer.ranks[0].run_id, step=-1))
+        trainer.ranks[0].resume(m.CheckpointPosition(run_id=trainer.ranks[0].run_id, step=-1))
 
         def go_on(rank: RankClient) -> DispatcherError | None:
             try:

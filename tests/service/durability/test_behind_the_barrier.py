@@ -148,7 +148,7 @@ async def test_what_was_about_to_be_handed_out_is_not_for_a_rank_that_says_hello
     await asyncio.sleep(0)  # the step is planned in the next turn
     await log.durable(len(log.batches))
     assert rank.heard() == ["WelcomeRank", "Step"]  # so large a step is handed out a turn later
-    position = m.Position(run_id="run", step=-1)
+    position = m.CheckpointPosition(run_id="run", step=-1)
     rank.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, resume=position))
     await log.durable(len(log.batches))
     assert await rank.hears(2 + parts) == ["WelcomeRank", "Step"] + ["MicroBatch"] * parts

@@ -52,7 +52,7 @@ def test_ranks_that_are_absent_are_named_and_do_not_make_it_unready(serve: Serve
 def test_the_status_shows_balanced_books_and_the_config(shared: ServeProcess) -> None:
     status = shared.status()
     assert status["balanced"] is True
-    assert status["phase"] == "running"
+    assert status["run_state"] == "running"
     assert status["config"]["micro_batch_tokens"] == 64
 
 

@@ -344,9 +344,9 @@ class Model(RuleBasedStateMachine):
     @rule()
     def answer(self) -> None:
         for settled in self.core.handle(self.outbound.popleft(), self.now):
-            assert settled.ticket not in self.settled
+            assert settled.handle not in self.settled
             assert set(settled.outcomes) == {Outcome.ACCEPTED}
-            self.settled.add(settled.ticket)
+            self.settled.add(settled.handle)
         self.pump()
 
     @rule(seconds=st.floats(0, 3))

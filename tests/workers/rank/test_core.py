@@ -143,7 +143,7 @@ def test_a_version_reported_before_the_first_step_counts_from_where_training_goe
     core = RankCore("me", 0, 2, None, prefetch=1)
     hear(core, welcome(committed=41))
     assert first_step_of(core, 3) == 42
-    core.resume(m.Position(run_id="run", step=20))
+    core.resume(m.CheckpointPosition(run_id="run", step=20))
     assert (core.hello().policy_version, core.hello().policy_step) == (3, 21)
 
 

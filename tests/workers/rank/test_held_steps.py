@@ -6,7 +6,7 @@ from rollout_dispatcher.errors import ProtocolError, StepContractError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_workers.rank.held_steps import HeldSteps, StepState
+from rollout_workers.rank.held_steps import HeldState, HeldSteps
 from tests.workers.peers import micro_batch, sample, step
 
 
@@ -30,7 +30,7 @@ def deliver(steps: HeldSteps, number: int, index: int, missing: int = 0) -> None
 def take(steps: HeldSteps) -> int:
     held = steps.following()
     assert held is not None
-    held.state = StepState.TAKEN
+    held.state = HeldState.TAKEN
     return held.header.step
 
 
@@ -83,10 +83,10 @@ def test_a_payload_that_its_header_does_not_describe_is_an_error() -> None:
 def test_a_release_changes_a_step_once() -> None:
     steps = holding(0)
     steps.release(0)
-    assert steps.find(0).state is StepState.RELEASED
+    assert steps.find(0).state is HeldState.RELEASED
     take(steps)
     steps.release(0)
-    assert steps.find(0).state is StepState.TAKEN
+    assert steps.find(0).state is HeldState.TAKEN
     with pytest.raises(ProtocolError, match="release of step 1, which was not announced"):
         steps.release(1)
 

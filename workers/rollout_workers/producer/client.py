@@ -73,35 +73,35 @@ class ProducerClient:
         whether the samples were withdrawn.
         """
         self._check()
-        tickets: list[int] = []
+        handles: list[int] = []
         try:
             for batch in batches(samples, self._core.max_payload_bytes):
-                tickets.append(self._core.submit(batch))
-                self._expect(tickets[-1])
+                handles.append(self._core.submit(batch))
+                self._expect(handles[-1])
             self._pump()
             async with asyncio.timeout(timeout):
-                settled = [await self._waiting[ticket] for ticket in tickets]
+                settled = [await self._waiting[handle] for handle in handles]
         except TimeoutError:
-            raise self._give_up(tickets, timeout) from None
+            raise self._give_up(handles, timeout) from None
         except BaseException:
-            self._give_up(tickets, timeout)
+            self._give_up(handles, timeout)
             raise
         finally:
-            for ticket in tickets:
-                self._waiting.pop(ticket, None)
+            for handle in handles:
+                self._waiting.pop(handle, None)
         return [outcome for item in settled for outcome in item.outcomes]
 
     async def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> None:
         """Send a control message behind the pushes it is about; returns when it was handled."""
         self._check()
-        ticket = self._core.control(message)
-        future = self._expect(ticket)
+        handle = self._core.control(message)
+        future = self._expect(handle)
         self._pump()
         try:
             await future
         finally:
-            self._waiting.pop(ticket, None)
-            self._core.forget(ticket)
+            self._waiting.pop(handle, None)
+            self._core.forget(handle)
 
     async def close(self) -> None:
         """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
@@ -121,18 +121,18 @@ class ProducerClient:
             self._fail(closed)
         await asyncio.wait([task])
 
-    def _give_up(self, tickets: Sequence[int], timeout: float | None) -> Exception:
+    def _give_up(self, handles: Sequence[int], timeout: float | None) -> Exception:
         """Withdraw what is not answered, let go of the caller's arrays; the error to tell him."""
-        waiting = [(ticket, self._waiting[ticket]) for ticket in tickets]
+        waiting = [(handle, self._waiting[handle]) for handle in handles]
         # Cancelling a wait cancels the future that it is for.
-        left = [ticket for ticket, future in waiting if future.cancelled() or not future.done()]
+        left = [handle for handle, future in waiting if future.cancelled() or not future.done()]
         now = asyncio.get_running_loop().time()
-        given_up = [self._core.abandon(ticket, now) for ticket in left]
+        given_up = [self._core.abandon(handle, now) for handle in left]
         if given_up and self._link is not None:
             self._link.copy_unsent()
             self._link.pump()  # what it has to say of groups that lack members has its time
         caps = [blocked for _, blocked in given_up if blocked is not None]
-        if len(left) == len(tickets) and all(withdrawn for withdrawn, _ in given_up):
+        if len(left) == len(handles) and all(withdrawn for withdrawn, _ in given_up):
             fate = (
                 "the push was withdrawn: nothing of it was or will be accepted. A group that lacks "
                 f"it is given up unless it is pushed again within {GRACE_S:.0f} s"
@@ -149,9 +149,9 @@ class ProducerClient:
         error.add_note(fate)
         return error
 
-    def _expect(self, ticket: int) -> asyncio.Future[Settled]:
+    def _expect(self, handle: int) -> asyncio.Future[Settled]:
         future = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = future
+        self._waiting[handle] = future
         return future
 
     def _check(self) -> None:
@@ -166,7 +166,7 @@ class ProducerClient:
             self._link.pump()
 
     def _settle(self, settled: Settled) -> None:
-        future = self._waiting.get(settled.ticket)
+        future = self._waiting.get(settled.handle)
         if future is not None and not future.done():
             future.set_result(settled)
 

@@ -47,10 +47,10 @@ class Outcome(StrEnum):
 class Settled:
     """A push is answered (an Outcome or the refusal of each sample), or a control confirmed.
 
-    ticket: a push's is its first sequence number, a control's is negative.
+    handle: a push's is its first sequence number, a control's is negative.
     """
 
-    ticket: int
+    handle: int
     outcomes: tuple[Outcome | SampleRefused, ...] = ()
 
 
@@ -127,7 +127,7 @@ class ProducerCore:
     # -- what the user wants
 
     def submit(self, samples: Sequence[EncodedSample]) -> int:
-        """Take samples of the same `traits`; return a ticket.
+        """Take samples of the same `traits`; return a handle.
 
         Raises SampleRefused for what no dispatcher would take; nothing changes then.
         """
@@ -146,20 +146,20 @@ class ProducerCore:
         return first
 
     def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> int:
-        """Queue a control message behind the pushes it is about; return its ticket."""
+        """Queue a control message behind the pushes it is about; return its handle."""
         after = {
             first
             for first, push in self._pushes.items()
             if not isinstance(message, m.CloseGroup)
             or message.group_id in (push.message.group_ids or ())
         }
-        ticket = next(self._control_ids)
+        handle = next(self._control_ids)
         if isinstance(message, m.CloseGroup):
-            message = message.model_copy(update={"number": -ticket})
-        self._controls[ticket] = _Control(message, frozenset(after))
-        return ticket
+            message = message.model_copy(update={"number": -handle})
+        self._controls[handle] = _Control(message, frozenset(after))
+        return handle
 
-    def abandon(self, ticket: int, now: float) -> tuple[bool, m.Blocked | None]:
+    def abandon(self, handle: int, now: float) -> tuple[bool, m.Blocked | None]:
         """Nobody waits for this push any more.
 
         It is withdrawn if the dispatcher does not hold it; otherwise it stays until answered, as a
@@ -167,18 +167,18 @@ class ProducerCore:
         Returns whether nothing of it was or will be accepted, and the cap that held it back, if
         the dispatcher named one.
         """
-        push = self._pushes[ticket]
+        push = self._pushes[handle]
         blocked = push.blocked or self._blocked()
         if push.sent or push.uncertain:
             push.payload = [b"".join(push.payload)]
             return False, blocked
-        del self._pushes[ticket]
+        del self._pushes[handle]
         self._give_up_members(push, now)
         return not any(push.outcomes), blocked
 
-    def forget(self, ticket: int) -> None:
+    def forget(self, handle: int) -> None:
         """Nobody waits for this control any more; it is not sent unless it already was."""
-        self._controls.pop(ticket, None)
+        self._controls.pop(handle, None)
 
     # -- what the connection reports
 
@@ -371,7 +371,7 @@ class ProducerCore:
         number, self._pongs = self._pongs, self._pongs + 1
         if number >= self._pings:
             raise ProtocolError("a Pong without a Ping")
-        done = [ticket for ticket, item in self._controls.items() if item.ping == number]
-        for ticket in done:
-            del self._controls[ticket]
-        return [Settled(ticket) for ticket in done]
+        done = [handle for handle, item in self._controls.items() if item.ping == number]
+        for handle in done:
+            del self._controls[handle]
+        return [Settled(handle) for handle in done]

@@ -203,7 +203,7 @@ class RankClient:
         with self._changed:
             return self._core.position
 
-    def resume(self, position: m.Position) -> None:
+    def resume(self, position: m.CheckpointPosition) -> None:
         """The trainer has loaded a checkpoint: go on after it, as every rank has to say.
 
         Returns once the dispatcher has agreed; `self.position` is later than asked for if steps

@@ -11,7 +11,7 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.liveness import refusal
-from rollout_workers.rank.held_steps import HeldStep, HeldSteps, StepState
+from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
 
 
 class RankCore:
@@ -29,7 +29,7 @@ class RankCore:
         self.hungry = self._begun = False
         self.end_reason: str | None = None
         self._version: m.PolicyVersion | None = None
-        self._resume: m.Position | None = None
+        self._resume: m.CheckpointPosition | None = None
         self._saved = -1
         self._begun_after = -1
         self._steps = HeldSteps()
@@ -126,7 +126,7 @@ class RankCore:
         """Whether there is nothing that the dispatcher must not miss."""
         return self.committed < 0 and self._saved < 0
 
-    def resume(self, position: m.Position) -> None:
+    def resume(self, position: m.CheckpointPosition) -> None:
         """The trainer has loaded a checkpoint: say hello again, and forget what was sent so far.
 
         Raises StepContractError once the training loop has begun, or has loaded another one.
@@ -175,7 +175,7 @@ class RankCore:
             return None
         self._check_open_steps()
         held = self._steps.following()
-        return held if held is not None and held.state is StepState.RELEASED else None
+        return held if held is not None and held.state is HeldState.RELEASED else None
 
     def _check_open_steps(self) -> None:
         open_steps = self._steps.taken
@@ -196,7 +196,7 @@ class RankCore:
 
     def take(self, held: HeldStep) -> None:
         """The training loop begins a step that was `ready`."""
-        held.state = StepState.TAKEN
+        held.state = HeldState.TAKEN
         self.taken, self.hungry = held.header.step, False
         self._begun = True
         self._say(m.Demand(taken=self.taken, hungry=False))

@@ -19,7 +19,7 @@ from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.rank.payload import Block, cut
 
 
-class StepState(StrEnum):
+class HeldState(StrEnum):
     """Where a held step stands."""
 
     PREPARED = "prepared"
@@ -29,9 +29,9 @@ class StepState(StrEnum):
 
 #: What a Release makes of a step; one that is repeated after a reconnect changes nothing.
 ON_RELEASE = {
-    StepState.PREPARED: StepState.RELEASED,
-    StepState.RELEASED: StepState.RELEASED,
-    StepState.TAKEN: StepState.TAKEN,
+    HeldState.PREPARED: HeldState.RELEASED,
+    HeldState.RELEASED: HeldState.RELEASED,
+    HeldState.TAKEN: HeldState.TAKEN,
 }
 
 
@@ -59,7 +59,7 @@ class HeldStep:
     """
 
     header: m.Step
-    state: StepState = StepState.PREPARED
+    state: HeldState = HeldState.PREPARED
     micro_batches: list[Received] = field(default_factory=list)
     begun: bool = False
 
@@ -135,7 +135,7 @@ class HeldSteps:
     @property
     def taken(self) -> list[int]:
         """The steps that the training loop has begun and not committed."""
-        return [n for n, held in self._steps.items() if held.state is StepState.TAKEN]
+        return [n for n, held in self._steps.items() if held.state is HeldState.TAKEN]
 
     def unbegun(self) -> int | None:
         """The first of the taken steps of which, and after which, nothing was trained yet."""
@@ -149,7 +149,7 @@ class HeldSteps:
     def following(self) -> HeldStep | None:
         """The first step that is not taken."""
         steps = self._steps.values()
-        return next((held for held in steps if held.state is not StepState.TAKEN), None)
+        return next((held for held in steps if held.state is not HeldState.TAKEN), None)
 
     def find(self, step: int) -> HeldStep:
         """A taken step; raises StepContractError when it was committed."""

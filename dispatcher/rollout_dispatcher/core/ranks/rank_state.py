@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
 
-from rollout_dispatcher.core.steps.retained import Position
+from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import ProtocolError
 
 
@@ -32,7 +32,7 @@ class RankHello:
     committed: int = -1
     hungry: bool = False
     received: dict[int, int] = field(default_factory=dict)
-    resume: Position | None = None
+    resume: CheckpointPosition | None = None
     saved: int = -1
 
     @property

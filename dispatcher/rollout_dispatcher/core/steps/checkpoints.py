@@ -16,7 +16,7 @@ from rollout_dispatcher.core.facts import (
     Resumed,
 )
 from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.core.steps.retained import Position, RetainedSteps
+from rollout_dispatcher.core.steps.retained import CheckpointPosition, RetainedSteps
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.errors import ProtocolError
@@ -67,7 +67,7 @@ class Checkpoints:
         if self.retained.release(through):
             self._note(CheckpointSaved(through))
 
-    def check_position(self, position: Position, run_id: str) -> None:
+    def check_position(self, position: CheckpointPosition, run_id: str) -> None:
         """Raise CheckpointRefused for a position that this generation cannot go on from.
 
         Once it has, only the run is asked for: the steps that were retained then may be gone.
@@ -79,7 +79,7 @@ class Checkpoints:
             self.retained.check_run(position, run_id, steps.committed)
 
     def resume(
-        self, position: Position, run_id: str, now: float
+        self, position: CheckpointPosition, run_id: str, now: float
     ) -> tuple[list[StepCommitted], Rewound]:
         """Go to where a checkpoint was taken; returns the steps that are committed with that.
 

@@ -15,7 +15,7 @@ from rollout_dispatcher.errors import CheckpointRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class CheckpointPosition:
     """Where a checkpoint was taken: after `step` (-1: before the first) of this run."""
 
     run_id: str
@@ -68,7 +68,9 @@ class RetainedSteps:
         """The oldest step that the run can go back to, if `committed` is the last one committed."""
         return min(self._steps, default=committed + 1) - 1
 
-    def check(self, position: Position, run_id: str, committed: int, planned: int) -> None:
+    def check(
+        self, position: CheckpointPosition, run_id: str, committed: int, planned: int
+    ) -> None:
         """Raise CheckpointRefused for a position that this run cannot go on from.
 
         committed, planned: the last step that is, -1 for none.
@@ -88,7 +90,7 @@ class RetainedSteps:
                 f"oldest that run {run_id} can go back to is one after step {oldest}"
             )
 
-    def check_run(self, position: Position, run_id: str, committed: int) -> None:
+    def check_run(self, position: CheckpointPosition, run_id: str, committed: int) -> None:
         """Raise CheckpointRefused for a position of another run."""
         if position.run_id != run_id:
             raise CheckpointRefused(

@@ -1,8 +1,8 @@
-"""The index: the state as of the last checkpoint, in LMDB.
+"""The index: the state as of the last snapshot, in LMDB.
 
 Invariants: LMDB opens the file only once `lmdb_check` has found its pages sound, and each value has
 a checksum that covers its key and tree, so damage is an error and never the end of the process; one
-write transaction is one checkpoint, committed with all of LMDB's syncs; the map has its full size,
+write transaction is one snapshot, committed with all of LMDB's syncs; the map has its full size,
 and its file that much disk, from opening on, so it is never grown under a view and never lacks
 disk; values are copied out (`buffers=False`), so no view outlives its transaction. Only the
 journal's one thread uses it, under the journal's own lock.
@@ -37,7 +37,7 @@ _POSITION, _LEDGER, _COUNTS = b"position", b"ledger", b"counts"
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LogPosition:
     """A place in the log: everything before it is in the index."""
 
     segment: int
@@ -105,9 +105,9 @@ class Index:
         except lmdb.Error as error:
             raise JournalError(f"the index {self._path} cannot be used: {error}") from error
 
-    # -- checkpoint -------------------------------------------------------------------------
+    # -- snapshot -------------------------------------------------------------------------
 
-    def checkpoint(self, state: State, position: Position) -> None:
+    def take_snapshot(self, state: State, position: LogPosition) -> None:
         """Make the state durable as that of `position`. After a failure nothing has changed."""
         ledger = asdict(state.ledger) | {"phases": state.phases()}
         with self._errors(), self._env.begin(write=True) as write:
@@ -120,7 +120,7 @@ class Index:
             self._put_producers(write, state)
             self._put_ids(write, state)
         state.ledger.phases = ledger["phases"]
-        state.checkpointed()
+        state.snapshot_taken()
 
     def _put_schemas(self, write: "_Transaction", state: State) -> None:
         for number in state.changed.schemas:
@@ -171,8 +171,8 @@ class Index:
 
     # -- load -------------------------------------------------------------------------------
 
-    def load(self, state: State) -> Position | None:
-        """Fill an empty state; None if there was no checkpoint yet."""
+    def load(self, state: State) -> LogPosition | None:
+        """Fill an empty state; None if there was no snapshot yet."""
         with self._errors(), self._makes_sense(), self._env.begin() as read:
             if read.get(_POSITION, db=self._values.db) is None:
                 return None
@@ -180,7 +180,7 @@ class Index:
             self._load_ids(read, state)
             if self._values.get(read, _COUNTS) != _counts(state):
                 raise ValueError("entries are missing")
-            return Position(**self._values.get(read, _POSITION))
+            return LogPosition(**self._values.get(read, _POSITION))
 
     def given_ids(self, first: int) -> list[str]:
         """The remembered ids from that number on, oldest first."""

@@ -54,7 +54,7 @@ class PeerLimits:
     write_timeout: float
 
 
-class Listener(Protocol):
+class PeerListener(Protocol):
     """What a peer reports to; `receiving` has room for the frames of all peers."""
 
     receiving: Receiving
@@ -78,7 +78,9 @@ class Listener(Protocol):
 class Peer(StreamProtocol):
     """The dispatcher's end of one connection."""
 
-    def __init__(self, listener: Listener, limits: PeerLimits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, listener: PeerListener, limits: PeerLimits, clock: Callable[[], float]
+    ) -> None:
         self._listener = listener
         self._limits = limits
         self._clock = clock

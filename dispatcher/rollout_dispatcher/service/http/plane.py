@@ -70,9 +70,9 @@ class HttpPlane:
 
     async def readyz(self, _: web.Request) -> web.Response:
         """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
-        phase, failure = self._router.core.statistics().phase, self._router.barrier.failure
-        ready = phase == "running" and failure is None
-        lines = [f"{'ok' if ready else 'not ready'}: {failure or phase}"]
+        state, failure = self._router.core.statistics().run_state, self._router.barrier.failure
+        ready = state == "running" and failure is None
+        lines = [f"{'ok' if ready else 'not ready'}: {failure or state}"]
         lines.append(
             f"the next step waits for: {self._router.core.waits_for(self._router.clock())}"
         )

@@ -108,7 +108,7 @@ class CoreCollector:
         now = self._clock()
         age = 0.0 if at.oldest_arrival is None else now - at.oldest_arrival
         for name, text, value in (
-            ("ready", "1 while samples are accepted.", at.phase == "running"),
+            ("ready", "1 while samples are accepted.", at.run_state == "running"),
             ("buffer_samples", "Samples held.", at.buffered),
             ("buffer_tokens", "Tokens held.", at.buffered_tokens),
             ("buffer_bytes", "Payload bytes held in memory.", at.buffered_bytes),

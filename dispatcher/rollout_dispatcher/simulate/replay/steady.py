@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from rollout_dispatcher.core.effects import DropReason
 from rollout_dispatcher.plan import Oversize, PlanConfig
 from rollout_dispatcher.simulate.epochs import Unit
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step, VirtualDispatch
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualDispatch, VirtualStep
 
 #: Nobody waits out bounds on skips that are larger than this.
 MOST_WARM_UP_STEPS = 200
@@ -34,7 +34,7 @@ def run_steady(
     setting: Setting,
     arrivals: Iterable[Unit],
     steps: int,
-    on_step: Callable[[Step], None],
+    on_step: Callable[[VirtualStep], None],
     seats: int = 1,
 ) -> None:
     """Plan the warm-up and `steps` steps more; `on_step` is told of every one, from 0 on."""

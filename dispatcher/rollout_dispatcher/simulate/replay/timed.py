@@ -18,7 +18,7 @@ from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.simulate.epochs import Epochs, doomed
 from rollout_dispatcher.simulate.replay.steady import longest_kept
 from rollout_dispatcher.simulate.replay.trainer import Trainer, seconds_per_cost
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step, VirtualDispatch
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualDispatch, VirtualStep
 from rollout_dispatcher.simulate.trace import Trace
 
 #: A timer never rings early; at its exact time rounding could leave it due for ever.
@@ -124,12 +124,12 @@ def run_timed(
     trace: Trace,
     load: float,
     steps: int | None,
-    on_step: Callable[[Step], None],
+    on_step: Callable[[VirtualStep], None],
 ) -> Clockwork:
     """Run through the trace once, or until `steps` steps are trained."""
     waits: list[float] = []
 
-    def planned(step: Step) -> None:
+    def planned(step: VirtualStep) -> None:
         trainer.expect(step)
         if steps is not None and step.number >= steps:
             return  # prefetched beyond the last that counts

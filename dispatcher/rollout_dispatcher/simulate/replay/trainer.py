@@ -10,7 +10,7 @@ import numpy as np
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Plan, Sync
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step, VirtualDispatch
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualDispatch, VirtualStep
 from rollout_dispatcher.simulate.trace import Trace
 
 
@@ -48,7 +48,7 @@ class Trainer:
         self.of_data = self.of_stragglers = self.finished = 0.0
         self.trained = 0
 
-    def expect(self, step: Step) -> None:
+    def expect(self, step: VirtualStep) -> None:
         """A step was planned: know how long it will take, and how much of that is waiting."""
         mean = float(step.plan.cost.sum()) / step.plan.cost.shape[0]
         took = step_cost(step.plan)

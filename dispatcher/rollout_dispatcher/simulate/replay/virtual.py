@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VirtualStep:
     """One planned step.
 
     entries: the window behind the plan's positions. arrived: what entered since the step before.
@@ -70,7 +70,9 @@ class Step:
 class VirtualDispatch:
     """A core, a planner and a clock; hands every step to `on_step`."""
 
-    def __init__(self, setting: Setting, on_step: Callable[[Step], None], seats: int = 1) -> None:
+    def __init__(
+        self, setting: Setting, on_step: Callable[[VirtualStep], None], seats: int = 1
+    ) -> None:
         self.core = Dispatch(replace(setting.core, dp_size=seats))
         self.now = 0.0
         #: Steps that the ranks hold and may train, in order.
@@ -166,7 +168,7 @@ class VirtualDispatch:
         arrived = [entry for entry in wanted.entries if entry not in self._in_window]
         self._in_window.update(arrived)
         self._in_window.difference_update(wanted.entries[at] for at in report.plan.chosen.tolist())
-        step = Step(
+        step = VirtualStep(
             number=report.step,
             at=self.now,
             plan=report.plan,

@@ -14,7 +14,7 @@ from rollout_dispatcher.plan import FloatArray, IntArray, Plan, PlanConfig, Stra
 from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.trainer import step_cost
-from rollout_dispatcher.simulate.replay.virtual import Setting, Step
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
 from rollout_dispatcher.simulate.trace import Trace
 
@@ -50,12 +50,12 @@ class Figures:
         self._edges = length_edges(trace)
         self._arrived: list[int] = []
         self._dispatched_before = 0
-        self._counted: list[Step] = []
+        self._counted: list[VirtualStep] = []
         self._tokens: list[IntArray] = []
         self._dropped: Counter[str] = Counter()
         self.warm_up_steps = 0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: VirtualStep) -> None:
         """One more step; a negative number marks one of the warm-up."""
         self._arrived += [sample.tokens for sample in step.arrived]
         chosen = step.plan.chosen
