@@ -22,7 +22,7 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
     producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
     producer.push([3, 4, 5])
     server.send_signal(number)
-    server.await_status(phase="draining")
+    server.await_status(run_state="draining")
     assert server.get("/readyz").status == 503
     assert server.get("/livez").status == 200
     answer = producer.push([6])
@@ -31,7 +31,7 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
     parts = trainer.train()
     assert sorted(name for part in parts for name in part.sample_ids) == ["p/0", "p/1", "p/2"]
     assert trainer.train() == []
-    server.await_status(phase="drained", samples_committed=3, balanced=True)
+    server.await_status(run_state="drained", samples_committed=3, balanced=True)
     trainer.bye()
     assert server.wait() == 0
     producer.expect_end()
@@ -68,7 +68,7 @@ def test_a_group_that_the_drain_cut_off_is_named_though_ranks_train_the_rest(ser
     producer.push([3, 4, 5])
     producer.push([6], group_ids=["prompt"], group_sizes=[2])
     server.send_signal(signal.SIGTERM)
-    server.await_status(phase="draining")
+    server.await_status(run_state="draining")
     assert trainer.train()
     assert trainer.train() == []
     trainer.bye()
@@ -101,7 +101,7 @@ def test_the_second_signal_quits(serve: Serve) -> None:
     producer.push([3, 4, 5, 6])
     trainer.take()
     server.send_signal(signal.SIGTERM)
-    server.await_status(phase="draining")
+    server.await_status(run_state="draining")
     server.send_signal(signal.SIGTERM)
     assert server.wait() == 1
     assert (
@@ -143,12 +143,12 @@ def test_the_end_waits_for_the_producer_that_has_not_heard_of_it(serve: Serve) -
     producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
     producer.push([3, 4, 5, 6])
     producer.send(m.EndStream())
-    server.await_status(phase="ended")
+    server.await_status(run_state="ended")
     producer.close()
     assert trainer.train()
     assert trainer.train() == []
     trainer.bye()
-    server.await_status(phase="drained", ranks_connected=0)
+    server.await_status(run_state="drained", ranks_connected=0)
     again = Producer(server.endpoint, "p", first_seq=4)
     again.end_stream()
     assert server.wait() == 0

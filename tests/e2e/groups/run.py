@@ -134,7 +134,7 @@ class Run:
     def finish(self) -> Found:
         """Wait until all is committed, read the metrics, let all leave; what came of it."""
         steps = self._ranks[-1].await_end()
-        self.server.await_status(phase="drained", balanced=True)
+        self.server.await_status(run_state="drained", balanced=True)
         metrics = self.server.scrape()
         self._ranks[-1].close()
         assert self.server.wait() == 0
