@@ -1,0 +1,1 @@
+"""The `dispatcher` command: one module a subcommand, named in `main.COMMANDS`."""

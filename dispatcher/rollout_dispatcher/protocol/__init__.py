@@ -1,0 +1,1 @@
+"""The sample plane without IO: bytes to messages and back, and who may say what when."""

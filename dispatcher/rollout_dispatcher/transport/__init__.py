@@ -1,0 +1,1 @@
+"""Sockets under asyncio: plain and TLS, without joining or copying what they carry."""

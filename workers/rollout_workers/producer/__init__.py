@@ -1,0 +1,1 @@
+"""`RolloutProducer` and `AsyncRolloutProducer`: samples in, an outcome for each out."""

@@ -1,0 +1,1 @@
+"""Which samples of the window a step takes."""

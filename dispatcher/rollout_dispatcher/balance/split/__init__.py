@@ -1,0 +1,1 @@
+"""Who trains on what: the chosen samples over DP ranks and micro-batches."""

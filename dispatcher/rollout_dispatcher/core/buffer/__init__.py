@@ -1,0 +1,1 @@
+"""What is accepted and not yet planned: admission, caps, groups, freshness."""

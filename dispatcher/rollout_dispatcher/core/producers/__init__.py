@@ -1,0 +1,1 @@
+"""Producers: who is there, what they pushed before, and what all have agreed to end."""

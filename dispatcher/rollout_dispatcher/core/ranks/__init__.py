@@ -1,0 +1,1 @@
+"""DP ranks: their generation, and where each stands."""

@@ -1,0 +1,1 @@
+"""The index: the state as of the last snapshot, in LMDB."""

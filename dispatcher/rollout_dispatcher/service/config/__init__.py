@@ -1,0 +1,1 @@
+"""What `dispatcher serve` can be told, each option declared once."""

@@ -1,0 +1,1 @@
+"""The HTTP plane: pushes in JSON, health, status, metrics."""

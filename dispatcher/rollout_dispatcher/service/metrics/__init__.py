@@ -1,0 +1,1 @@
+"""Prometheus metrics: snapshots that are read at each scrape, and histograms."""

@@ -1,0 +1,1 @@
+"""What a run says: figures, tables, an HTML page."""
