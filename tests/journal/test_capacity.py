@@ -40,6 +40,7 @@ from tests.journal.support import (
     recovered,
 )
 from tests.journal.test_space import small_disk
+from tests.support.samples import span_of
 
 __all__ = ["small_disk"]
 SEGMENT = 256 << 10
@@ -232,7 +233,7 @@ def test_a_full_disk_never_stops_plans_and_commits(small_disk: Path, tokens: int
         survivor = next(tickets)
         listener.wait(journal.append([accepted(survivor, tokens=tokens)], {}))
     (entry,) = recovered(small_disk / "j", segment_bytes=SEGMENT).entries
-    assert bytes(entry.sample.payload) == payload_of(survivor, 8 * tokens)
+    assert span_of(entry.sample) == payload_of(survivor, 8 * tokens)
 
 
 @pytest.mark.parametrize("seed", range(8))

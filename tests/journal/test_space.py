@@ -21,6 +21,7 @@ from tests.journal.support import (
     payload_of,
     recovered,
 )
+from tests.support.samples import span_of
 
 SEGMENT_BYTES, MAP_BYTES = 16 << 10, 1 << 20
 
@@ -194,7 +195,7 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk: Path) -> None:
         listener.wait(more[-1])
     found = recovered(small_disk / "j", segment_bytes=256 << 10).entries
     assert [entry.ticket for entry in found] == list(range(count + 20))
-    assert all(bytes(e.sample.payload) == payload_of(e.ticket, 32_000) for e in found)
+    assert all(span_of(e.sample) == payload_of(e.ticket, 32_000) for e in found)
 
 
 def test_a_full_disk_is_freed_by_commits_alone(small_disk: Path) -> None:

@@ -29,6 +29,7 @@ from rollout_dispatcher.core.facts import (
     StreamEnded,
     VersionReported,
 )
+from rollout_dispatcher.payload import InMemory, Payload
 from rollout_dispatcher.sample import DType, Field, Sample, Schema, aligned
 
 #: A row is what `json` reads back; its shape is known by its kind.
@@ -82,7 +83,7 @@ class Kept:
             self.group, self.skips, self.producer, self.segment, self.offset,
         ]  # fmt: skip
 
-    def entry(self, schema: Schema, payload: memoryview, arrived: float) -> Entry:
+    def entry(self, schema: Schema, payload: Payload, arrived: float) -> Entry:
         """As the core has it."""
         sample = Sample(
             self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
@@ -149,7 +150,9 @@ class Encoder:
         for fact in facts:
             if isinstance(fact, Accepted):
                 rows.append(self._accepted(fact, rows))
-                payloads.append(fact.entry.sample.payload)
+                payload = fact.entry.sample.payload
+                assert isinstance(payload, InMemory), "nothing else is admitted"
+                payloads.append(payload)
             else:
                 rows.append(self._row(fact))
         return Batch(lsn, rows, payloads, text)
@@ -157,7 +160,7 @@ class Encoder:
     def _accepted(self, fact: Accepted, before: list[Row]) -> Row:
         entry, sample = fact.entry, fact.entry.sample
         return [
-            ACCEPTED, entry.ticket, sample.payload.nbytes, 0, sample.tokens, sample.loss_tokens,
+            ACCEPTED, entry.ticket, sample.nbytes, 0, sample.tokens, sample.loss_tokens,
             sample.sample_id, sample.group_id, sample.group_size, sample.policy_version,
             self._to_wall(entry.arrived), self._number(sample.schema, before), entry.group,
             entry.skips, fact.producer, fact.seq, fact.given_id,

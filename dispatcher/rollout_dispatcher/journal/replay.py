@@ -24,6 +24,7 @@ from rollout_dispatcher.journal.files.segments import Reader, SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
 from rollout_dispatcher.journal.records import Kept
 from rollout_dispatcher.journal.state import Stage, State, Step
+from rollout_dispatcher.payload import InJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +178,16 @@ def _first(state: State, payload_bytes: int | None) -> set[int]:
 def _entries(
     state: State, files: SegmentFiles, from_wall: Callable[[float], float], first: set[int]
 ) -> dict[int, Entry]:
-    """Every entry by ticket, with its payload if it is of the `first` or of an open step."""
+    """Every entry by ticket, its payload in memory if it is of the `first` or of an open step."""
     members: dict[int, list[Kept]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
         is_open = kept.step >= 0 and state.steps[kept.step].stage == Stage.OPEN
         if not is_open and kept.ticket not in first:
             schema = state.schemas[kept.schema]
-            entries[kept.ticket] = kept.entry(schema, memoryview(b""), from_wall(kept.arrived))
+            entries[kept.ticket] = kept.entry(
+                schema, InJournal(kept.nbytes), from_wall(kept.arrived)
+            )
         else:
             members[kept.segment].append(kept)
     for segment in sorted(members):

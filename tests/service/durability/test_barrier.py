@@ -13,6 +13,7 @@ from rollout_dispatcher.service.durability.barrier import (
     MAX_UNANSWERED,
     DurabilityBarrier,
 )
+from tests.support.samples import span_of
 
 
 class SlowLog:
@@ -41,7 +42,7 @@ class SlowLog:
         """The payload as it was appended."""
         accepted = (fact for facts, _ in self.batches for fact in facts)
         return next(
-            bytes(fact.entry.sample.payload)
+            span_of(fact.entry.sample).tobytes()
             for fact in accepted
             if isinstance(fact, Accepted) and fact.entry.ticket == ticket
         )
