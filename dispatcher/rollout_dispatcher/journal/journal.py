@@ -11,8 +11,8 @@ Everything that is queued when the writer comes by becomes one block, up to a qu
 Invariants: `on_durable` is told ascending numbers, each after all batches up to it are durable
 under the policy; a batch is never dropped while the journal is failing, it waits and is tried
 every second; a broken journal writes nothing more, so nothing later can look durable; as long as
-new samples keep to `room`, they never touch the last spare, so that what frees room again (plans,
-commits, drops) finds some on a full disk.
+new samples keep to `capacity`, they never touch the last spare, so that what frees room again
+(plans, commits, drops) finds some on a full disk.
 """
 
 import threading
@@ -26,7 +26,7 @@ from typing import Self
 
 from rollout_dispatcher.core.facts import Fact, Remembered
 from rollout_dispatcher.errors import JournalError, JournalFull
-from rollout_dispatcher.journal.capacity import Room
+from rollout_dispatcher.journal.capacity import Capacity
 from rollout_dispatcher.journal.policy import SyncMode, SyncPolicy
 from rollout_dispatcher.journal.records import Batch, Encoder, Row
 from rollout_dispatcher.journal.state import State
@@ -72,15 +72,15 @@ class JournalStatistics:
 class Journal:
     """One journal directory, and the thread that writes to it. Made by `Journal.open`.
 
-    on_durable, on_broken, on_sync and on_room are called from the writer thread: hand over and
-    return. on_room: there may be as much room now as `room` was asked for and lacked.
+    on_durable, on_broken, on_sync and on_capacity are called from the writer thread: hand over and
+    return. on_capacity: there may be as much now as `capacity` was asked for and fell short of.
     """
 
     def __init__(self, store: Store, policy: SyncPolicy, encoder: Encoder, max_block: int) -> None:
         self.on_durable: Callable[[int], None] = _ignore
         self.on_broken: Callable[[JournalError], None] = _ignore
         self.on_sync: Callable[[float], None] = _ignore
-        self.on_room: Callable[[], None] = _do_nothing
+        self.on_capacity: Callable[[], None] = _do_nothing
         #: Why new samples are to be refused: no room for now, or broken for good.
         self.failure: JournalError | None = None
         self._store, self._policy, self._encoder = store, policy, encoder
@@ -91,7 +91,7 @@ class Journal:
         self._closing = self._broken = False
         self._appended = self._durable = store.lsn
         self._batches = 0
-        self._room = Room(store.room)
+        self._capacity = Capacity(store.capacity)
         self._tend_due: float | None = None
         self._ask_again_due: float | None = None
         self._sync_due: float | None = None
@@ -140,15 +140,15 @@ class Journal:
         """Whether it failed for good."""
         return self._broken
 
-    def room(self, wanted: int = 0) -> int:
+    def capacity(self, wanted: int = 0) -> int:
         """Bytes that new samples may take now; 0 while the journal is failing. From any thread.
 
         A sample takes its payload and some hundred bytes besides; what is appended counts at once,
-        durable or not. If this is less than `wanted` (0: than a block may have), `on_room` follows
-        when it may be there; room for more than a segment is made then.
+        durable or not. If this is less than `wanted` (0: than a block may have), `on_capacity`
+        follows when it may be there; room for more than a segment is made then.
         """
         wanted = wanted or self._max_block
-        found = self._room.ask(wanted)
+        found = self._capacity.ask(wanted)
         if found < wanted:
             with self._wake:
                 self._wake.notify()
@@ -166,7 +166,7 @@ class Journal:
                 raise self.failure or JournalError("the journal is closed")
             batch = self._encoder.batch(self._appended + 1, facts, totals)
             self._queue.append(batch)
-            self._room.queue(batch.most)
+            self._capacity.queue(batch.most)
             self._appended += 1
             self._wake.notify()
             return self._appended
@@ -221,14 +221,14 @@ class Journal:
             return False
         if self._ask_again_due is not None and monotonic() >= self._ask_again_due:
             self._ask_again_due = None
-            self.on_room()
+            self.on_capacity()
         self._publish()
         return not self._closing or bool(self._queue)
 
     def _tend(self) -> bool:
         """See every second, or once that helps, whether what was in the way still is."""
         in_trouble = self._store.trouble is not None
-        if not in_trouble and not self._room.wide:
+        if not in_trouble and not self._capacity.wide:
             self._tend_due = None
             return True
         waits = self._tend_due is not None and monotonic() < self._tend_due
@@ -238,7 +238,7 @@ class Journal:
         if in_trouble:
             self._store.tend()
             return self._reclaim()
-        wanted, self._room.wide = self._room.wide, 0
+        wanted, self._capacity.wide = self._capacity.wide, 0
         try:
             self._store.widen(wanted)
         except JournalFull:  # the others go on
@@ -251,15 +251,15 @@ class Journal:
             if not self._queue and not self._closing:
                 self._wake.wait(self._patience())
             batches: list[Batch] = []
-            room = self._max_block
-            while self._queue and (not batches or self._queue[0].nbytes <= room):
+            left = self._max_block
+            while self._queue and (not batches or self._queue[0].nbytes <= left):
                 batches.append(self._queue.popleft())
-                room -= batches[-1].nbytes
+                left -= batches[-1].nbytes
             return batches
 
     def _patience(self) -> float | None:
         """Seconds until something is due; None if nothing is."""
-        tend_due = (self._tend_due or 0.0) if self._room.wide else self._tend_due
+        tend_due = (self._tend_due or 0.0) if self._capacity.wide else self._tend_due
         times = (self._sync_due, tend_due, self._ask_again_due)
         due = [at for at in times if at is not None]
         return max(0.0, min(due) - monotonic()) if due else None
@@ -291,7 +291,7 @@ class Journal:
             if moves is None:
                 break
             batch = Batch(self._store.lsn, *moves, self._store.state.ledger.totals)
-            counted = self._room.reserve(batch.most, self._store.left)
+            counted = self._capacity.reserve(batch.most, self._store.left)
             if not counted and not self._store.has_for_another():
                 break
             if not self._write(batch.rows, batch.payloads, batch.totals, batch.lsn):
@@ -311,7 +311,7 @@ class Journal:
                 action()
             except JournalFull as error:
                 self._set_failure(error)
-                self._room.written(0, 0)
+                self._capacity.written(0, 0)
             else:
                 return True
             with self._wake:
@@ -330,10 +330,10 @@ class Journal:
     def _publish(self, written: int = 0) -> None:
         """Tell what is so now; written: bytes that were queued and are no more."""
         self._set_failure(self._store.trouble)
-        grown = self._room.written(written, self._store.room)
+        grown = self._capacity.written(written, self._store.capacity)
         self._statistics = self._observe()
         if grown:
-            self.on_room()
+            self.on_capacity()
 
     def _observe(self) -> JournalStatistics:
         store, live = self._store, self._store.state.live.values()
@@ -359,7 +359,7 @@ class Journal:
             failure = JournalError(f"the journal failed: {type(error).__name__}: {error}")
         with self._wake:
             self._set_failure(failure)
-            self._room.written(0, 0)
+            self._capacity.written(0, 0)
             self._broken = True
             self._queue.clear()
         self._store.abandon()
@@ -367,7 +367,7 @@ class Journal:
 
 
 def _do_nothing() -> None:
-    """What `on_room` is until somebody wants to know."""
+    """What `on_capacity` is until somebody wants to know."""
 
 
 def _ignore(told: object) -> None:

@@ -23,7 +23,7 @@ from rollout_dispatcher.journal.files.front import FIRST_BLOCK
 from rollout_dispatcher.journal.files.segments import Reader, SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
 from rollout_dispatcher.journal.records import Kept
-from rollout_dispatcher.journal.state import Stage, State, Step
+from rollout_dispatcher.journal.state import Stage, State, StepRecord
 from rollout_dispatcher.payload import InJournal
 
 
@@ -139,7 +139,7 @@ def remembered(
 
 
 def _step(
-    number: int, step: Step, entries: dict[int, Entry], from_wall: Callable[[float], float]
+    number: int, step: StepRecord, entries: dict[int, Entry], from_wall: Callable[[float], float]
 ) -> RememberedStep:
     micro_batches = tuple(
         tuple(tuple(entries[ticket] for ticket in part) for part in rank)

@@ -31,7 +31,7 @@ class Stage(StrEnum):
 
 
 @dataclass(slots=True)
-class Step:
+class StepRecord:
     """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
 
     The order of the fields is the index's.
@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Producer:
+class ProducerRecord:
     """Numbers at or above `floor` that were accepted, and what the producer said last.
 
     phase: the newest one that it has ended, 0 for none. ended: whether its stream.
@@ -117,8 +117,8 @@ class State:
         self.ledger = Ledger()
         self.schemas: dict[int, Schema] = {}
         self.kept: dict[int, Kept] = {}
-        self.steps: dict[int, Step] = {}
-        self.producers: OrderedDict[str, Producer] = OrderedDict()
+        self.steps: dict[int, StepRecord] = {}
+        self.producers: OrderedDict[str, ProducerRecord] = OrderedDict()
         self.first_id = self.stored_ids = 0
         self.given_ids: deque[str] = deque()
         self.live: dict[int, Live] = {}
@@ -260,7 +260,7 @@ class State:
         micro_batches: Sequence[Sequence[Sequence[int]]],
         passed_over: Sequence[int],
     ) -> None:
-        step = Step(digest, planned_at, micro_batches)
+        step = StepRecord(digest, planned_at, micro_batches)
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
         if number in self.steps:  # planned again: who is not in it any more is buffered
@@ -332,10 +332,10 @@ class State:
             case kind:
                 raise ValueError(f"a row of kind {kind!r} is not known")
 
-    def _producer(self, name: str) -> Producer:
+    def _producer(self, name: str) -> ProducerRecord:
         producer = self.producers.get(name)
         if producer is None:
-            producer = self.producers[name] = Producer()
+            producer = self.producers[name] = ProducerRecord()
         self.producers.move_to_end(name)
         self.changed.producers.add(name)
         while len(self.producers) > self._max_producers:

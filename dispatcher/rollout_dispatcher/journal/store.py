@@ -132,9 +132,9 @@ class Store:
         newest = max([*self._files.sizes, end.segment, self._newest.number])
         return self._begin(newest + 1, 0)
 
-    def _begin(self, number: int, room: int) -> Segment:
+    def _begin(self, number: int, capacity: int) -> Segment:
         """A new segment for what comes after what is synced; named before it is written to."""
-        segment = self._files.activate(number, room, self.sequence)
+        segment = self._files.activate(number, capacity, self.sequence)
         try:
             self._newest.name(number)
         except JournalError:
@@ -194,13 +194,13 @@ class Store:
         return len(self._files.sizes)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Bytes of new samples that the log takes and still has a spare for what is no sample.
 
         However they are cut into blocks: they go into what is left of this segment, or those that
         do not into the next one.
         """
-        return 0 if self.trouble else max(self.left, self._files.room)
+        return 0 if self.trouble else max(self.left, self._files.capacity)
 
     @property
     def left(self) -> int:
@@ -208,13 +208,13 @@ class Store:
         return self._active.size - self._active.end
 
     def has_for_another(self) -> bool:
-        """Whether a block may begin another segment and `room` stays what it is."""
-        usual = self.left <= self._files.room <= self._files.segment_bytes
+        """Whether a block may begin another segment and `capacity` stays what it is."""
+        usual = self.left <= self._files.capacity <= self._files.segment_bytes
         return usual and not self.trouble and self._files.has_for_another()
 
-    def widen(self, room: int) -> None:
+    def widen(self, capacity: int) -> None:
         """Make room for a sample that is larger than a segment. Raises JournalFull."""
-        self._files.ensure_spares(room)
+        self._files.ensure_spares(capacity)
 
     def place(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> None:
         """Give a block its place in the log and apply it; `flush` must follow.
@@ -288,10 +288,10 @@ class Store:
             payloads = [memoryview(read_payload(reader, kept)) for kept in members]
         return [[MOVED, kept.ticket, kept.nbytes, 0] for kept in members], payloads
 
-    def _roll(self, room: int) -> None:
+    def _roll(self, capacity: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""
         self._take_snapshot()
-        following = self._begin(self._active.number + 1, room)
+        following = self._begin(self._active.number + 1, capacity)
         self._active.close()
         self._active = following
         self._ensure_spares()

@@ -191,12 +191,12 @@ class SegmentFiles:
             raise JournalCorrupt(self.path(number), 0, "the file is missing")
         return Reader(self.path(number), number)
 
-    def activate(self, number: int, room: int, after: int) -> Segment:
-        """Make the largest spare the next segment, with at least `room` bytes for blocks.
+    def activate(self, number: int, capacity: int, after: int) -> Segment:
+        """Make the largest spare the next segment, with at least `capacity` bytes for blocks.
 
         after: the last sequence before it, which is on the disk.
         """
-        need = room + FIRST_BLOCK
+        need = capacity + FIRST_BLOCK
         spare = max(self._spares, key=self._spares.__getitem__, default=None)
         if spare is None or self._spares[spare] < need:
             spare = self._allocate(max(need, self.segment_bytes))
@@ -228,7 +228,7 @@ class SegmentFiles:
             self.reader(number).close()
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Bytes of blocks that the next segment has, if one more is left then; else 0."""
         return max(self._spares.values()) - FIRST_BLOCK if len(self._spares) >= SPARES else 0
 
@@ -239,12 +239,12 @@ class SegmentFiles:
                 self._allocate(self.segment_bytes)
         return len(self._spares) > SPARES
 
-    def ensure_spares(self, room: int = 0) -> None:
+    def ensure_spares(self, capacity: int = 0) -> None:
         """Have `SPARES`, the largest with so many bytes for blocks. Raises JournalFull."""
         while len(self._spares) < SPARES:
             self._allocate(self.segment_bytes)
-        if self.room < room:
-            self._allocate(room + FIRST_BLOCK)
+        if self.capacity < capacity:
+            self._allocate(capacity + FIRST_BLOCK)
 
     def resume(self, number: int, offset: int) -> Segment:
         """Go on with a segment at this offset; what is in it counts as a block no more."""
