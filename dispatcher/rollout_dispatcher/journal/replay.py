@@ -11,19 +11,22 @@ A power cut may also take the last mark. So damage to the last blocks that were 
 cannot be told from a torn write, as in any log; after a kill it can.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import Remembered, RememberedStep
 from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK
-from rollout_dispatcher.journal.files.segments import Reader, SegmentFiles
+from rollout_dispatcher.journal.files.segment import Reader
+from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
-from rollout_dispatcher.journal.records import Kept
-from rollout_dispatcher.journal.state import Stage, State, StepRecord
+from rollout_dispatcher.journal.parts import Kept, Stage, StepRecord
+from rollout_dispatcher.journal.state import State
 from rollout_dispatcher.payload import InJournal
 
 
@@ -56,7 +59,16 @@ def replay(state: State, files: SegmentFiles, position: LogPosition, newest: int
         position = LogPosition(end.segment + 1, FIRST_BLOCK, end.sequence, end.lsn)
 
 
-def has_blocks(files: SegmentFiles, segment: int) -> bool:
+def check_empty(directory: Path, files: SegmentFiles, newest: int) -> None:
+    """Raise JournalCorrupt if anything was ever written, as an index that lacks it is damaged."""
+    numbers = {*files.sizes, newest} - {0}
+    if any(_has_blocks(files, number) for number in sorted(numbers)):
+        raise JournalCorrupt(
+            directory / "index", 0, "it has no snapshot, but the segments have blocks"
+        )
+
+
+def _has_blocks(files: SegmentFiles, segment: int) -> bool:
     """Whether anything was ever written to this segment, or to one before it."""
     with files.reader(segment) as reader:
         return reader.synced > 0 or read_block(reader, FIRST_BLOCK, 1) is not None
@@ -87,7 +99,6 @@ def remembered(
     state: State,
     files: SegmentFiles,
     given_ids: tuple[str, ...],
-    totals: dict[str, object],
     from_wall: Callable[[float], float],
     *,
     payload_bytes: int | None,
@@ -134,7 +145,7 @@ def remembered(
             if producer.phase or producer.ended
         },
         given_ids=given_ids,
-        totals=totals,
+        totals=json.loads(ledger.totals),
     )
 
 

@@ -10,97 +10,23 @@ ValueError before anything of it is applied.
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from rollout_dispatcher.journal import records
-from rollout_dispatcher.journal.records import Kept, Row
+from rollout_dispatcher.journal.parts import (
+    Changed,
+    Kept,
+    Ledger,
+    Live,
+    ProducerRecord,
+    Stage,
+    StepRecord,
+)
+from rollout_dispatcher.journal.records import Row
 from rollout_dispatcher.sample import Schema
 
 #: Consecutive tickets that the index keeps in one value: encoding them one by one costs twice as
 #: much, and as a rule they change together anyway.
 SHELF = 64
-
-
-class Stage(StrEnum):
-    """Where a step stands; payloads of one that was ever committed are not held in memory."""
-
-    OPEN = "open"
-    RETAINED = "retained"
-    REWOUND = "rewound"
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
-
-    The order of the fields is the index's.
-    """
-
-    digest: str
-    planned_at: float
-    micro_batches: Sequence[Sequence[Sequence[int]]]
-    stage: str = Stage.OPEN
-
-    def tickets(self) -> Iterator[int]:
-        """Every ticket in it."""
-        return (ticket for rank in self.micro_batches for part in rank for ticket in part)
-
-
-@dataclass(slots=True)
-class ProducerRecord:
-    """Numbers at or above `floor` that were accepted, and what the producer said last.
-
-    phase: the newest one that it has ended, 0 for none. ended: whether its stream.
-    """
-
-    floor: int = 0
-    accepted: set[int] = field(default_factory=set)
-    phase: int = 0
-    ended: bool = False
-
-    def raise_floor(self, floor: int) -> None:
-        """Forget what never comes again."""
-        if floor > self.floor:
-            self.floor = floor
-            self.accepted = {seq for seq in self.accepted if seq >= floor}
-
-
-@dataclass(slots=True)
-class Changed:
-    """What the index does not have yet, or has too much of; samples by shelf."""
-
-    shelves: set[int] = field(default_factory=set)
-    steps: set[int] = field(default_factory=set)
-    producers: set[str] = field(default_factory=set)
-    schemas: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class Live:
-    """Kept samples of one segment, and their bytes."""
-
-    samples: int = 0
-    nbytes: int = 0
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The single values."""
-
-    next_ticket: int = 0
-    next_step: int = 0
-    run_id: str = ""
-    generation: int = 0
-    resumed: int | None = None
-    saved: int = -1
-    dp_size: int | None = None
-    policy_version: int | None = None
-    policy_step: int | None = None
-    group_size: int | None = None
-    phases: list[int] = field(default_factory=list)
-    ended: bool = False
-    totals: str = "{}"
 
 
 class State:

@@ -23,8 +23,9 @@ import lmdb
 from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from rollout_dispatcher.journal.files.disk import disk_errors
 from rollout_dispatcher.journal.index.lmdb_check import check_index
-from rollout_dispatcher.journal.records import Kept, schema_of, schema_row
-from rollout_dispatcher.journal.state import Ledger, ProducerRecord, State, StepRecord
+from rollout_dispatcher.journal.parts import Kept, Ledger, ProducerRecord, StepRecord
+from rollout_dispatcher.journal.records import schema_of, schema_row
+from rollout_dispatcher.journal.state import State
 
 if TYPE_CHECKING:
     _Transaction = lmdb.Transaction[bytes]

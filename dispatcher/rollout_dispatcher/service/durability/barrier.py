@@ -44,7 +44,10 @@ class Log(Protocol):
     on_durable: Callable[[int], None]
     on_broken: Callable[[JournalError], None]
     on_capacity: Callable[[], None]
-    failure: JournalError | None
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why new samples are to be refused, if they are."""
 
     def capacity(self, wanted: int = 0) -> int:
         """Bytes that new samples may take now; `on_capacity` follows if less than `wanted`."""
