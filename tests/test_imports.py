@@ -2,7 +2,7 @@
 
     cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
-Words are sample, plan and errors.
+Words are sample, payload, stores, plan and errors.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
 dispatcher knows them.
@@ -18,6 +18,7 @@ import pytest
 from tests.support.source import ROOT
 
 WORDS = {"words"}
+WORD_MODULES = {"sample", "payload", "stores", "plan", "errors", "__version__"}
 #: Modules a folder, beside its subfolders.
 MAX_MODULES = 11
 #: Part of the house -> the parts that it may import, itself and the words included.
@@ -80,8 +81,7 @@ def part_of(module: str) -> str | None:
         return "workers"
     if package != "rollout_dispatcher":
         return None
-    is_word = not rest or rest[0] in {"sample", "plan", "errors", "__version__"}
-    return "words" if is_word else rest[0]
+    return "words" if not rest or rest[0] in WORD_MODULES else rest[0]
 
 
 def imported(tree: ast.Module, module: str) -> Iterator[str]:

@@ -13,6 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple, Self
 
+from rollout_dispatcher.payload import InJournal, InMemory, Payload, WithProducer
+
 #: Group sizes that are no number of members: nobody has said; said when the group is closed.
 SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
 #: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
@@ -163,8 +165,7 @@ def _describe(item: Field) -> str:
 class Sample(NamedTuple):
     """One finished rollout; a tuple, as there are many and a dataclass takes five times as long.
 
-    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes; empty where only the
-        journal has it.
+    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes, or where it is.
     loss_tokens: tokens that the loss counts, 0 to `tokens`.
     group_size: members that `group_id` will have in the end, or a word of its own, see
         `SIZE_AT_CLOSE`; 1 without a group.
@@ -175,24 +176,33 @@ class Sample(NamedTuple):
     tokens: int
     loss_tokens: int
     schema: Schema
-    payload: memoryview
+    payload: Payload
     group_id: str | None = None
     group_size: int = 1
     policy_version: int | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload."""
+        """Bytes of the payload, wherever it is."""
         return self.payload.nbytes
 
     @property
-    def is_here(self) -> bool:
-        """Whether the payload is in memory."""
-        return len(self.payload) > 0  # none has no bytes at all
+    def is_in_memory(self) -> bool:
+        """Whether the payload is."""
+        return isinstance(self.payload, InMemory)
 
-    def without_payload(self) -> "Sample":
-        """The same where the payload is elsewhere: in the journal, or with its producer."""
-        return self._replace(payload=memoryview(b""))
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the payload takes."""
+        return self.payload.nbytes if isinstance(self.payload, InMemory) else 0
+
+    def in_journal(self) -> "Sample":
+        """The same with its payload in the journal alone, if it was in memory."""
+        return self._replace(payload=InJournal(self.nbytes)) if self.is_in_memory else self
+
+    def with_producer(self) -> "Sample":
+        """The same with its payload let go, if it was in memory: its producer sends it again."""
+        return self._replace(payload=WithProducer(self.nbytes)) if self.is_in_memory else self
 
     def __repr__(self) -> str:
         shown = {name: value for name, value in self._asdict().items() if name != "payload"}
@@ -206,7 +216,7 @@ class Columns(NamedTuple):
     tokens: tuple[int, ...] = ()
     loss_tokens: tuple[int, ...] = ()
     schemas: tuple[Schema, ...] = ()
-    payloads: tuple[memoryview, ...] = ()
+    payloads: tuple[Payload, ...] = ()
     group_ids: tuple[str | None, ...] = ()
     group_sizes: tuple[int, ...] = ()
     policy_versions: tuple[int | None, ...] = ()

@@ -528,7 +528,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def what_only_the_journal_has_can_be_read_back(self) -> None:
         steps = self.core.ledger.steps.uncommitted()
         for entry in (entry for step in steps for entry in step.entries()):
-            assert entry.sample.is_here or self.memory.payload(entry.ticket)
+            assert entry.sample.is_in_memory or self.memory.payload(entry.ticket)
         assert len(self.core.ledger.steps) <= self.core.config.max_open_steps
 
     @invariant()
@@ -541,7 +541,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.core.buffer.held_bytes <= limits.nbytes
         held = self.core.admission.held
         assert held.nbytes <= limits.held_bytes or len(held) == 1
-        assert held.nbytes == sum(sample.nbytes for push in held for sample in push.waiting)
+        assert held.nbytes == sum(sample.memory_bytes for push in held for sample in push.waiting)
         assert self.core.buffer.ready_units == self.core.buffer.num_ready
 
     @invariant()

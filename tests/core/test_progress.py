@@ -236,16 +236,15 @@ class Progress(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         limits, held = self.core.config.limits, self.core.admission.held
         assert self.core.buffer.held_bytes <= limits.nbytes
-        assert (
-            held.nbytes <= limits.held_bytes or len([p for p in held if p.samples[0].nbytes]) == 1
-        )
+        with_payload = [push for push in held if push.samples[0].is_in_memory]
+        assert held.nbytes <= limits.held_bytes or len(with_payload) == 1
 
     @invariant()
     def who_waits_has_a_reason(self) -> None:
         """A push is held at a soft cap only while a step could be planned."""
         pressed = self.core.admission.pressed
         if self.core.admission.num_held and self.core._lacking() > 0:
-            waits = [push for push in self.core.admission.held if push.samples[0].nbytes]
+            waits = [push for push in self.core.admission.held if push.samples[0].is_in_memory]
             assert not waits or (pressed is not None and pressed.cap == "bytes")
 
     @invariant()

@@ -40,6 +40,7 @@ from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
+from tests.support.samples import span_of
 
 BATCH, OFF = parse_sync("batch"), parse_sync("off")
 SCHEMAS = (
@@ -177,7 +178,7 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
     sample = entry.sample
     return (
         entry.ticket, entry.arrived, entry.group, entry.skips, sample.sample_id, sample.tokens,
-        sample.loss_tokens, sample.schema, bytes(sample.payload), sample.group_id,
+        sample.loss_tokens, sample.schema, sample.payload, sample.group_id,
         sample.group_size, sample.policy_version, entry.producer,
     )  # fmt: skip
 
@@ -253,7 +254,7 @@ class Model:
 
     def payloads(self) -> dict[int, bytes]:
         """Every payload that is neither dropped nor done with, by ticket."""
-        return {at: bytes(entry.sample.payload) for at, entry in self.entries.items()}
+        return {at: span_of(entry.sample).tobytes() for at, entry in self.entries.items()}
 
     def plain(self) -> dict[str, object]:
         """As `plain` shows what was remembered."""
@@ -282,7 +283,7 @@ class Model:
 
         def plain_ticket(ticket: int) -> tuple[object, ...]:
             entry = self.entries[ticket]
-            sample = entry.sample._replace(payload=memoryview(b"")) if lazy else entry.sample
+            sample = entry.sample.in_journal() if lazy else entry.sample
             return plain_entry(replace(entry, sample=sample))
 
         parts = [[[plain_ticket(t) for t in part] for part in rank] for rank in step.micro_batches]

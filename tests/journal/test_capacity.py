@@ -1,6 +1,5 @@
-"""New samples that keep to the room never touch what plans and commits need on a full disk."""
+"""New samples that keep to the capacity never touch what plans and commits need on a full disk."""
 
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from rollout_dispatcher.core.facts import (
     Planned,
     VersionReported,
 )
-from rollout_dispatcher.journal.capacity import Room
+from rollout_dispatcher.journal.capacity import Capacity
 from rollout_dispatcher.journal.files.blocks import draft
 from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.journal.journal import Journal
@@ -39,15 +38,15 @@ from tests.journal.support import (
     payload_of,
     recovered,
 )
-from tests.journal.test_space import small_disk
+from tests.support.disks import remount
+from tests.support.samples import span_of
 
-__all__ = ["small_disk"]
 SEGMENT = 256 << 10
 
 
 def pushed(journal: Journal, tickets: Iterator[int], tokens: int) -> Accepted | None:
     """One more sample, if there is room for it."""
-    if journal.room(8 * tokens + 2048) < 8 * tokens + 2048:
+    if journal.capacity(8 * tokens + 2048) < 8 * tokens + 2048:
         return None
     return accepted(next(tickets), tokens=tokens)
 
@@ -56,36 +55,36 @@ def pushed(journal: Journal, tickets: Iterator[int], tokens: int) -> Accepted | 
 
 
 def test_what_is_queued_counts_until_it_is_written() -> None:
-    room = Room(100)
-    assert room.ask(60) == 100
-    room.queue(60)
-    assert room.ask(40) == 40
-    assert not room.written(60, 40)
-    assert room.available == 40
+    capacity = Capacity(100)
+    assert capacity.ask(60) == 100
+    capacity.queue(60)
+    assert capacity.ask(40) == 40
+    assert not capacity.written(60, 40)
+    assert capacity.available == 40
 
 
-def test_who_lacked_room_is_told_once_when_it_is_there() -> None:
-    room = Room(100)
-    room.queue(90)
-    assert room.ask(50) == 10
-    assert room.ask(30) == 10
-    assert not room.written(10, 100)
-    assert room.written(40, 100), "enough for the smaller one"
-    assert not room.written(40, 100), "once"
+def test_who_was_short_of_capacity_is_told_once_when_it_is_there() -> None:
+    capacity = Capacity(100)
+    capacity.queue(90)
+    assert capacity.ask(50) == 10
+    assert capacity.ask(30) == 10
+    assert not capacity.written(10, 100)
+    assert capacity.written(40, 100), "enough for the smaller one"
+    assert not capacity.written(40, 100), "once"
 
 
 def test_no_room_is_never_less_than_none() -> None:
-    room = Room(10)
-    room.queue(20)  # a plan, say, which does not ask
-    assert room.available == 0
-    assert room.ask(1) == 0
+    capacity = Capacity(10)
+    capacity.queue(20)  # a plan, say, which does not ask
+    assert capacity.available == 0
+    assert capacity.ask(1) == 0
 
 
 def test_what_is_moved_may_use_what_is_left_of_a_segment_when_there_is_no_room() -> None:
-    room = Room(0)
-    assert not room.reserve(10, left=9)
-    assert room.reserve(9, left=9)
-    assert not room.reserve(1, left=9)
+    capacity = Capacity(0)
+    assert not capacity.reserve(10, left=9)
+    assert capacity.reserve(9, left=9)
+    assert not capacity.reserve(1, left=9)
 
 
 @settings(deadline=None, max_examples=60)
@@ -128,7 +127,7 @@ def test_asking_for_room_costs_less_than_a_microsecond(tmp_path: Path) -> None:
         for _ in range(20):
             begun = time.perf_counter()
             for _ in range(1000):
-                journal.room(100)
+                journal.capacity(100)
             best = min(best, (time.perf_counter() - begun) / 1000)
         assert best < 1e-6
 
@@ -136,7 +135,7 @@ def test_asking_for_room_costs_less_than_a_microsecond(tmp_path: Path) -> None:
 def test_room_comes_back_when_what_is_queued_is_written_and_that_is_told(tmp_path: Path) -> None:
     with opened(tmp_path / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, _):
         told, gate = threading.Event(), threading.Event()
-        journal.on_room = told.set
+        journal.on_capacity = told.set
         first = journal.append([accepted(0)], {})
         durable = journal.on_durable
 
@@ -145,25 +144,25 @@ def test_room_comes_back_when_what_is_queued_is_written_and_that_is_told(tmp_pat
             durable(lsn)
 
         listener.wait(first)
-        assert journal.room() >= SEGMENT - 4096
+        assert journal.capacity() >= SEGMENT - 4096
         journal.on_durable = slow
         for ticket in range(1, 8):
             lsn = journal.append([accepted(ticket, tokens=4000)], {})
-        assert journal.room(200_000) < 200_000
+        assert journal.capacity(200_000) < 200_000
         assert not told.is_set()
         gate.set()
         listener.wait(lsn)
         assert told.wait(PATIENCE)
-        assert journal.room(200_000) >= 200_000
+        assert journal.capacity(200_000) >= 200_000
 
 
 def test_room_for_more_than_a_segment_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
     with opened(tmp_path / "j", segment_bytes=16 << 10) as (journal, listener, _):
         told = threading.Event()
-        journal.on_room = told.set
-        assert journal.room(100_000) < 16 << 10
+        journal.on_capacity = told.set
+        assert journal.capacity(100_000) < 16 << 10
         assert told.wait(PATIENCE)
-        assert journal.room(100_000) >= 100_000
+        assert journal.capacity(100_000) >= 100_000
         listener.wait(journal.append([accepted(0, tokens=12_000)], {}))
         assert journal.failure is None
         for ticket in range(1, 100):
@@ -181,12 +180,12 @@ def test_there_is_no_room_while_the_journal_is_failing_or_broken(tmp_path: Path)
         while journal.failure is None:
             listener.wait(journal.append([accepted(ticket)], {}))
             ticket += 1
-        assert journal.room() == 0
+        assert journal.capacity() == 0
     with opened(tmp_path / "k") as (journal, listener, _):
-        assert journal.room() > 0
+        assert journal.capacity() > 0
         journal.append([Committed(5)], {})
         listener.wait_broken()
-        assert journal.room() == 0
+        assert journal.capacity() == 0
 
 
 # -- a disk that is really full -------------------------------------------------------------
@@ -199,7 +198,7 @@ def fill(journal: Journal, listener: Listener, tickets: Iterator[int], tokens: i
     """
     taken: list[int] = []
     lsn = 0
-    while journal.failure is None or journal.room() > 0:
+    while journal.failure is None or journal.capacity() > 0:
         fact = pushed(journal, tickets, tokens)
         if fact is None:
             time.sleep(0.001)
@@ -212,9 +211,9 @@ def fill(journal: Journal, listener: Listener, tickets: Iterator[int], tokens: i
 
 
 @pytest.mark.parametrize("tokens", [50, 900, 4000, 12_000, 30_000])
-def test_a_full_disk_never_stops_plans_and_commits(small_disk: Path, tokens: int) -> None:
+def test_a_full_disk_never_stops_plans_and_commits(disk: Path, tokens: int) -> None:
     """All that was taken is planned, committed and freed with not a byte more of disk."""
-    with opened(small_disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, _):
+    with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, _):
         tickets = iter(range(10**9))
         for _ in range(3):
             taken = fill(journal, listener, tickets, tokens)
@@ -228,26 +227,26 @@ def test_a_full_disk_never_stops_plans_and_commits(small_disk: Path, tokens: int
             facts: list[Fact] = [Committed(step), Dropped(rest, DropReason.STALE)]
             listener.wait(journal.append(facts, {}))
             eventually(lambda: journal.failure is None)
-            assert journal.room() > 0
+            assert journal.capacity() > 0
         survivor = next(tickets)
         listener.wait(journal.append([accepted(survivor, tokens=tokens)], {}))
-    (entry,) = recovered(small_disk / "j", segment_bytes=SEGMENT).entries
-    assert bytes(entry.sample.payload) == payload_of(survivor, 8 * tokens)
+    (entry,) = recovered(disk / "j", segment_bytes=SEGMENT).entries
+    assert span_of(entry.sample) == payload_of(survivor, 8 * tokens)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_sizes_samples_have_the_spare_is_not_touched(small_disk: Path, seed: int) -> None:
+def test_whatever_sizes_samples_have_the_spare_is_not_touched(disk: Path, seed: int) -> None:
     random, tickets = Random(seed), iter(range(10**9))
 
     def push(sizes: list[int]) -> list[int]:
         wanted = sum(8 * tokens + 2048 for tokens in sizes)
-        if journal.room(wanted) < wanted:
+        if journal.capacity(wanted) < wanted:
             return []
         facts = [accepted(next(tickets), tokens=tokens) for tokens in sizes]
         listener.wait(journal.append(facts, {}))
         return [fact.entry.ticket for fact in facts]
 
-    with opened(small_disk / "j", OFF, segment_bytes=128 << 10) as (journal, listener, _):
+    with opened(disk / "j", OFF, segment_bytes=128 << 10) as (journal, listener, _):
         taken: list[int] = []
         for _ in range(4):
             while journal.failure is None:
@@ -261,58 +260,58 @@ def test_whatever_sizes_samples_have_the_spare_is_not_touched(small_disk: Path, 
             eventually(lambda: journal.failure is None)
 
 
-def test_room_is_told_when_the_disk_has_some_again(small_disk: Path) -> None:
-    with opened(small_disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, _):
+def test_room_is_told_when_the_disk_has_some_again(disk: Path) -> None:
+    with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, _):
         tickets = iter(range(10**9))
         fill(journal, listener, tickets, 4000)
         told = threading.Event()
-        journal.on_room = told.set
-        assert journal.room(40_000) == 0
+        journal.on_capacity = told.set
+        assert journal.capacity(40_000) == 0
         assert not told.is_set()
-        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+        remount(disk, "size=8m")
         assert told.wait(PATIENCE)
-        assert journal.room(40_000) >= 40_000
+        assert journal.capacity(40_000) >= 40_000
 
 
 def test_who_wants_more_than_the_disk_has_stops_nobody_and_asks_again(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_dispatcher.journal.journal.ASK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("rollout_dispatcher.journal.writer.ASK_AGAIN_SECONDS", 0.1)
     wanted = 4 << 20
-    with opened(small_disk / "j", BATCH, segment_bytes=128 << 10) as (journal, listener, _):
+    with opened(disk / "j", BATCH, segment_bytes=128 << 10) as (journal, listener, _):
         told = threading.Event()
-        journal.on_room = told.set
-        assert journal.room(wanted) < wanted
+        journal.on_capacity = told.set
+        assert journal.capacity(wanted) < wanted
         assert told.wait(PATIENCE)
         assert journal.failure is None
-        assert journal.room(100_000) >= 100_000
+        assert journal.capacity(100_000) >= 100_000
         listener.wait(journal.append([accepted(0, tokens=4000)], {}))
-        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+        remount(disk, "size=8m")
         told.clear()
-        assert journal.room(wanted) < wanted
+        assert journal.capacity(wanted) < wanted
         assert told.wait(PATIENCE)
-        assert journal.room(wanted) >= wanted
+        assert journal.capacity(wanted) >= wanted
 
 
-def test_restarts_on_a_full_disk_use_nothing_up(small_disk: Path) -> None:
+def test_restarts_on_a_full_disk_use_nothing_up(disk: Path) -> None:
     """They go on in the last segment, whose old blocks are none any more under its new salt."""
     taken: list[int] = []
     tickets = iter(range(10**9))
     fronts = []
     for life in range(6):
-        with opened(small_disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, found):
+        with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, found):
             assert [entry.ticket for entry in found.entries] == taken
             taken += fill(journal, listener, tickets, 4000)
             front = Front.read(journal._store._active.path.read_bytes())
             fronts.append(front)
             listener.wait(journal.append([VersionReported(life, life)], {}))
             assert len(journal._store._files._spares) >= 1
-            killed = as_if_killed(small_disk / "j", small_disk.parent / f"killed-{life}")
+            killed = as_if_killed(disk / "j", disk.parent / f"killed-{life}")
         assert recovered(killed, segment_bytes=SEGMENT).policy_step == life
     assert len({front.number for front in fronts if front}) == 1
     assert len({front.salt for front in fronts if front}) == 6
-    with opened(small_disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, found):
+    with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, found):
         assert [entry.ticket for entry in found.entries] == taken
         listener.wait(journal.append([Dropped(tuple(taken), DropReason.STALE)], {}))
         eventually(lambda: journal.failure is None)
-    assert recovered(small_disk / "j", segment_bytes=SEGMENT).entries == ()
+    assert recovered(disk / "j", segment_bytes=SEGMENT).entries == ()

@@ -2,12 +2,15 @@
 
 import threading
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rollout_dispatcher.core.facts import CheckpointSaved, Committed, Fact, Planned, Resumed
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
+from rollout_dispatcher.payload import InJournal, InMemory
+from rollout_dispatcher.sample import DType, Field, Schema
 from tests.journal.support import BATCH, OFF, SCHEMAS, accepted, opened, payload_of, recovered
 
 NBYTES = SCHEMAS[0].nbytes(100)
@@ -30,7 +33,7 @@ def test_retained_steps_come_back_without_their_payloads_which_can_be_fetched(
         assert [(s.number, s.rewound) for s in found.retained] == [(0, False)]
         for one in (*found.steps, *found.retained):
             (entry,) = one.micro_batches[0][0]
-            assert not entry.sample.is_here
+            assert not entry.sample.is_in_memory
             assert journal.fetch(entry.ticket) == payload_of(entry.ticket, NBYTES)
 
 
@@ -42,12 +45,31 @@ def test_payloads_of_buffered_samples_come_up_to_a_budget_oldest_first(tmp_path:
     for budget, held in [(None, 4), (0, 0), (NBYTES - 1, 0), (3 * NBYTES, 3), (10**9, 4)]:
         with opened(tmp_path / "j", BATCH, payload_bytes=budget) as (journal, _, found):
             assert [e.ticket for e in found.entries] == [0, 2, 3, 5]
-            assert [e.sample.is_here for e in found.entries] == [True] * held + [False] * (4 - held)
+            assert [type(e.sample.payload) for e in found.entries] == (
+                [InMemory] * held + [InJournal] * (4 - held)
+            )
             for entry in found.entries:
                 assert journal.fetch(entry.ticket) == payload_of(entry.ticket, NBYTES)
-                assert entry.sample.payload in {b"", payload_of(entry.ticket, NBYTES)}
+                expected = payload_of(entry.ticket, NBYTES)
+                assert entry.sample.payload in (expected, InJournal(NBYTES))
             (step,) = found.steps
-            assert all(entry.sample.is_here for entry in step.micro_batches[0][0])
+            assert all(entry.sample.is_in_memory for entry in step.micro_batches[0][0])
+
+
+def test_a_payload_without_bytes_comes_back_from_where_it_was(tmp_path: Path) -> None:
+    none = Schema((Field("reward", DType.FLOAT32, shape=(0,)),))
+    facts: list[Fact] = []
+    for ticket in range(2):
+        fact = accepted(ticket)
+        sample = fact.entry.sample._replace(schema=none, payload=InMemory(b""))
+        facts.append(replace(fact, entry=replace(fact.entry, sample=sample)))
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        listener.wait(journal.append([*facts, *step(0, 0)], {}))
+    with opened(tmp_path / "j", BATCH) as (journal, _, found):
+        (buffered,), (retained,) = found.entries, found.retained[0].micro_batches[0][0]
+        assert buffered.sample.payload == InMemory(b"")
+        assert retained.sample.payload == InJournal(0)
+        assert journal.fetch(retained.ticket) == b""
 
 
 def test_a_budget_keeps_payloads_out_of_memory(tmp_path: Path) -> None:
@@ -60,7 +82,7 @@ def test_a_budget_keeps_payloads_out_of_memory(tmp_path: Path) -> None:
     try:
         options = {"segment_bytes": 4 << 20, "payload_bytes": 1_000_000}
         with opened(tmp_path / "j", OFF, **options) as (_, _, found):
-            assert sum(entry.sample.nbytes for entry in found.entries) == 1_000_000
+            assert sum(entry.sample.memory_bytes for entry in found.entries) == 1_000_000
             assert tracemalloc.get_traced_memory()[1] < 8_000_000
     finally:
         tracemalloc.stop()

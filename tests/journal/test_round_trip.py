@@ -34,6 +34,7 @@ from tests.journal.support import (
     plain,
     recovered,
 )
+from tests.support.samples import span_of
 
 
 def after(directory: Path, *batches: list[Fact], **options: int) -> Remembered:
@@ -74,7 +75,7 @@ def test_an_open_step_has_the_same_micro_batches_and_digest(tmp_path: Path) -> N
     tickets = tuple(tuple(tuple(e.ticket for e in part) for part in r) for r in step.micro_batches)
     assert tickets == ranks
     assert (step.number, step.digest, step.planned_at) == (3, "abc", 2.5)
-    assert bytes(step.micro_batches[0][0][0].sample.payload) == payload_of(2, 32)
+    assert span_of(step.micro_batches[0][0][0].sample) == payload_of(2, 32)
     assert [(entry.ticket, entry.skips) for entry in found.entries] == [(5, 1)]
     assert found.next_step == 4
 
@@ -234,7 +235,7 @@ def test_numbers_of_batches_go_on_after_a_restart(tmp_path: Path) -> None:
 
 def test_a_sample_may_be_larger_than_a_segment(tmp_path: Path) -> None:
     found = after(tmp_path / "j", [accepted(0), accepted(1, tokens=10_000), accepted(2)])
-    assert [bytes(e.sample.payload) for e in found.entries][1] == payload_of(1, 80_000)
+    assert [span_of(e.sample) for e in found.entries][1] == payload_of(1, 80_000)
 
 
 def test_a_schema_is_written_once(tmp_path: Path) -> None:

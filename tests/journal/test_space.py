@@ -1,8 +1,6 @@
 """Space is reclaimed, and where there is none nothing is lost."""
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,8 @@ import pytest
 from rollout_dispatcher.core.effects import DropReason
 from rollout_dispatcher.core.facts import Committed, Dropped, FloorRaised, Planned
 from rollout_dispatcher.errors import JournalError, JournalFull
-from rollout_dispatcher.journal.journal import Journal, Trouble
+from rollout_dispatcher.journal.journal import Journal
+from rollout_dispatcher.journal.statistics import Trouble
 from tests.journal.support import (
     BATCH,
     OFF,
@@ -21,6 +20,8 @@ from tests.journal.support import (
     payload_of,
     recovered,
 )
+from tests.support.disks import remount
+from tests.support.samples import span_of
 
 SEGMENT_BYTES, MAP_BYTES = 16 << 10, 1 << 20
 
@@ -161,24 +162,8 @@ def test_a_map_that_cannot_hold_anything_is_refused_on_opening(tmp_path: Path) -
         recovered(tmp_path / "j", map_bytes=8 << 10)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "journal-test", str(disk)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("A SMALL FILE SYSTEM CANNOT BE MOUNTED HERE: a really full disk is not tested")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk_delays_and_loses_nothing(small_disk: Path) -> None:
-    with opened(small_disk / "j", BATCH, segment_bytes=256 << 10) as (journal, listener, _):
+def test_a_full_disk_delays_and_loses_nothing(disk: Path) -> None:
+    with opened(disk / "j", BATCH, segment_bytes=256 << 10) as (journal, listener, _):
         count = 0
         while journal.failure is None:  # known of while there is still room to write
             listener.wait(journal.append([accepted(count, tokens=4000)], {}))
@@ -190,15 +175,15 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk: Path) -> None:
         assert listener.durable >= more[0], "the rest of the segment is used"
         waiting = journal.statistics().queued_batches
         assert waiting > 0
-        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+        remount(disk, "size=8m")
         listener.wait(more[-1])
-    found = recovered(small_disk / "j", segment_bytes=256 << 10).entries
+    found = recovered(disk / "j", segment_bytes=256 << 10).entries
     assert [entry.ticket for entry in found] == list(range(count + 20))
-    assert all(bytes(e.sample.payload) == payload_of(e.ticket, 32_000) for e in found)
+    assert all(span_of(e.sample) == payload_of(e.ticket, 32_000) for e in found)
 
 
-def test_a_full_disk_is_freed_by_commits_alone(small_disk: Path) -> None:
-    with opened(small_disk / "j", BATCH, segment_bytes=256 << 10) as (journal, listener, _):
+def test_a_full_disk_is_freed_by_commits_alone(disk: Path) -> None:
+    with opened(disk / "j", BATCH, segment_bytes=256 << 10) as (journal, listener, _):
         count = 0
         while journal.failure is None:
             listener.wait(journal.append([accepted(count, tokens=4000)], {}))
@@ -207,15 +192,15 @@ def test_a_full_disk_is_freed_by_commits_alone(small_disk: Path) -> None:
         eventually(lambda: journal.failure is None)
 
 
-def test_no_room_for_the_index_is_told_on_opening(small_disk: Path) -> None:
+def test_no_room_for_the_index_is_told_on_opening(disk: Path) -> None:
     with pytest.raises(JournalFull, match="no room to reserve 16777216 bytes"):
-        recovered(small_disk / "j", map_bytes=16 << 20)
+        recovered(disk / "j", map_bytes=16 << 20)
 
 
-def test_a_read_only_directory_is_told_on_opening(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+def test_a_read_only_directory_is_told_on_opening(disk: Path) -> None:
+    remount(disk, "ro")
     with pytest.raises(JournalError, match=r"cannot use the journal directory .*[Rr]ead-only"):
-        recovered(small_disk / "j")
+        recovered(disk / "j")
 
 
 def test_steady_load_under_no_sync_at_all_is_reclaimed_too(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from rollout_dispatcher.sample import (
     aligned,
 )
 from tests.support.client import SCHEMA, make_push, make_span
+from tests.support.samples import span_of
 
 LIMITS = FrameLimits(1 << 24, 1 << 24)
 #: bfloat16 is not numpy's; to the dispatcher it is two bytes like any.
@@ -108,7 +109,7 @@ def test_a_pushed_sample_keeps_its_bytes(schema: Schema, tokens: list[int]) -> N
     for sample, kept in zip(pushed(push, payload), values, strict=True):
         cuts = schema.slices(sample.tokens)
         found = {
-            item.name: bytes(sample.payload[cut])
+            item.name: bytes(span_of(sample)[cut])
             for item, cut in zip(schema.fields, cuts, strict=True)
         }
         assert found == kept
@@ -154,7 +155,7 @@ def test_gathering_copies_no_field_of_some_size() -> None:
     (sample,) = pushed(*make_push("p", 0, [JOINED_BYTES]))
     views = [part for part in micro_batch(0, 0, [sample]) if isinstance(part, memoryview)]
     assert [view.nbytes for view in views] == [8 * JOINED_BYTES, JOINED_BYTES]
-    assert all(view.obj is sample.payload.obj for view in views)
+    assert all(view.obj is span_of(sample).obj for view in views)
 
 
 def test_group_sizes_come_from_the_push_then_from_the_default() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rollout_dispatcher.core import facts as f
 from rollout_dispatcher.core.buffer.entry import Entry
+from tests.support.samples import span_of
 
 
 class Memory:
@@ -45,7 +46,7 @@ class Memory:
         for plan in plans:
             if plan.step in self._retained or plan.step in self._rewound:
                 for ticket in _tickets(plan):
-                    entries[ticket].sample = entries[ticket].sample.without_payload()
+                    entries[ticket].sample = entries[ticket].sample.in_journal()
         return f.Remembered(
             entries=tuple(e for ticket, e in sorted(entries.items()) if ticket not in in_steps),
             steps=tuple(self._remembered(plan, entries) for plan in self._steps.values()),
@@ -72,7 +73,7 @@ class Memory:
 
     def payload(self, ticket: int) -> memoryview:
         """What the journal would read back."""
-        return self._entries[ticket].sample.payload
+        return span_of(self._entries[ticket].sample)
 
     def _remembered(self, plan: f.Planned, entries: dict[int, Entry]) -> f.RememberedStep:
         micro_batches = tuple(

@@ -2,10 +2,17 @@
 
 import numpy as np
 
+from rollout_dispatcher.payload import InMemory
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 
 #: What most tests push: token ids and nothing else.
 IDS = Schema((Field("input_ids", DType.INT64),))
+
+
+def span_of(sample: Sample) -> memoryview:
+    """The payload of a sample that has it in memory."""
+    assert isinstance(sample.payload, InMemory)
+    return sample.payload
 
 
 def make_sample(

@@ -365,7 +365,10 @@ class Dispatch:
         if pressed.cap != "bytes" or self._lacking() <= 0:
             return []
         entries = tuple(
-            entry for group in self.buffer.groups for entry in group.entries if entry.sample.is_here
+            entry
+            for group in self.buffer.groups
+            for entry in group.entries
+            if entry.sample.is_in_memory
         )
         if not entries:
             return []

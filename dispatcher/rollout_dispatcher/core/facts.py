@@ -160,8 +160,8 @@ Note = Callable[[Fact], None]
 class RememberedStep:
     """An open or retained step: its entries by DP rank and micro-batch.
 
-    rewound: it was committed, and is open again. Entries of such steps and of retained ones come
-    without payload.
+    rewound: it was committed, and is open again. Of such steps and of retained ones the journal
+    alone has the payloads.
     """
 
     number: int
@@ -175,14 +175,14 @@ class RememberedStep:
 class Remembered:
     """What facts add up to.
 
-    entries: what is buffered, by ticket; the youngest may come without payload. steps: what is
-    open, by number; retained: what is committed and retained. resumed: the step after which the
-    current generation goes on, if it loaded a checkpoint; saved: the last step that a saved
-    checkpoint covers. producers: floor and accepted numbers at or above it. words: of the producers
-    that have ended a phase or their stream, the newest such phase (0: none) and whether the stream.
-    given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last generation,
-    None if there was none. policy_step: the first step that trains with `policy_version`, None if
-    that is. group_size: as it was last set.
+    entries: what is buffered, by ticket; of the youngest the journal alone may have the payloads.
+    steps: what is open, by number; retained: what is committed and retained. resumed: the step
+    after which the current generation goes on, if it loaded a checkpoint; saved: the last step that
+    a saved checkpoint covers. producers: floor and accepted numbers at or above it. words: of the
+    producers that have ended a phase or their stream, the newest such phase (0: none) and whether
+    the stream. given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last
+    generation, None if there was none. policy_step: the first step that trains with
+    `policy_version`, None if that is. group_size: as it was last set.
     """
 
     entries: tuple[Entry, ...] = ()

@@ -21,5 +21,5 @@ always with a full sync of its own. So:
                  |                                                  snapshot
                  +-> state (state) ----------------------------------> LMDB (index)
 
-`journal.Journal` is the door: it owns the one thread that does all of this.
+`journal.Journal` is the door; `writer` is the one thread that does all of this.
 """

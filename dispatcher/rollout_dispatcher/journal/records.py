@@ -1,4 +1,4 @@
-"""Facts as rows of plain JSON values, and what the journal keeps of a sample.
+"""Facts as rows of plain JSON values, and batches of them.
 
 A row is a list: its kind, then its values in a fixed order. Rows are made when facts are appended,
 on the caller's thread, and never change after but for the checksum that the writer fills in:
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import (
     Accepted,
     CheckpointSaved,
@@ -29,7 +28,8 @@ from rollout_dispatcher.core.facts import (
     StreamEnded,
     VersionReported,
 )
-from rollout_dispatcher.sample import DType, Field, Sample, Schema, aligned
+from rollout_dispatcher.payload import InMemory
+from rollout_dispatcher.sample import DType, Field, Schema, aligned
 
 #: A row is what `json` reads back; its shape is known by its kind.
 Row = list[Any]
@@ -47,48 +47,6 @@ PRODUCER = 14
 #: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
 #: row without names; and what a block takes besides rows, totals and payloads.
 _CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
-
-
-@dataclass(slots=True)
-class Kept:
-    """A sample that is neither done with nor dropped; the order of the fields is the row's.
-
-    arrived: wall time. step: the open or retained step that holds it, -1 for none.
-    """
-
-    ticket: int
-    nbytes: int
-    checksum: int
-    tokens: int
-    loss_tokens: int
-    sample_id: str
-    group_id: str | None
-    group_size: int
-    policy_version: int | None
-    arrived: float
-    schema: int
-    group: int
-    skips: int
-    producer: str
-    segment: int
-    offset: int
-    step: int = -1
-
-    def row(self) -> Row:
-        """As the index stores it."""
-        return [
-            self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
-            self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
-            self.group, self.skips, self.producer, self.segment, self.offset,
-        ]  # fmt: skip
-
-    def entry(self, schema: Schema, payload: memoryview, arrived: float) -> Entry:
-        """As the core has it."""
-        sample = Sample(
-            self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
-            self.group_size, self.policy_version,
-        )  # fmt: skip
-        return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
 
 
 @dataclass(slots=True)
@@ -149,7 +107,9 @@ class Encoder:
         for fact in facts:
             if isinstance(fact, Accepted):
                 rows.append(self._accepted(fact, rows))
-                payloads.append(fact.entry.sample.payload)
+                payload = fact.entry.sample.payload
+                assert isinstance(payload, InMemory), "nothing else is admitted"
+                payloads.append(payload)
             else:
                 rows.append(self._row(fact))
         return Batch(lsn, rows, payloads, text)
@@ -157,7 +117,7 @@ class Encoder:
     def _accepted(self, fact: Accepted, before: list[Row]) -> Row:
         entry, sample = fact.entry, fact.entry.sample
         return [
-            ACCEPTED, entry.ticket, sample.payload.nbytes, 0, sample.tokens, sample.loss_tokens,
+            ACCEPTED, entry.ticket, sample.nbytes, 0, sample.tokens, sample.loss_tokens,
             sample.sample_id, sample.group_id, sample.group_size, sample.policy_version,
             self._to_wall(entry.arrived), self._number(sample.schema, before), entry.group,
             entry.skips, fact.producer, fact.seq, fact.given_id,

@@ -11,19 +11,23 @@ A power cut may also take the last mark. So damage to the last blocks that were 
 cannot be told from a torn write, as in any log; after a kill it can.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import Remembered, RememberedStep
 from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK
-from rollout_dispatcher.journal.files.segments import Reader, SegmentFiles
+from rollout_dispatcher.journal.files.segment import Reader
+from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
-from rollout_dispatcher.journal.records import Kept
-from rollout_dispatcher.journal.state import Stage, State, Step
+from rollout_dispatcher.journal.parts import Kept, Stage, StepRecord
+from rollout_dispatcher.journal.state import State
+from rollout_dispatcher.payload import InJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,16 @@ def replay(state: State, files: SegmentFiles, position: LogPosition, newest: int
         position = LogPosition(end.segment + 1, FIRST_BLOCK, end.sequence, end.lsn)
 
 
-def has_blocks(files: SegmentFiles, segment: int) -> bool:
+def check_empty(directory: Path, files: SegmentFiles, newest: int) -> None:
+    """Raise JournalCorrupt if anything was ever written, as an index that lacks it is damaged."""
+    numbers = {*files.sizes, newest} - {0}
+    if any(_has_blocks(files, number) for number in sorted(numbers)):
+        raise JournalCorrupt(
+            directory / "index", 0, "it has no snapshot, but the segments have blocks"
+        )
+
+
+def _has_blocks(files: SegmentFiles, segment: int) -> bool:
     """Whether anything was ever written to this segment, or to one before it."""
     with files.reader(segment) as reader:
         return reader.synced > 0 or read_block(reader, FIRST_BLOCK, 1) is not None
@@ -86,7 +99,6 @@ def remembered(
     state: State,
     files: SegmentFiles,
     given_ids: tuple[str, ...],
-    totals: dict[str, object],
     from_wall: Callable[[float], float],
     *,
     payload_bytes: int | None,
@@ -133,12 +145,12 @@ def remembered(
             if producer.phase or producer.ended
         },
         given_ids=given_ids,
-        totals=totals,
+        totals=json.loads(ledger.totals),
     )
 
 
 def _step(
-    number: int, step: Step, entries: dict[int, Entry], from_wall: Callable[[float], float]
+    number: int, step: StepRecord, entries: dict[int, Entry], from_wall: Callable[[float], float]
 ) -> RememberedStep:
     micro_batches = tuple(
         tuple(tuple(entries[ticket] for ticket in part) for part in rank)
@@ -177,14 +189,16 @@ def _first(state: State, payload_bytes: int | None) -> set[int]:
 def _entries(
     state: State, files: SegmentFiles, from_wall: Callable[[float], float], first: set[int]
 ) -> dict[int, Entry]:
-    """Every entry by ticket, with its payload if it is of the `first` or of an open step."""
+    """Every entry by ticket, its payload in memory if it is of the `first` or of an open step."""
     members: dict[int, list[Kept]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
         is_open = kept.step >= 0 and state.steps[kept.step].stage == Stage.OPEN
         if not is_open and kept.ticket not in first:
             schema = state.schemas[kept.schema]
-            entries[kept.ticket] = kept.entry(schema, memoryview(b""), from_wall(kept.arrived))
+            entries[kept.ticket] = kept.entry(
+                schema, InJournal(kept.nbytes), from_wall(kept.arrived)
+            )
         else:
             members[kept.segment].append(kept)
     for segment in sorted(members):

@@ -10,97 +10,23 @@ ValueError before anything of it is applied.
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from rollout_dispatcher.journal import records
-from rollout_dispatcher.journal.records import Kept, Row
+from rollout_dispatcher.journal.parts import (
+    Changed,
+    Kept,
+    Ledger,
+    Live,
+    ProducerRecord,
+    Stage,
+    StepRecord,
+)
+from rollout_dispatcher.journal.records import Row
 from rollout_dispatcher.sample import Schema
 
 #: Consecutive tickets that the index keeps in one value: encoding them one by one costs twice as
 #: much, and as a rule they change together anyway.
 SHELF = 64
-
-
-class Stage(StrEnum):
-    """Where a step stands; payloads of one that was ever committed are not held in memory."""
-
-    OPEN = "open"
-    RETAINED = "retained"
-    REWOUND = "rewound"
-
-
-@dataclass(slots=True)
-class Step:
-    """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
-
-    The order of the fields is the index's.
-    """
-
-    digest: str
-    planned_at: float
-    micro_batches: Sequence[Sequence[Sequence[int]]]
-    stage: str = Stage.OPEN
-
-    def tickets(self) -> Iterator[int]:
-        """Every ticket in it."""
-        return (ticket for rank in self.micro_batches for part in rank for ticket in part)
-
-
-@dataclass(slots=True)
-class Producer:
-    """Numbers at or above `floor` that were accepted, and what the producer said last.
-
-    phase: the newest one that it has ended, 0 for none. ended: whether its stream.
-    """
-
-    floor: int = 0
-    accepted: set[int] = field(default_factory=set)
-    phase: int = 0
-    ended: bool = False
-
-    def raise_floor(self, floor: int) -> None:
-        """Forget what never comes again."""
-        if floor > self.floor:
-            self.floor = floor
-            self.accepted = {seq for seq in self.accepted if seq >= floor}
-
-
-@dataclass(slots=True)
-class Changed:
-    """What the index does not have yet, or has too much of; samples by shelf."""
-
-    shelves: set[int] = field(default_factory=set)
-    steps: set[int] = field(default_factory=set)
-    producers: set[str] = field(default_factory=set)
-    schemas: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class Live:
-    """Kept samples of one segment, and their bytes."""
-
-    samples: int = 0
-    nbytes: int = 0
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The single values."""
-
-    next_ticket: int = 0
-    next_step: int = 0
-    run_id: str = ""
-    generation: int = 0
-    resumed: int | None = None
-    saved: int = -1
-    dp_size: int | None = None
-    policy_version: int | None = None
-    policy_step: int | None = None
-    group_size: int | None = None
-    phases: list[int] = field(default_factory=list)
-    ended: bool = False
-    totals: str = "{}"
 
 
 class State:
@@ -117,8 +43,8 @@ class State:
         self.ledger = Ledger()
         self.schemas: dict[int, Schema] = {}
         self.kept: dict[int, Kept] = {}
-        self.steps: dict[int, Step] = {}
-        self.producers: OrderedDict[str, Producer] = OrderedDict()
+        self.steps: dict[int, StepRecord] = {}
+        self.producers: OrderedDict[str, ProducerRecord] = OrderedDict()
         self.first_id = self.stored_ids = 0
         self.given_ids: deque[str] = deque()
         self.live: dict[int, Live] = {}
@@ -260,7 +186,7 @@ class State:
         micro_batches: Sequence[Sequence[Sequence[int]]],
         passed_over: Sequence[int],
     ) -> None:
-        step = Step(digest, planned_at, micro_batches)
+        step = StepRecord(digest, planned_at, micro_batches)
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
         if number in self.steps:  # planned again: who is not in it any more is buffered
@@ -332,10 +258,10 @@ class State:
             case kind:
                 raise ValueError(f"a row of kind {kind!r} is not known")
 
-    def _producer(self, name: str) -> Producer:
+    def _producer(self, name: str) -> ProducerRecord:
         producer = self.producers.get(name)
         if producer is None:
-            producer = self.producers[name] = Producer()
+            producer = self.producers[name] = ProducerRecord()
         self.producers.move_to_end(name)
         self.changed.producers.add(name)
         while len(self.producers) > self._max_producers:

@@ -4,13 +4,8 @@
 is full the next one begins and a snapshot follows. Invariants: the index is never ahead of what
 is durable in the log; a segment is freed only after a snapshot that needs neither its payloads
 nor its blocks; `trouble` says what stands in the way of new samples while the log still goes on.
-
-Space: segments that hold a few long-lived samples each would add up, so while there is more than
-twice the live bytes (and a few segments) the emptiest segment's samples are written again at the
-end of the log. The disk used is therefore bounded by what is live, not by how long it lives.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -18,18 +13,17 @@ from pathlib import Path
 from time import perf_counter
 
 from rollout_dispatcher.core.facts import Remembered
-from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
+from rollout_dispatcher.errors import JournalError, JournalFull
 from rollout_dispatcher.journal.files.blocks import draft, places
 from rollout_dispatcher.journal.files.directory import Directory
 from rollout_dispatcher.journal.files.newest import NewestSegment
-from rollout_dispatcher.journal.files.segments import Segment, SegmentFiles
+from rollout_dispatcher.journal.files.segment import Segment
+from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import Index, LogPosition
-from rollout_dispatcher.journal.records import MOVED, Row
-from rollout_dispatcher.journal.replay import has_blocks, read_payload, remembered, replay
+from rollout_dispatcher.journal.reclaim import moves
+from rollout_dispatcher.journal.records import Row
+from rollout_dispatcher.journal.replay import check_empty, read_payload, remembered, replay
 from rollout_dispatcher.journal.state import State
-
-#: Segments beyond twice the live bytes that are left alone.
-_SLACK_SEGMENTS = 4
 
 
 class Store:
@@ -61,9 +55,11 @@ class Store:
             lock = undo.enter_context(closing(Directory(directory)))
             self._index = undo.enter_context(closing(Index(lock.path / "index", map_bytes)))
             self._files = SegmentFiles(directory, segment_bytes)
-            self._newest = self._find_newest(directory)
             end = self._recover(directory)
-            self._taken: Remembered | None = self._remembered(from_wall, payload_bytes)
+            given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
+            self._taken: Remembered | None = remembered(
+                state, self._files, given_ids, from_wall, payload_bytes=payload_bytes
+            )
             self._active = self._activate_after(end)
             undo.callback(self._close_active)
             self.tend()
@@ -82,42 +78,21 @@ class Store:
 
     # -- opening ----------------------------------------------------------------------------
 
-    def _find_newest(self, directory: Path) -> NewestSegment:
-        position = self._index.load(self.state)
-        self._begun_at = position
-        path = directory / "newest"
-        if not path.exists():
-            if position is not None or self._files.sizes:
-                raise JournalCorrupt(path, 0, "the file is missing")
-            NewestSegment.create(directory)
-        return NewestSegment(directory)
-
     def _recover(self, directory: Path) -> LogPosition:
-        position, newest = self._begun_at, self._newest.number
+        """Bring the state up to the end of the log; returns that end."""
+        position = self._begun_at = self._index.load(self.state)
+        begun = position is not None or bool(self._files.sizes)
+        self._newest = NewestSegment.find(directory, begun=begun)
         self.torn_tail = False
         if position is None:
-            numbers = {*self._files.sizes, newest} - {0}
-            if any(has_blocks(self._files, number) for number in sorted(numbers)):
-                raise JournalCorrupt(
-                    directory / "index", 0, "it has no snapshot, but the segments have blocks"
-                )
+            check_empty(directory, self._files, self._newest.number)
             return LogPosition(0, 0, 0, 0)
-        replayed = replay(self.state, self._files, position, newest)
+        replayed = replay(self.state, self._files, position, self._newest.number)
         self.torn_tail = replayed.torn
         # A killed process may have left to the system what the next snapshot says is durable.
         self._files.sync(range(position.segment, replayed.end.segment + 1))
         self._files.check(self.state.live)
         return replayed.end
-
-    def _remembered(
-        self, from_wall: Callable[[float], float], payload_bytes: int | None
-    ) -> Remembered:
-        state = self.state
-        given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
-        totals: dict[str, object] = json.loads(state.ledger.totals)
-        return remembered(
-            state, self._files, given_ids, totals, from_wall, payload_bytes=payload_bytes
-        )
 
     def _activate_after(self, end: LogPosition) -> Segment:
         """A new segment, so that nothing torn can ever be taken for its successor.
@@ -132,9 +107,9 @@ class Store:
         newest = max([*self._files.sizes, end.segment, self._newest.number])
         return self._begin(newest + 1, 0)
 
-    def _begin(self, number: int, room: int) -> Segment:
+    def _begin(self, number: int, capacity: int) -> Segment:
         """A new segment for what comes after what is synced; named before it is written to."""
-        segment = self._files.activate(number, room, self.sequence)
+        segment = self._files.activate(number, capacity, self.sequence)
         try:
             self._newest.name(number)
         except JournalError:
@@ -194,13 +169,13 @@ class Store:
         return len(self._files.sizes)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Bytes of new samples that the log takes and still has a spare for what is no sample.
 
         However they are cut into blocks: they go into what is left of this segment, or those that
         do not into the next one.
         """
-        return 0 if self.trouble else max(self.left, self._files.room)
+        return 0 if self.trouble else max(self.left, self._files.capacity)
 
     @property
     def left(self) -> int:
@@ -208,13 +183,13 @@ class Store:
         return self._active.size - self._active.end
 
     def has_for_another(self) -> bool:
-        """Whether a block may begin another segment and `room` stays what it is."""
-        usual = self.left <= self._files.room <= self._files.segment_bytes
+        """Whether a block may begin another segment and `capacity` stays what it is."""
+        usual = self.left <= self._files.capacity <= self._files.segment_bytes
         return usual and not self.trouble and self._files.has_for_another()
 
-    def widen(self, room: int) -> None:
+    def widen(self, capacity: int) -> None:
         """Make room for a sample that is larger than a segment. Raises JournalFull."""
-        self._files.ensure_spares(room)
+        self._files.ensure_spares(capacity)
 
     def place(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> None:
         """Give a block its place in the log and apply it; `flush` must follow.
@@ -276,22 +251,13 @@ class Store:
         self._ensure_spares()
 
     def moves(self) -> tuple[list[Row], list[memoryview]] | None:
-        """The samples of the emptiest segment, to be placed again, if space is wasted on them."""
-        live, sizes = self.state.live, self._files.sizes
-        held = [number for number in live if number != self._active.number]
-        slack = _SLACK_SEGMENTS * self._files.segment_bytes
-        if sum(sizes[number] for number in held) <= 2 * self.state.live_bytes + slack:
-            return None
-        emptiest = min(held, key=lambda number: live[number].nbytes)
-        members = [kept for kept in self.state.kept.values() if kept.segment == emptiest]
-        with self._files.reader(emptiest) as reader:
-            payloads = [memoryview(read_payload(reader, kept)) for kept in members]
-        return [[MOVED, kept.ticket, kept.nbytes, 0] for kept in members], payloads
+        """What to place again, if space is wasted on it (`reclaim`)."""
+        return moves(self.state, self._files, self._active.number)
 
-    def _roll(self, room: int) -> None:
+    def _roll(self, capacity: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""
         self._take_snapshot()
-        following = self._begin(self._active.number + 1, room)
+        following = self._begin(self._active.number + 1, capacity)
         self._active.close()
         self._active = following
         self._ensure_spares()

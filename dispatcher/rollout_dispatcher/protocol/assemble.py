@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
+from rollout_dispatcher.payload import InMemory, are_in_memory
 from rollout_dispatcher.protocol import codec, columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
@@ -77,6 +78,7 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
         header["group_ids"] = held.group_ids
     if held.policy_versions.count(None) < len(samples):
         header["policy_versions"] = held.policy_versions
+    assert are_in_memory(held.payloads)
     payload, nbytes = _gather(held.schemas[0], held.payloads, held.tokens)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
@@ -129,6 +131,7 @@ def _cut(schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]) -> 
 
 def _first_token(sample: Sample) -> bytes:
     """The span of this sample cut down to its first token."""
+    assert isinstance(sample.payload, InMemory)
     parts = []
     for item, cut in zip(sample.schema.fields, sample.schema.slices(sample.tokens), strict=True):
         value = bytes(sample.payload[cut.start : cut.start + item.nbytes(1)])

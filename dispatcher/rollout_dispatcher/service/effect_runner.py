@@ -20,6 +20,7 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import DispatcherError, JournalError
+from rollout_dispatcher.payload import InJournal, InMemory
 from rollout_dispatcher.plan import Plan, PlanConfig
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
@@ -255,13 +256,15 @@ class EffectRunner:
             return None
 
     def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
-        """Those of a step that was committed before have their payloads in the journal alone."""
+        """With their payloads in memory; what the journal alone has is read back for this once."""
         return [
-            entry.sample if entry.sample.payload else self._from_journal(entry) for entry in entries
+            entry.sample if isinstance(entry.sample.payload, InMemory) else self._read_back(entry)
+            for entry in entries
         ]
 
-    def _from_journal(self, entry: Entry) -> Sample:
-        return entry.sample._replace(payload=memoryview(self._barrier.fetch(entry.ticket)))
+    def _read_back(self, entry: Entry) -> Sample:
+        assert isinstance(entry.sample.payload, InJournal), "nothing else is admitted"
+        return entry.sample._replace(payload=InMemory(self._barrier.fetch(entry.ticket)))
 
     # -- planning ---------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Router:
         self._connections = Connections()
         self.barrier = DurabilityBarrier(journal, self._broken, self._journal_has_room)
         if journal is not None:
-            core.heed_journal(self.barrier.has_room)
+            core.heed_journal(self.barrier.has_capacity)
         self._effect_runner = EffectRunner(
             core,
             config.plan_config(),

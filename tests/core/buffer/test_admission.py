@@ -1,5 +1,7 @@
 """Admission: every push is answered once, in fairness, and nothing accepted is forgotten."""
 
+from typing import Any
+
 import pytest
 
 from rollout_dispatcher.core.buffer.admission import MAX_UNANSWERED, Admission
@@ -8,6 +10,7 @@ from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.effects import Effect, Outcome, PushAnswered, PushHeld, PushRecalled
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.payload import Reference, WithProducer
 from rollout_dispatcher.sample import Sample
 from tests.support.admissions import Lobby
 from tests.support.samples import make_sample
@@ -215,6 +218,47 @@ def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> 
     assert outcomes(admission.retry(0.0)) == [("p", 0, (A, A, A))]
 
 
+# -- references -------------------------------------------------------------------------------
+
+
+def referred(name: str, store: str, **options: Any) -> Sample:
+    return make_sample(name, **options)._replace(payload=Reference(store, f"key of {name}", 32))
+
+
+def test_a_reference_into_a_store_that_is_not_known_is_refused_with_what_to_do() -> None:
+    admission, buffer = make_admission()
+    mixed = push("p", 0, make_sample("a"), referred("b", "ray"), make_sample("c"))
+    (answer,) = admission.push(mixed, 0.0, may_hold=True)
+    assert isinstance(answer, PushAnswered)
+    assert answer.outcomes == (A, R, A)
+    assert answer.errors == {
+        1: "sample b comes as a reference into the store 'ray', which is not known here (known: "
+        "none); push its tensors themselves"
+    }
+    assert len(buffer) == 2
+    assert outcomes(admission.push(mixed, 0.0, may_hold=True)) == [("p", 0, (A, R, A))]
+
+
+def test_a_group_hears_of_a_member_that_was_refused_as_a_reference() -> None:
+    lobby = Lobby(BufferLimits(4, 4, None, 10_000, 100))
+    pushed = push("p", 0, member("g0"), referred("g1", "ray", group_id="g", group_size=2))
+    assert outcomes(lobby.admission.push(pushed, 0.0, may_hold=True)) == [("p", 0, (A, R))]
+    assert lobby.lost == ["g"]
+
+
+def test_a_reference_into_a_known_store_is_accepted_and_takes_no_memory() -> None:
+    limits = BufferLimits(9, 9, None, 40, 100, stores=frozenset({"files", "ray"}))
+    lobby = Lobby(limits, batch=9)
+    pushed = push("p", 0, *(referred(f"s{at}", "ray") for at in range(4)), make_sample("here"))
+    assert outcomes(lobby.admission.push(pushed, 0.0, may_hold=True)) == [("p", 0, (A,) * 5)]
+    assert (len(lobby.buffer), lobby.buffer.held_bytes) == (5, 32)
+    lobby.buffer.take(lobby.buffer.ready(9))
+    assert lobby.buffer.held_bytes == 0
+    (answer,) = lobby.admission.push(push("p", 5, referred("t", "nfs")), 0.0, may_hold=True)
+    assert isinstance(answer, PushAnswered)
+    assert "'nfs', which is not known here (known: files, ray)" in answer.errors[0]
+
+
 # -- what held pushes take of memory -----------------------------------------------------------
 
 
@@ -231,6 +275,8 @@ def test_payloads_of_held_pushes_are_bounded_and_asked_for_when_their_turn_comes
     lobby = crowded()
     admission, buffer = lobby.admission, lobby.buffer
     assert admission.held.nbytes == 32  # of three
+    held = [push.samples[0].payload for push in admission.held]
+    assert held[1:] == [WithProducer(32)] * 2
     buffer.take(buffer.ready(2))
     first, second = admission.retry(0.0)
     assert outcomes([first]) == [("p", 2, (A,))]

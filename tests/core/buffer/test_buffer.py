@@ -147,7 +147,7 @@ def test_payloads_that_the_journal_has_leave_memory_and_are_not_counted_again() 
     add(buffer, "a")
     buffer.let_go(entries)
     assert buffer.held_bytes == 32
-    assert not any(entry.sample.is_here for entry in entries)
+    assert not any(entry.sample.is_in_memory for entry in entries)
     buffer.add(member("g2", "g", 3), "p", 0.0)
     buffer.take(buffer.ready(9))
     assert len(buffer) == buffer.held_bytes == buffer.held_tokens == 0

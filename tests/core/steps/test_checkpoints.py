@@ -103,7 +103,7 @@ def test_what_is_retained_holds_no_payload_and_no_room_in_the_buffer() -> None:
     run.begin()
     run.load(0)
     rewound = [step for step in run.core.ledger.steps.uncommitted() if step.number in (1, 2)]
-    assert not any(sample.is_here for step in rewound for sample in step.samples())
+    assert not any(sample.is_in_memory for step in rewound for sample in step.samples())
 
 
 def test_a_saved_checkpoint_releases_what_it_covers_for_good() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.e2e.groups.rollouts import (
     tokens_of,
 )
 from tests.e2e.groups.run import BATCH, Run, in_use
+from tests.support.disks import small_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
 
@@ -208,31 +208,19 @@ DISK_MB = 40  # of which the index takes 32
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "groups-test", str(disk)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("A SMALL FILE SYSTEM CANNOT BE MOUNTED HERE: a really full disk is not tested")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", megabytes=DISK_MB) as disk:
+        yield disk
 
 
-def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(
-    tmp_path: Path, small_disk: Path
-) -> None:
+def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(tmp_path: Path, disk: Path) -> None:
     mine = shares(4, 16)
     free: list[int] = []
     over = asyncio.Event()
 
     async def look() -> None:
         while not over.is_set():
-            free.append(shutil.disk_usage(small_disk).free)
+            free.append(shutil.disk_usage(disk).free)
             await asyncio.sleep(0.02)
 
     async def push() -> None:
@@ -244,7 +232,7 @@ def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(
         step_s=0.05,
         ballast=8 * BALLAST,
         module="tests.e2e.groups.small_journal",
-        journal_dir=small_disk / "journal",
+        journal_dir=disk / "journal",
     ) as run:
         run.produce(look(), push())
         found = run.finish()

@@ -17,6 +17,7 @@ from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.journal.replay import replay
 from rollout_dispatcher.journal.state import State
 from tests.journal.support import BATCH, OFF, accepted, as_if_killed, opened, plain, recovered
+from tests.support.samples import span_of
 
 MAP = 1 << 20
 SEGMENT = "000000000001.segment"
@@ -189,7 +190,7 @@ def closed(directory: Path) -> Path:
 def test_a_damaged_payload_is_named(tmp_path: Path) -> None:
     segment = closed(tmp_path / "j") / SEGMENT
     content = bytearray(segment.read_bytes())
-    at = content.index(bytes(accepted(5).entry.sample.payload))
+    at = content.index(span_of(accepted(5).entry.sample).tobytes())
     content[at + 3] ^= 1
     segment.write_bytes(content)
     with pytest.raises(JournalCorrupt, match="payload of sample s-5 does not match") as caught:

@@ -13,6 +13,7 @@ from rollout_dispatcher.service.durability.barrier import (
     MAX_UNANSWERED,
     DurabilityBarrier,
 )
+from tests.support.samples import span_of
 
 
 class SlowLog:
@@ -21,7 +22,7 @@ class SlowLog:
     def __init__(self) -> None:
         self.on_durable: Callable[[int], None] = lambda _: None
         self.on_broken: Callable[[JournalError], None] = lambda _: None
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_capacity: Callable[[], None] = lambda: None
         self.free, self.asked = sys.maxsize, 0
         self.appended = asyncio.Event()
         self.failure: JournalError | None = None
@@ -32,7 +33,7 @@ class SlowLog:
         self.appended.set()
         return len(self.batches)
 
-    def room(self, wanted: int = 0) -> int:
+    def capacity(self, wanted: int = 0) -> int:
         """What the test says, to whatever was asked."""
         self.asked = wanted
         return self.free
@@ -41,7 +42,7 @@ class SlowLog:
         """The payload as it was appended."""
         accepted = (fact for facts, _ in self.batches for fact in facts)
         return next(
-            bytes(fact.entry.sample.payload)
+            span_of(fact.entry.sample).tobytes()
             for fact in accepted
             if isinstance(fact, Accepted) and fact.entry.ticket == ticket
         )
@@ -130,24 +131,24 @@ async def test_room_is_the_journals_and_without_one_there_is_always_some() -> No
     log = SlowLog()
     barrier = DurabilityBarrier(log, ignore)
     log.free = 3 * BYTES_BESIDES_PAYLOAD + 100
-    assert barrier.has_room(3, 100)
+    assert barrier.has_capacity(3, 100)
     assert log.asked == log.free
-    assert barrier.room() == log.free
-    assert not barrier.has_room(3, 101)
-    assert not barrier.has_room(4, 0)
-    assert DurabilityBarrier(None, ignore).has_room(10**6, 10**12)
-    assert DurabilityBarrier(None, ignore).room() == sys.maxsize
+    assert barrier.capacity() == log.free
+    assert not barrier.has_capacity(3, 101)
+    assert not barrier.has_capacity(4, 0)
+    assert DurabilityBarrier(None, ignore).has_capacity(10**6, 10**12)
+    assert DurabilityBarrier(None, ignore).capacity() == sys.maxsize
 
 
 async def test_the_loop_is_told_when_there_may_be_room_again() -> None:
     log, said = SlowLog(), list[str]()
-    DurabilityBarrier(log, ignore, partial(said.append, "room"))
-    thread = threading.Thread(target=log.on_room)
+    DurabilityBarrier(log, ignore, partial(said.append, "capacity"))
+    thread = threading.Thread(target=log.on_capacity)
     thread.start()
     thread.join()
     assert said == []
     await asyncio.sleep(0)
-    assert said == ["room"]
+    assert said == ["capacity"]
 
 
 async def test_a_broken_journal_is_reported_to_the_loop() -> None:

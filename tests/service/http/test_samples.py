@@ -13,6 +13,7 @@ from rollout_dispatcher.protocol import columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample
 from rollout_dispatcher.service.http.samples import parse_body
+from tests.support.samples import span_of
 
 
 def parse(group_size: int | None = None, **fields: object) -> Sample:
@@ -26,7 +27,7 @@ def field_of(sample: Sample, name: str) -> Field:
 
 def values_of(sample: Sample, name: str) -> list[object]:
     at = sample.schema.names.index(name)
-    raw = sample.payload[sample.schema.slices(sample.tokens)[at]]
+    raw = span_of(sample)[sample.schema.slices(sample.tokens)[at]]
     found: list[object] = np.frombuffer(raw, str(sample.schema.fields[at].dtype)).tolist()
     return found
 

@@ -48,6 +48,7 @@ MEMBER_LOST = frozenset(
         "loss-tokens",
         "schema",
         "larger-than-buffer",
+        "unknown-store",
         "phase-ended",
         "group-overflows",
     )
@@ -219,7 +220,7 @@ class Admission:
     def _recall(self, push: Push, now: float) -> list[Effect]:
         """Ask for the payload again if it can come in, and not as much as can is on its way."""
         first, asked = push.waiting[0], self.held.asked_samples
-        if (full := self._no_room(first.schema.nbytes(first.tokens))) is not None:
+        if (full := self._no_room(first.nbytes)) is not None:
             self._press(full, now)
             return []
         full = self._buffer.soft_cap(asked) if self._lacking() <= asked else None
@@ -280,7 +281,7 @@ class Admission:
 
     def _held_back(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now, if one does."""
-        full = self._no_room(sample.nbytes)
+        full = self._no_room(sample.memory_bytes)
         if full is None and (full := self._buffer.soft_cap()) is not None:
             passes = self._buffer.is_expected(sample) or self._lacking() > 0
             full = None if passes else full
@@ -338,7 +339,7 @@ class Admission:
             self._remember(push, [entry], range(seq, seq + 1), now)
             push.outcomes[index] = Outcome.ACCEPTED
             accepted.append(sample)
-        nbytes = sum(sample.nbytes for sample in accepted)
+        nbytes = sum(sample.memory_bytes for sample in accepted)
         self._totals.accepted([sample.tokens for sample in accepted], nbytes)
 
     def _note_beginning(self, sample: Sample) -> None:

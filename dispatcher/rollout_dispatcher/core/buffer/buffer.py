@@ -13,6 +13,7 @@ from rollout_dispatcher.core.buffer.entry import Amount, Entry
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
 from rollout_dispatcher.errors import BufferFull, SampleRefused
+from rollout_dispatcher.payload import Reference, are_in_memory
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Columns, Sample, Schema
 
 
@@ -119,11 +120,23 @@ class SampleBuffer:
                 f"sample {sample.sample_id} differs from the samples held: "
                 f"{self._schema.difference(sample.schema)}",
             )
-        if sample.nbytes > self.limits.nbytes:
+        if isinstance(sample.payload, Reference):
+            self._check_store(sample.sample_id, sample.payload.store)
+        if sample.memory_bytes > self.limits.nbytes:
             raise SampleRefused(
                 "larger-than-buffer",
                 f"sample {sample.sample_id} has {sample.nbytes} bytes and would not fit an empty "
                 f"buffer of {self.limits.nbytes}; raise --buffer-bytes",
+            )
+
+    def _check_store(self, sample_id: str, store: str) -> None:
+        """Raise SampleRefused unless references into this store are taken."""
+        if store not in self.limits.stores:
+            known = ", ".join(sorted(self.limits.stores)) or "none"
+            raise SampleRefused(
+                "unknown-store",
+                f"sample {sample_id} comes as a reference into the store {store!r}, which is not "
+                f"known here (known: {known}); push its tensors themselves",
             )
 
     def is_grouped(self, sample: Sample) -> bool:
@@ -186,6 +199,7 @@ class SampleBuffer:
             and min(samples.tokens) >= 1
             and max(samples.tokens) <= self.limits.max_sample_tokens
             and all(map(le, samples.loss_tokens, samples.tokens))
+            and are_in_memory(samples.payloads)
             and max(map(len, samples.payloads)) <= self.limits.nbytes
         )
 
@@ -297,8 +311,8 @@ class SampleBuffer:
     def let_go(self, entries: Iterable[Entry]) -> None:
         """The payloads of these samples are in the journal: they leave memory, if still here."""
         for entry in filter(self._holds, entries):
-            self._held.nbytes -= entry.sample.nbytes
-            entry.sample = entry.sample.without_payload()
+            self._held.nbytes -= entry.sample.memory_bytes
+            entry.sample = entry.sample.in_journal()
         self._left()
 
     def _holds(self, entry: Entry) -> bool:

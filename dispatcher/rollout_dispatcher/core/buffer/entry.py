@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
+from rollout_dispatcher.payload import memory_bytes
 from rollout_dispatcher.sample import Columns, Sample
 
 
@@ -30,9 +31,9 @@ class Entry:
         return self.sample.policy_version if self.oldest is None else self.oldest
 
 
-def without_payload(entry: Entry) -> Entry:
-    """The same sample where only the journal has its payload."""
-    return replace(entry, sample=entry.sample.without_payload())
+def in_journal(entry: Entry) -> Entry:
+    """The same with its payload in the journal alone."""
+    return replace(entry, sample=entry.sample.in_journal())
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Amount:
     @classmethod
     def of(cls, samples: Columns) -> Self:
         """What these samples take up together."""
-        return cls(len(samples.tokens), sum(samples.tokens), sum(map(len, samples.payloads)))
+        return cls(len(samples.tokens), sum(samples.tokens), memory_bytes(samples.payloads))
 
     @classmethod
     def of_entries(cls, entries: Iterable[Entry]) -> Self:
@@ -57,7 +58,7 @@ class Amount:
         """Add a sample."""
         self.samples += 1
         self.tokens += sample.tokens
-        self.nbytes += sample.nbytes
+        self.nbytes += sample.memory_bytes
 
     def __iadd__(self, other: Self) -> Self:
         self.samples += other.samples

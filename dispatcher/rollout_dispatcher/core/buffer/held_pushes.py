@@ -91,10 +91,10 @@ class HeldPushes:
     def weigh(self, push: Push) -> None:
         """Some of its samples may be decided by now: see what the others hold of memory."""
         held = self._held[push]
-        before, held.nbytes = held.nbytes, sum(sample.nbytes for sample in push.waiting)
+        before, held.nbytes = held.nbytes, sum(sample.memory_bytes for sample in push.waiting)
         self.nbytes += held.nbytes - before
         if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
-            push.samples = tuple(map(Sample.without_payload, push.samples))
+            push.samples = tuple(map(Sample.with_producer, push.samples))
             self._emptied[push.producer, push.first_seq] = push
             held.emptied = True
             self.nbytes -= held.nbytes
@@ -138,7 +138,7 @@ class HeldPushes:
 
     def refill(self, push: Push, samples: tuple[Sample, ...]) -> None:
         """Its payload has come again. Raises ProtocolError if these are other samples."""
-        if list(map(Sample.without_payload, samples)) != list(push.samples):
+        if list(map(Sample.with_producer, samples)) != list(push.samples):
             raise ProtocolError(f"push {push.first_seq} comes again with other samples")
         self._unmark(push)
         push.samples = samples

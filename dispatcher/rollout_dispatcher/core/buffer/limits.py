@@ -7,6 +7,8 @@ bytes in memory, whatever they belong to.
 
 from dataclasses import dataclass
 
+from rollout_dispatcher.stores import STORES
+
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
@@ -14,6 +16,7 @@ class BufferLimits:
 
     group: samples of the largest group, None: any. tokens=None: not capped. nbytes: hard.
     max_sample_tokens: of one sample. held_bytes: payloads of pushes that are held back.
+    stores: names of those that references may be into.
     """
 
     samples: int
@@ -22,3 +25,4 @@ class BufferLimits:
     nbytes: int
     max_sample_tokens: int
     held_bytes: int = 1 << 30
+    stores: frozenset[str] = frozenset(STORES)

@@ -4,9 +4,7 @@ Reasons that the settings ask for, such as `--last-batch drop`, are no losses.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -22,10 +20,10 @@ NAMED = 8
 
 @dataclass(slots=True)
 class Losses:
-    """Samples lost by reason, and the first few of them."""
+    """Samples lost by reason, and the names of the first few of them."""
 
     reasons: Counter[DropReason] = field(default_factory=Counter)
-    first: list[Sample] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
 
     def note(self, reason: DropReason, entries: list[Entry]) -> None:
         """These are dropped."""
@@ -33,7 +31,7 @@ class Losses:
             self.reasons[reason] += len(entries)
             left = NAMED - len(self.first)
             first = (entry.sample for entry in entries[:left])
-            self.first += [sample._replace(payload=memoryview(b"")) for sample in first]
+            self.first += map(_name, first)
 
     @property
     def samples(self) -> int:
@@ -44,7 +42,7 @@ class Losses:
         """For the log: how many, why, and which."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(self.reasons.items()))
         are = "sample is" if self.samples == 1 else "samples are"
-        named = _name_samples(self.first, self.samples)
+        named = _listed(self.first, self.samples)
         return f"{self.samples} accepted {are} lost, dropped by the shutdown ({reasons}): {named}"
 
 
@@ -53,15 +51,16 @@ def name_undone(steps: OpenSteps, buffer: SampleBuffer) -> str:
     undone = [entry for step in steps.uncommitted() for entry in step.entries()]
     undone.sort(key=lambda entry: entry.ticket)
     undone += buffer.ready(NAMED)
-    return _name_samples((entry.sample for entry in undone), steps.in_flight + len(buffer))
+    names = [_name(entry.sample) for entry in undone[:NAMED]]
+    return _listed(names, steps.in_flight + len(buffer))
 
 
-def _name_samples(samples: Iterable[Sample], count: int) -> str:
-    """Ids of the first few of `count` samples, with their groups."""
-    names = [_name(sample) for sample in islice(samples, NAMED)]
+def _listed(names: list[str], count: int) -> str:
+    """The names of the first few of `count` samples."""
     more = count - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
 def _name(sample: Sample) -> str:
+    """Its id, with its group."""
     return sample.sample_id + ("" if sample.group_id is None else f" (group {sample.group_id})")

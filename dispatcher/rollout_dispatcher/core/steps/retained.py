@@ -48,7 +48,7 @@ class RetainedSteps:
         """A step is committed; returns whether it is retained."""
         retained = self.keep and step.number > self.saved
         if retained:
-            self._add(step.without_payloads())
+            self._add(step.in_journal())
         return retained
 
     def release(self, through: int) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 
-from rollout_dispatcher.core.buffer.entry import Entry, without_payload
+from rollout_dispatcher.core.buffer.entry import Entry, in_journal
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
 from rollout_dispatcher.sample import Sample
 
@@ -107,10 +107,10 @@ class OpenStep:
         """Every sample of the step, rank by rank."""
         return [entry.sample for entry in self.entries()]
 
-    def without_payloads(self) -> "OpenStep":
-        """The same step, of which only the journal has the payloads."""
+    def in_journal(self) -> "OpenStep":
+        """The same with the payloads in the journal alone."""
         micro_batches = tuple(
-            tuple(tuple(without_payload(entry) for entry in part) for part in rank)
+            tuple(tuple(in_journal(entry) for entry in part) for part in rank)
             for rank in self.micro_batches
         )
         return replace(self, micro_batches=micro_batches)
@@ -130,7 +130,7 @@ class OpenStep:
     @property
     def nbytes(self) -> int:
         """Payload bytes of its samples, wherever they are."""
-        return sum(sample.schema.nbytes(sample.tokens) for sample in self.samples())
+        return sum(sample.nbytes for sample in self.samples())
 
 
 def step_digest(number: int, micro_batches: MicroBatches) -> str:

@@ -21,7 +21,7 @@ from struct import Struct
 from zlib import crc32
 
 from rollout_dispatcher.journal.files.front import Front
-from rollout_dispatcher.journal.files.segments import Reader
+from rollout_dispatcher.journal.files.segment import Reader
 from rollout_dispatcher.journal.records import ACCEPTED, CHECKSUM, MOVED, NBYTES, Row
 from rollout_dispatcher.sample import ALIGNMENT, aligned
 

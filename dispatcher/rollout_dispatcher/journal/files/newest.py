@@ -10,6 +10,7 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
+from typing import Self
 
 from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.journal.files.disk import disk_errors, sync_directory
@@ -35,6 +36,16 @@ class NewestSegment:
             raise JournalCorrupt(self.path, 0, "it does not say which segment is the newest")
         self.number = max(known)
         self._turn = 1 - numbers.index(self.number)
+
+    @classmethod
+    def find(cls, directory: Path, *, begun: bool) -> Self:
+        """That of this directory, made if nothing was `begun` in it; else it has to be there."""
+        path = directory / "newest"
+        if not path.exists():
+            if begun:
+                raise JournalCorrupt(path, 0, "the file is missing")
+            cls.create(directory)
+        return cls(directory)
 
     @classmethod
     def create(cls, directory: Path) -> None:

@@ -23,8 +23,9 @@ import lmdb
 from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from rollout_dispatcher.journal.files.disk import disk_errors
 from rollout_dispatcher.journal.index.lmdb_check import check_index
-from rollout_dispatcher.journal.records import Kept, schema_of, schema_row
-from rollout_dispatcher.journal.state import Ledger, Producer, State, Step
+from rollout_dispatcher.journal.parts import Kept, Ledger, ProducerRecord, StepRecord
+from rollout_dispatcher.journal.records import schema_of, schema_row
+from rollout_dispatcher.journal.state import State
 
 if TYPE_CHECKING:
     _Transaction = lmdb.Transaction[bytes]
@@ -202,11 +203,11 @@ class Index:
             for row in rows:
                 state.keep(Kept(*row))
         for key, value in self._steps.items(read):
-            step = state.steps[int.from_bytes(key)] = Step(*value)
+            step = state.steps[int.from_bytes(key)] = StepRecord(*value)
             for ticket in step.tickets():
                 state.kept[ticket].step = int.from_bytes(key)
         for _, (name, floor, accepted, phase, ended) in self._producers.items(read):
-            state.producers[name] = Producer(floor, set(accepted), phase, ended)
+            state.producers[name] = ProducerRecord(floor, set(accepted), phase, ended)
 
     def _load_ids(self, read: "_Transaction", state: State) -> None:
         with read.cursor(self._ids.db) as cursor:

@@ -43,11 +43,14 @@ class Log(Protocol):
 
     on_durable: Callable[[int], None]
     on_broken: Callable[[JournalError], None]
-    on_room: Callable[[], None]
-    failure: JournalError | None
+    on_capacity: Callable[[], None]
 
-    def room(self, wanted: int = 0) -> int:
-        """Bytes that new samples may take now; `on_room` follows if that is less than `wanted`."""
+    @property
+    def failure(self) -> JournalError | None:
+        """Why new samples are to be refused, if they are."""
+
+    def capacity(self, wanted: int = 0) -> int:
+        """Bytes that new samples may take now; `on_capacity` follows if less than `wanted`."""
 
     def fetch(self, ticket: int) -> bytes:
         """The payload of a sample that is neither dropped nor done with. Raises JournalError."""
@@ -57,20 +60,20 @@ class Log(Protocol):
 
 
 def _nobody_waits() -> None:
-    """What `on_room` is for those who never ask."""
+    """What `on_capacity` is for those who never ask."""
 
 
 class DurabilityBarrier:
     """Runs thunks in order, each when all facts noted before it are durable.
 
-    on_room: called when there may be room in the journal that `room` was asked for and lacked.
+    on_capacity: called when the journal may have what `capacity` was asked for and fell short of.
     """
 
     def __init__(
         self,
         journal: Log | None,
         on_broken: Callable[[JournalError], None],
-        on_room: Callable[[], None] = _nobody_waits,
+        on_capacity: Callable[[], None] = _nobody_waits,
     ) -> None:
         self._journal = journal
         self._noted = self._durable = 0
@@ -80,24 +83,24 @@ class DurabilityBarrier:
             loop = asyncio.get_running_loop()
             journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
             journal.on_broken = lambda error: _tell(loop, on_broken, error)
-            journal.on_room = lambda: _tell(loop, on_room)
+            journal.on_capacity = lambda: _tell(loop, on_capacity)
 
     @property
     def failure(self) -> DispatcherError | None:
         """Why nothing becomes durable at present, if so."""
         return None if self._journal is None else self._journal.failure
 
-    def has_room(self, samples: int, nbytes: int) -> bool:
+    def has_capacity(self, samples: int, nbytes: int) -> bool:
         """Whether the journal takes so many new samples, of so many bytes of payload together.
 
         What was decided and not noted yet is not counted; whoever decides more has to ask for both.
         """
         wanted = nbytes + samples * BYTES_BESIDES_PAYLOAD
-        return self.room(wanted) >= wanted
+        return self.capacity(wanted) >= wanted
 
-    def room(self, wanted: int = 0) -> int:
-        """Bytes that new samples may take of the log; if less than `wanted`, `on_room` follows."""
-        return sys.maxsize if self._journal is None else self._journal.room(wanted)
+    def capacity(self, wanted: int = 0) -> int:
+        """Bytes that new samples may take now; `on_capacity` follows if less than `wanted`."""
+        return sys.maxsize if self._journal is None else self._journal.capacity(wanted)
 
     def fetch(self, ticket: int) -> bytes:
         """The payload of a sample that only the journal has. Raises JournalError."""

@@ -1,0 +1,136 @@
+"""What the journal remembers: a sample, a step, a producer, and the single values of a run.
+
+Each is as the index stores it. Invariant: the payload is not among it, only where the log has it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.journal.records import Row
+from rollout_dispatcher.payload import Payload
+from rollout_dispatcher.sample import Sample, Schema
+
+
+@dataclass(slots=True)
+class Kept:
+    """A sample that is neither done with nor dropped; the order of the fields is the row's.
+
+    arrived: wall time. step: the open or retained step that holds it, -1 for none.
+    """
+
+    ticket: int
+    nbytes: int
+    checksum: int
+    tokens: int
+    loss_tokens: int
+    sample_id: str
+    group_id: str | None
+    group_size: int
+    policy_version: int | None
+    arrived: float
+    schema: int
+    group: int
+    skips: int
+    producer: str
+    segment: int
+    offset: int
+    step: int = -1
+
+    def row(self) -> Row:
+        """As the index stores it."""
+        return [
+            self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
+            self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
+            self.group, self.skips, self.producer, self.segment, self.offset,
+        ]  # fmt: skip
+
+    def entry(self, schema: Schema, payload: Payload, arrived: float) -> Entry:
+        """As the core has it."""
+        sample = Sample(
+            self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
+            self.group_size, self.policy_version,
+        )  # fmt: skip
+        return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
+
+
+class Stage(StrEnum):
+    """Where a step stands; payloads of one that was ever committed are not held in memory."""
+
+    OPEN = "open"
+    RETAINED = "retained"
+    REWOUND = "rewound"
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
+
+    The order of the fields is the index's.
+    """
+
+    digest: str
+    planned_at: float
+    micro_batches: Sequence[Sequence[Sequence[int]]]
+    stage: str = Stage.OPEN
+
+    def tickets(self) -> Iterator[int]:
+        """Every ticket in it."""
+        return (ticket for rank in self.micro_batches for part in rank for ticket in part)
+
+
+@dataclass(slots=True)
+class ProducerRecord:
+    """Numbers at or above `floor` that were accepted, and what the producer said last.
+
+    phase: the newest one that it has ended, 0 for none. ended: whether its stream.
+    """
+
+    floor: int = 0
+    accepted: set[int] = field(default_factory=set)
+    phase: int = 0
+    ended: bool = False
+
+    def raise_floor(self, floor: int) -> None:
+        """Forget what never comes again."""
+        if floor > self.floor:
+            self.floor = floor
+            self.accepted = {seq for seq in self.accepted if seq >= floor}
+
+
+@dataclass(slots=True)
+class Changed:
+    """What the index does not have yet, or has too much of; samples by shelf."""
+
+    shelves: set[int] = field(default_factory=set)
+    steps: set[int] = field(default_factory=set)
+    producers: set[str] = field(default_factory=set)
+    schemas: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Live:
+    """Kept samples of one segment, and their bytes."""
+
+    samples: int = 0
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The single values."""
+
+    next_ticket: int = 0
+    next_step: int = 0
+    run_id: str = ""
+    generation: int = 0
+    resumed: int | None = None
+    saved: int = -1
+    dp_size: int | None = None
+    policy_version: int | None = None
+    policy_step: int | None = None
+    group_size: int | None = None
+    phases: list[int] = field(default_factory=list)
+    ended: bool = False
+    totals: str = "{}"

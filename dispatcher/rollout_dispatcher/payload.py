@@ -1,0 +1,56 @@
+"""Where a sample's payload is, its tensors' bytes, and how large it is.
+
+    InMemory      the span itself
+    InJournal     in the journal's log, from where it is read back for its step
+    Reference     in a store outside of the dispatcher (stores.py)
+    WithProducer  nowhere here: of a held push, let go for want of memory, to be sent again
+
+Invariant: the type alone says where it is, and each has `nbytes`, its size there. No size says
+anything of the place: a sample without fields, as a simulation has them, has 0 bytes in memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard, cast
+
+#: The span itself, without an object around it: there is one for every sample that arrives.
+InMemory: TypeAlias = memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class InJournal:
+    """`nbytes` bytes that only the journal has, under the sample's ticket."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`nbytes` bytes that the store of this name has under `key`."""
+
+    store: str
+    key: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithProducer:
+    """`nbytes` bytes of a sample that is not accepted yet: its producer still has them."""
+
+    nbytes: int
+
+
+Payload: TypeAlias = InMemory | InJournal | Reference | WithProducer
+
+
+def are_in_memory(payloads: Sequence[Payload]) -> TypeGuard[Sequence[InMemory]]:
+    """Whether each of them is; some hundredth of a microsecond a payload."""
+    return set(map(type, payloads)) <= {InMemory}
+
+
+def memory_bytes(payloads: Sequence[Payload]) -> int:
+    """Bytes of memory that these take."""
+    try:  # as a rule all are in memory, and to look at each type first takes as long again
+        return sum(map(len, cast("Sequence[InMemory]", payloads)))
+    except TypeError:  # nothing else has a length
+        return sum(payload.nbytes for payload in payloads if isinstance(payload, InMemory))
