@@ -2,7 +2,7 @@
 
     cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
-Words are sample, plan and errors.
+Words are sample, spans, plan and errors.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
 dispatcher knows them.
@@ -80,7 +80,7 @@ def part_of(module: str) -> str | None:
         return "workers"
     if package != "rollout_dispatcher":
         return None
-    is_word = not rest or rest[0] in {"sample", "plan", "errors", "__version__"}
+    is_word = not rest or rest[0] in {"errors", "plan", "sample", "spans", "__version__"}
     return "words" if is_word else rest[0]
 
 

@@ -19,14 +19,13 @@ from rollout_dispatcher.protocol.assemble import (
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import (
-    ALIGNMENT,
     SIZE_NOT_TOLD,
     DType,
     Field,
     Sample,
     Schema,
-    aligned,
 )
+from rollout_dispatcher.spans import ALIGNMENT, aligned
 from tests.support.client import SCHEMA, make_push, make_span
 
 LIMITS = FrameLimits(1 << 24, 1 << 24)

@@ -25,7 +25,8 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.columns import field_headers
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_dispatcher.sample import DType, Field, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Schema
+from rollout_dispatcher.spans import join
 
 PATIENCE_S = 15.0
 LIMITS = FrameLimits(header=1 << 26, payload=1 << 30)
@@ -199,7 +200,7 @@ def make_span(seq: int, tokens: int) -> bytes:
         np.array(seq, np.float32),
     )
     parts = [np.asarray(value).tobytes() for value in values]
-    return b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
+    return join(parts)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from rollout_dispatcher.protocol import assemble, codec, columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_dispatcher.sample import DType, Field, Sample, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.spans import join
 
 LIMITS = FrameLimits(1 << 20, 1 << 30)
 PATIENCE_S = 10.0
@@ -193,7 +194,7 @@ def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sa
     loss = np.ones(len(ids), bool) if mask is None else np.array(mask, bool)
     values: list[NDArray[np.generic]] = [np.array(ids, np.int64), loss]
     values.append(np.array([sum(ids)], np.float32))
-    span = b"".join(item.tobytes().ljust(aligned(item.nbytes), b"\0") for item in values)
+    span = join(item.tobytes() for item in values)
     return Sample(name, len(ids), int(loss.sum()), SCHEMA, memoryview(span), policy_version=1)
 
 

@@ -29,7 +29,8 @@ from rollout_dispatcher.core.facts import (
     StreamEnded,
     VersionReported,
 )
-from rollout_dispatcher.sample import DType, Field, Sample, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.spans import aligned
 
 #: A row is what `json` reads back; its shape is known by its kind.
 Row = list[Any]
