@@ -22,6 +22,19 @@ RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
 METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version"})
 
 
+class Outcome(StrEnum):
+    """What became of a pushed sample.
+
+    DUPLICATE: there was a sample of this id before, from whichever producer. REFUSED: it is not
+    acceptable. FULL: there is no room for it now.
+    """
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+    FULL = "full"
+
+
 class DType(StrEnum):
     """Element types that may travel; names are torch's and numpy's."""
 

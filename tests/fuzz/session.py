@@ -14,8 +14,9 @@ from rollout_dispatcher.protocol.frame import (
     FrameLimits,
     FrameReader,
 )
-from rollout_dispatcher.protocol.session import ServerSession, State
+from rollout_dispatcher.protocol.sessions import Session, SessionState, Side
 from tests.fuzz.inputs import streams
+from tests.support.messages import EXAMPLES
 
 LIMITS = FrameLimits(header=1 << 20, payload=1 << 20)
 HELLOS = m.HelloProducer(client_id="fuzz"), m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=2)
@@ -32,11 +33,14 @@ RANKS: set[type[m.Message]] = {
     m.Ping,
     m.Bye,
 }
-LEGAL: dict[State, set[type[m.Message]]] = {
-    State.AWAIT_HELLO: {m.HelloProducer, m.HelloRank},
-    State.PRODUCER: PRODUCERS,
-    State.RANK: RANKS,
-    State.CLOSED: set(),
+LEGAL: dict[SessionState, set[type[m.Message]]] = {
+    SessionState.AWAIT_HELLO: {m.HelloProducer, m.HelloRank},
+    SessionState.PRODUCER: PRODUCERS,
+    SessionState.RANK: RANKS,
+}
+WELCOMES: dict[type[m.Message], m.Message] = {
+    m.HelloProducer: EXAMPLES[m.WelcomeProducer],
+    m.HelloRank: EXAMPLES[m.WelcomeRank],
 }
 
 inputs = st.tuples(
@@ -77,10 +81,16 @@ def _check_push(push: m.Push, spans: tuple[bytes, ...]) -> None:
         assert sample.nbytes == sample.schema.nbytes(sample.tokens)
 
 
+def welcome(session: Session, message: m.Message) -> None:
+    """Say what the dispatcher says at once, so that the conversation goes on."""
+    if type(message) in WELCOMES:
+        session.say(WELCOMES[type(message)])
+
+
 def _hear(
     stream: bytes, cuts: list[int], rest: int, *, wait: bool = False
 ) -> tuple[Heard, type[ProtocolError] | None]:
-    session = ServerSession(LIMITS)
+    session = Session(Side.DISPATCHER, LIMITS)
     heard: Heard = []
     at, sizes = 0, iter(cuts)
     try:
@@ -93,24 +103,25 @@ def _hear(
     return heard, None
 
 
-def _feed(session: ServerSession, part: bytes, heard: Heard, *, wait: bool) -> None:
+def _feed(session: Session, part: bytes, heard: Heard, *, wait: bool) -> None:
     while part:
         before = session.state
         target = session.get_buffer()
-        limits = HANDSHAKE_LIMITS if before is State.AWAIT_HELLO else LIMITS
+        limits = HANDSHAKE_LIMITS if before is SessionState.AWAIT_HELLO else LIMITS
         most = max(STAGING_BYTES, limits.header + limits.payload)
         assert len(target) <= most, f"memory for {len(target)} bytes"
         taken = min(len(target), len(part))
         target[:taken] = part[:taken]
         part = part[taken:]
         for message, payload in _received(session, taken, wait=wait):
-            assert type(message) in LEGAL[before], f"{message!r} in {before}"
+            assert type(message) in LEGAL.get(before, ()), f"{message!r} in {before}"
             heard.append((message, tuple(map(bytes, payload))))
+            welcome(session, message)
             before = session.state
 
 
 def _received(
-    session: ServerSession, nbytes: int, *, wait: bool
+    session: Session, nbytes: int, *, wait: bool
 ) -> Iterator[tuple[m.Message, Sequence[memoryview]]]:
     """What the session hears; if it has to `wait`, every frame that asks for room is refused it."""
     yield from session.received(nbytes, lambda _: not wait)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import repeat
 
-from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import (
@@ -49,11 +49,11 @@ def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterabl
     """The frame that announces a step, with the totals that normalisation needs."""
     held = SamplesByField.of(samples)
     return codec.encode(
-        m.Step(
+        m.StepHeader(
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
-            fields=columns.field_headers(held.schemas[0]),
+            fields=m.field_headers(held.schemas[0]),
             num_samples=len(held.tokens),
             tokens=sum(held.tokens),
             loss_tokens=sum(held.loss_tokens),

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.protocol import columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
@@ -45,7 +44,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
     sized = group_ids is not None and _is_sized(samples[0])
     try:
         return m.Push(
-            fields=columns.field_headers(samples[0].schema),
+            fields=m.field_headers(samples[0].schema),
             tokens=[sample.tokens for sample in samples],
             loss_tokens=[sample.loss_tokens for sample in samples],
             sample_ids=[

@@ -22,14 +22,14 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
 from rollout_dispatcher.core.buffer.held_pushes import HeldPushes
-from rollout_dispatcher.core.effects import Effect, Outcome, PushHeld, PushRecalled
+from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
 from rollout_dispatcher.core.facts import Accepted, FloorRaised, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.errors import BufferFull, ProtocolError, SampleRefused
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample, SamplesByField
 
 #: Sample numbers that a producer may have above its floor, each of which is remembered; far above
 #: what its credits allow, and a bound on what a producer can cost that never raises its floor.

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol.columns import MAX_FIELDS, Extent, FieldHeader, Name, Version
+from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader, Name, Version
 from rollout_dispatcher.sample import (
     METADATA,
     RESERVED,
