@@ -74,7 +74,8 @@ class MicroBatch(HasSamples):
 
     step: that it is of.
     index: its place, from 0; a rank gets them in order.
-    is_filler: carries the first token of some sample of the step, with no loss tokens.
+    is_filler: whether it is there for the number's sake: it carries the first token of some sample
+        of the step, with no loss tokens.
     """
 
     type_code = 14

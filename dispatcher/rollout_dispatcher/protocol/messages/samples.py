@@ -33,8 +33,11 @@ def _schema(fields: tuple[Field, ...]) -> Schema:
 class FieldHeader(Part):
     """One tensor of every sample.
 
+    name: of the field.
+    dtype: type of its elements, little endian.
     per_token: whether the first dimension is the sample's tokens, followed by `shape`; if not,
         `shape` is all there is.
+    shape: its dimensions, without that of tokens.
     """
 
     name: Name
