@@ -2,7 +2,7 @@
 
     cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
-Words are sample, payload, stores, plan and errors.
+Words are sample, payload, spans, stores, plan and errors.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
 dispatcher knows them.
@@ -18,7 +18,7 @@ import pytest
 from tests.support.source import ROOT
 
 WORDS = {"words"}
-WORD_MODULES = {"sample", "payload", "stores", "plan", "errors", "__version__"}
+WORD_MODULES = {"sample", "payload", "spans", "stores", "plan", "errors", "__version__"}
 #: Modules a folder, beside its subfolders.
 MAX_MODULES = 11
 #: Part of the house -> the parts that it may import, itself and the words included.

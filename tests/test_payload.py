@@ -12,7 +12,7 @@ from rollout_dispatcher.payload import (
     are_in_memory,
     memory_bytes,
 )
-from rollout_dispatcher.sample import Columns, Sample, Schema
+from rollout_dispatcher.sample import Sample, SamplesByField, Schema
 from tests.support.samples import make_sample
 
 ELSEWHERE: list[Payload] = [InJournal(32), Reference("files", "a/1", 32), WithProducer(32)]
@@ -56,5 +56,5 @@ def test_only_what_is_in_memory_counts_as_memory() -> None:
 
 
 def test_some_of_which_only_a_part_is_in_memory_amount_to_that_part() -> None:
-    samples = Columns.of([make_sample(), *map(at, ELSEWHERE)])
+    samples = SamplesByField.of([make_sample(), *map(at, ELSEWHERE)])
     assert Amount.of(samples) == Amount(samples=4, tokens=16, nbytes=32)

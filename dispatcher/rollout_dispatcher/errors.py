@@ -7,7 +7,7 @@
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
     |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
-    |   +-- VersionMismatch  the peer speaks another protocol version
+    |   +-- VersionMismatch  there is no protocol version that both sides speak
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     +-- BufferFull           a cap is reached; retry after the next step
     +-- ReceivingFull        too much is being received; retry later
@@ -97,15 +97,23 @@ class FrameTooSlow(ProtocolError):
 
 
 class VersionMismatch(ProtocolError):
-    """The peer speaks another version of the protocol."""
+    """There is no version of the protocol that both sides speak; each range is (first, last)."""
 
     code = "version"
 
-    def __init__(self, theirs: int, ours: int) -> None:
+    def __init__(self, client: tuple[int, int], dispatcher: tuple[int, int]) -> None:
+        older = "the dispatcher" if client > dispatcher else "the client"
         super().__init__(
-            f"peer speaks protocol version {theirs}, this side speaks {ours}; "
-            "install the same rollout-dispatcher release on both sides"
+            f"the client speaks protocol {_versions(client)}, the dispatcher "
+            f"{_versions(dispatcher)}; install a newer release of rollout-dispatcher where {older} "
+            "runs, or the same one on both sides"
         )
+        self.client, self.dispatcher = client, dispatcher
+
+
+def _versions(found: tuple[int, int]) -> str:
+    first, last = found
+    return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
 class SampleRefused(DispatcherError):

@@ -1,9 +1,7 @@
 """A sample as the dispatcher sees it: metadata and one opaque span of tensor bytes.
 
-The dispatcher never decodes payloads. A `Schema` says which fields a sample has and where each
-lies in its span, from the token count alone: fields follow each other in schema order, each
-starting at a multiple of `ALIGNMENT`. Example: `input_ids` int64 and `loss_mask` bool, both one
-value a token, for 5 tokens: `input_ids` at 0..40, `loss_mask` at 40..45, the span is 48 bytes.
+The dispatcher never decodes payloads. A `Schema` says which fields a sample has, and with that and
+its token count where each lies in its span (`spans`).
 """
 
 from collections.abc import Iterable
@@ -14,17 +12,28 @@ from math import prod
 from typing import NamedTuple, Self
 
 from rollout_dispatcher.payload import InJournal, InMemory, Payload, WithProducer
+from rollout_dispatcher.spans import SpanLayout
 
 #: Group sizes that are no number of members: nobody has said; said when the group is closed.
 SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
-#: Every field starts at a multiple of this many bytes, so that no tensor view is misaligned.
-#: A power of two.
-ALIGNMENT = 8
 
 #: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
 RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
 #: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.
 METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version"})
+
+
+class Outcome(StrEnum):
+    """What became of a pushed sample.
+
+    DUPLICATE: there was a sample of this id before, from whichever producer. REFUSED: it is not
+    acceptable. FULL: there is no room for it now.
+    """
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+    FULL = "full"
 
 
 class DType(StrEnum):
@@ -85,7 +94,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Schema:
+class Schema(SpanLayout):
     """The fields that every sample of a run has, in the order in which they lie in its span."""
 
     fields: tuple[Field, ...]
@@ -104,39 +113,8 @@ class Schema:
 
     @cached_property
     def units(self) -> tuple[tuple[int, int], ...]:
-        """Bytes (a token, a sample) of each field, one of them 0: all that sizes depend on."""
+        """Bytes (a token, a sample) of each field, one of them 0."""
         return tuple((item.unit, 0) if item.per_token else (0, item.unit) for item in self.fields)
-
-    def slices(self, tokens: int) -> list[slice]:
-        """Where each field lies in the span of a sample of `tokens` tokens."""
-        found, start = [], 0
-        for per_token, per_sample in self.units:
-            stop = start + per_token * tokens + per_sample
-            found.append(slice(start, stop))
-            start = aligned(stop)
-        return found
-
-    def nbytes(self, tokens: int) -> int:
-        """Bytes of the whole span of a sample of `tokens` tokens."""
-        per_token, beyond = self._slope
-        return per_token * tokens + beyond[tokens % ALIGNMENT]
-
-    def sizes(self, tokens: Iterable[int]) -> list[int]:
-        """`nbytes` of many samples."""
-        per_token, beyond = self._slope
-        return [per_token * count + beyond[count % ALIGNMENT] for count in tokens]
-
-    @cached_property
-    def _slope(self) -> tuple[int, list[int]]:
-        """Bytes a token, and what a span has beyond them by its token count modulo `ALIGNMENT`.
-
-        Padding and fields a sample, that is; how much a field is padded hangs on that alone.
-        """
-        per_token = sum(unit for unit, _ in self.units)
-        if not self.fields:  # lengths alone, as a simulation has them
-            return 0, [0] * ALIGNMENT
-        ends = [self.slices(rest)[-1].stop for rest in range(ALIGNMENT)]
-        return per_token, [aligned(end) - per_token * rest for rest, end in enumerate(ends)]
 
     def difference(self, other: "Schema") -> str:
         """What `other` has that differs from this schema, in words for an error message."""
@@ -150,11 +128,6 @@ class Schema:
             if theirs[name] != item:
                 return f"{name} is {_describe(theirs[name])}, not {_describe(item)}"
         return f"its fields come in the order {', '.join(other.names)}"
-
-
-def aligned(nbytes: int) -> int:
-    """Round up to the next multiple of `ALIGNMENT`."""
-    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def _describe(item: Field) -> str:
@@ -209,7 +182,7 @@ class Sample(NamedTuple):
         return f"Sample({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-class Columns(NamedTuple):
+class SamplesByField(NamedTuple):
     """Some samples, field by field in the order of `Sample`: for what is asked of all at once."""
 
     sample_ids: tuple[str, ...] = ()
@@ -223,5 +196,5 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:
-        """The columns of these samples; they take some twentieth of a microsecond a sample."""
+        """These samples, which takes some twentieth of a microsecond each."""
         return cls(*zip(*samples, strict=True))

@@ -8,11 +8,11 @@ from rollout_dispatcher.core.effects import (
     Drained,
     DropReason,
     EndRanks,
-    Outcome,
     PushAnswered,
     Trigger,
 )
 from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.sample import Outcome
 from tests.support.cores import Bench
 from tests.support.samples import make_sample
 

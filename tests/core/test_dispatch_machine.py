@@ -23,7 +23,6 @@ from rollout_dispatcher.core.effects import (
     Deliver,
     DropReason,
     Effect,
-    Outcome,
     PlanWanted,
     PushAnswered,
     Release,
@@ -40,7 +39,7 @@ from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
 from rollout_dispatcher.plan import Grouping, PlanConfig
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.memory import Memory
 from tests.support.samples import make_sample
 

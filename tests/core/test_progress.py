@@ -21,7 +21,6 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Effect,
-    Outcome,
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
@@ -32,7 +31,7 @@ from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import PlanConfig
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.samples import make_sample
 
 BATCH, TOKENS = 4, 4

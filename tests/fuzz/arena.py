@@ -12,8 +12,9 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_dispatcher.protocol.session import ServerSession
+from rollout_dispatcher.protocol.sessions import Session, Side
 from tests.chaos.processes import Process
+from tests.fuzz.session import welcome
 from tests.support.client import Producer, Trainer
 from tests.support.server import eventually
 
@@ -169,7 +170,7 @@ def is_harmless(stream: bytes, *, rank: bool) -> bool:
     Whoever may connect may end the stream or a phase, speak for another client, and begin a new
     generation; the last one is wanted where the peer is a `rank`, the others nowhere.
     """
-    session = ServerSession(LIMITS)
+    session = Session(Side.DISPATCHER, LIMITS)
     try:
         for message in _messages(session, stream):
             match message:
@@ -184,10 +185,12 @@ def is_harmless(stream: bytes, *, rank: bool) -> bool:
     return True
 
 
-def _messages(session: ServerSession, stream: bytes) -> Iterator[m.Message]:
+def _messages(session: Session, stream: bytes) -> Iterator[m.Message]:
     while stream:
         target = session.get_buffer()
         taken = min(len(target), len(stream))
         target[:taken] = stream[:taken]
         stream = stream[taken:]
-        yield from (message for message, _ in session.received(taken))
+        for message, _ in session.received(taken):
+            welcome(session, message)
+            yield message

@@ -23,7 +23,8 @@ BIG_SIZES = SIZES | st.sampled_from([2**40, 2**53, 2**63, 2**64 - 1])
 NASTY_JSON = [
     b"", b"{", b"null", b"[]", b'""', b"0", b"NaN", b"1e999", b'{"a":1,"a":2}', b"\xff\xfe",
     b'"\xed\xa0\x80"', b"[" * 4000, b'{"a":' * 2000, b"9" * 5000, b"-" + b"9" * 400, b"\x00" * 64,
-    b'{"version":1e0,"client_id":"x"}', b'{"version":9999999999999999999999,"client_id":"x"}',
+    b'{"versions":[1e0,1],"client_id":"x"}',
+    b'{"versions":[1,99999999999999999999],"client_id":"x"}',
     b'{"client_id":"\\ud800"}', b'{"__proto__":{}}',
 ]  # fmt: skip
 

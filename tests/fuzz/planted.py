@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.errors import DispatcherError, Stopping
-from rollout_dispatcher.protocol import codec, session
+from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
@@ -35,10 +35,12 @@ def let_everybody_say_anything(plant: Plant) -> None:
     """A peer may say what only the other role may."""
     both = {
         (state, kind): state
-        for state in (session.State.PRODUCER, session.State.RANK)
+        for state in (sessions.SessionState.PRODUCER, sessions.SessionState.RANK)
         for kind in (m.Push, m.CloseGroup, m.Demand, m.Prepared, m.Commit, m.Ping)
     }
-    plant(session, "NEXT", session.NEXT | both)
+    dispatcher = sessions.Side.DISPATCHER
+    heard = sessions.HEARS[dispatcher] | both
+    plant(sessions, "HEARS", {**sessions.HEARS, dispatcher: heard})
 
 
 def believe_the_header(plant: Plant) -> None:

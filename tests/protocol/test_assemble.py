@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import (
     filler,
@@ -19,14 +19,13 @@ from rollout_dispatcher.protocol.assemble import (
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import (
-    ALIGNMENT,
     SIZE_NOT_TOLD,
     DType,
     Field,
     Sample,
     Schema,
-    aligned,
 )
+from rollout_dispatcher.spans import ALIGNMENT, aligned
 from tests.support.client import SCHEMA, make_push, make_span
 from tests.support.samples import span_of
 
@@ -53,7 +52,7 @@ schemas = st.lists(
 def push_of(schema: Schema, values: list[Values], tokens: list[int]) -> tuple[m.Push, bytes]:
     """A push built from the raw bytes of every field, the way a producer does."""
     bare = make_push("p", 0, tokens)[0]
-    push = bare.model_copy(update={"fields": columns.field_headers(schema)})
+    push = bare.model_copy(update={"fields": m.field_headers(schema)})
     parts = [sample[item.name] for sample in values for item in schema.fields]
     return push, b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
 
@@ -187,7 +186,7 @@ def test_a_header_that_lies_about_sizes_is_refused(tokens: list[int], wrong: lis
 
 
 def test_sizes_beyond_all_memory_are_refused_and_not_allocated() -> None:
-    field = columns.FieldHeader(name="x", dtype=DType.FLOAT64, shape=[2**31 - 1] * 8)
+    field = m.FieldHeader(name="x", dtype=DType.FLOAT64, shape=[2**31 - 1] * 8)
     push, payload = make_push("p", 0, [1])
     lie = push.model_copy(update={"fields": [field], "tokens": [2**31 - 1]})
     with pytest.raises(ProtocolError, match="payload bytes, the frame carries"):
@@ -197,7 +196,7 @@ def test_sizes_beyond_all_memory_are_refused_and_not_allocated() -> None:
 def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
     push, payload = make_push("p", 0, [2, 4, 6], loss_tokens=[0, 3, 6])
     header, _ = sent([step_header(4, "digest", 2, iter(pushed(push, payload)))])
-    assert header == m.Step(
+    assert header == m.StepHeader(
         step=4,
         digest="digest",
         num_micro_batches=2,
@@ -205,7 +204,7 @@ def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
         tokens=12,
         loss_tokens=9,
         loss_samples=2,
-        fields=columns.field_headers(SCHEMA),
+        fields=m.field_headers(SCHEMA),
     )
 
 
@@ -213,5 +212,5 @@ def test_a_step_may_have_more_tokens_than_32_bits_count() -> None:
     longest = 2**31 - 1
     sample = Sample("s", longest, longest, SCHEMA, memoryview(b""))
     header, _ = sent([step_header(0, "digest", 1, [sample, sample])])
-    assert isinstance(header, m.Step)
+    assert isinstance(header, m.StepHeader)
     assert header.tokens == 2 * longest

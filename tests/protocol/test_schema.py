@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.sample import ALIGNMENT, DType, Field, Sample, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.spans import ALIGNMENT, aligned
 
 IDS = Field("input_ids", DType.INT64)
 MASK = Field("loss_mask", DType.BOOL)
@@ -28,6 +29,11 @@ def test_a_worked_example() -> None:
     assert schema.slices(5) == [slice(0, 40), slice(40, 45)]
     assert schema.nbytes(5) == 48
     assert schema.names == ("input_ids", "loss_mask")
+
+
+def test_a_worked_example_of_a_micro_batch() -> None:
+    assert Schema((IDS, MASK)).blocks([5, 2]) == ([slice(0, 56), slice(56, 63)], 64)
+    assert Schema((REWARD, MASK)).blocks([5, 2, 2]) == ([slice(0, 12), slice(16, 25)], 32)
 
 
 @given(schemas, st.lists(st.integers(0, 2**31 - 1), max_size=5))

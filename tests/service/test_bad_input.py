@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, encode_frame
 from rollout_dispatcher.sample import DType
@@ -108,8 +108,8 @@ BAD = {
     "a payload where none belongs": (
         HELLO + frame(m.Ping.type_code, {}, b"8 bytes!"), "protocol", "Ping does not carry"),
     "another protocol version": (
-        frame(1, {"version": 2, "client_id": "m", "new": 1}), "version",
-        "peer speaks protocol version 2, this side speaks 1"),
+        frame(1, {"versions": [2, 3], "client_id": 1, "new": 1}), "version",
+        "the client speaks protocol versions 2 to 3, the dispatcher version 1"),
 }  # fmt: skip
 
 
@@ -134,8 +134,19 @@ RANK = {"client_id": "mallory", "dp_rank": 0, "dp_size": 2}
         ({"dp_size": 5000}, "rank-refused", "no steps for 5000 DP ranks"),
         ({"dp_rank": 1}, "rank-refused", "only DP rank 0 may"),
         ({"generation": 2**31 - 1}, "fenced", "is not known here: the dispatcher was restarted"),
+        (
+            {"dp_rank": 1, "generation": 1, "run_id": "before"},
+            "fenced",
+            "generation 1 is of run before, this dispatcher serves run ",
+        ),
     ],
-    ids=["out of range", "wrong dp_size", "rank 1 asks for a generation", "unknown generation"],
+    ids=[
+        "out of range",
+        "wrong dp_size",
+        "rank 1 asks for a generation",
+        "unknown generation",
+        "other run",
+    ],
 )
 def test_a_rank_that_may_not_join_is_told_why_and_harms_nobody(
     hello: dict[str, object], code: str, words: str, shared: ServeProcess, witness: Witness
@@ -195,7 +206,7 @@ def test_a_sample_of_another_schema_is_refused_alone(
 ) -> None:
     held = witness.push(2)
     with Producer(shared.endpoint, "other-schema") as careless:
-        ids = [columns.FieldHeader(name="input_ids", dtype=DType.INT64)]
+        ids = [m.FieldHeader(name="input_ids", dtype=DType.INT64)]
         push, _ = make_push("other-schema", 0, [2], fields=ids)
         careless.send(push, bytes(16))
         answer = careless.expect(m.Pushed)

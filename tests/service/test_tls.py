@@ -10,7 +10,6 @@ from time import monotonic
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.protocol import columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.sample import DType
@@ -222,7 +221,7 @@ def large_push(seq: int) -> tuple[m.Push, bytes]:
     push = m.Push(
         first_seq=seq,
         floor=0,
-        fields=[columns.FieldHeader(name="input_ids", dtype=DType.INT64)],
+        fields=[m.FieldHeader(name="input_ids", dtype=DType.INT64)],
         tokens=[tokens],
         loss_tokens=[tokens],
         sample_ids=[f"p/{seq}"],

@@ -22,10 +22,10 @@ import numpy as np
 
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.columns import field_headers
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_dispatcher.sample import DType, Field, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Schema
+from rollout_dispatcher.spans import join
 
 PATIENCE_S = 15.0
 LIMITS = FrameLimits(header=1 << 26, payload=1 << 30)
@@ -182,7 +182,7 @@ def make_push(
     facts: dict[str, object] = {
         "first_seq": first_seq,
         "floor": 0,
-        "fields": field_headers(SCHEMA),
+        "fields": m.field_headers(SCHEMA),
         "tokens": list(tokens),
         "loss_tokens": list(tokens),
         "sample_ids": ids,
@@ -199,14 +199,14 @@ def make_span(seq: int, tokens: int) -> bytes:
         np.array(seq, np.float32),
     )
     parts = [np.asarray(value).tobytes() for value in values]
-    return b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
+    return join(parts)
 
 
 @dataclass(slots=True)
 class HeldStep:
     """What a rank has received of one step; a micro-batch is its header and its payload."""
 
-    header: m.Step
+    header: m.StepHeader
     micro_batches: list[tuple[m.MicroBatch, bytes]] = field(default_factory=list)
     released: bool = False
 
@@ -328,7 +328,7 @@ class Rank(WireClient):
 
     def _take(self, message: m.Message, payload: memoryview) -> None:
         match message:
-            case m.Step():
+            case m.StepHeader():
                 known = self.steps.setdefault(message.step, HeldStep(message))
                 assert known.header == message, "a step came again and differs"
             case m.MicroBatch():

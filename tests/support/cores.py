@@ -10,7 +10,6 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     DropReason,
     Effect,
-    Outcome,
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
@@ -21,7 +20,7 @@ from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.samples import make_sample
 
 

@@ -6,11 +6,10 @@ legal is what the round-trip test says.
 
 from hypothesis import strategies as st
 
-from rollout_dispatcher.protocol import columns
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType
+from rollout_dispatcher.sample import DType, Outcome
 
-IDS = columns.FieldHeader(name="input_ids", dtype=DType.INT64)
+IDS = m.FieldHeader(name="input_ids", dtype=DType.INT64)
 
 EXAMPLES: dict[type[m.Message], m.Message] = {
     type(message): message
@@ -23,14 +22,14 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
             heartbeat_interval_s=5.0,
         ),
         m.Push(first_seq=0, floor=0, fields=[IDS], tokens=[], loss_tokens=[], sample_ids=[]),
-        m.Pushed(first_seq=0, outcomes=["accepted"]),
+        m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED]),
         m.Blocked(first_seq=0, cap="samples", held=8, capacity=8),
         m.CloseGroup(group_id="g", size=3, keep=True),
         m.EndPhase(policy_version=3),
         m.EndStream(),
         m.Demand(taken=-1, hungry=True),
         m.PolicyVersion(policy_version=3, first_step=7),
-        m.Step(
+        m.StepHeader(
             step=0, digest="d", num_micro_batches=1, num_samples=2, tokens=9, loss_tokens=5,
             loss_samples=1, fields=[IDS],
         ),
@@ -54,10 +53,12 @@ _counts = st.integers(0, 2**53 - 1)
 _extents = st.integers(1, 2**31 - 1)
 _totals = st.integers(1, 2**53 - 1)
 _watermarks = st.integers(-1, 2**53 - 1)
+_versions = st.tuples(_extents, _extents).map(lambda pair: (min(pair), max(pair)))
+_capabilities = st.lists(_names, max_size=3)
 _seconds = st.floats(0, 1e6)
 _fields = st.lists(
     st.builds(
-        columns.FieldHeader,
+        m.FieldHeader,
         name=_names,
         dtype=st.sampled_from(DType),
         per_token=st.booleans(),
@@ -102,10 +103,15 @@ def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
 
 
 STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
-    m.HelloProducer: st.builds(m.HelloProducer, client_id=_names),
+    m.HelloProducer: st.builds(
+        m.HelloProducer, client_id=_names, versions=_versions, capabilities=_capabilities
+    ),
     m.HelloRank: st.builds(
         m.HelloRank,
         client_id=_names,
+        versions=_versions,
+        capabilities=_capabilities,
+        run_id=st.none() | _names,
         dp_rank=_counts,
         dp_size=_extents,
         generation=st.none() | _extents,
@@ -121,12 +127,16 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     ),
     m.WelcomeProducer: st.builds(
         m.WelcomeProducer,
+        version=_extents,
+        capabilities=_capabilities,
         credits=_extents,
         max_payload_bytes=_totals,
         heartbeat_interval_s=_seconds,
     ),
     m.WelcomeRank: st.builds(
         m.WelcomeRank,
+        version=_extents,
+        capabilities=_capabilities,
         run_id=_names,
         generation=_extents,
         committed=_watermarks,
@@ -138,7 +148,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.Pushed: st.builds(
         m.Pushed,
         first_seq=_counts,
-        outcomes=st.lists(_text, max_size=4),
+        outcomes=st.lists(st.sampled_from(Outcome), max_size=4),
         errors=st.dictionaries(_text, _text, max_size=4),
     ),
     m.Blocked: st.builds(
@@ -159,8 +169,8 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.EndStream: st.builds(m.EndStream, force=st.booleans()),
     m.Demand: st.builds(m.Demand, taken=_watermarks, hungry=st.booleans()),
     m.PolicyVersion: st.builds(m.PolicyVersion, policy_version=_counts, first_step=_counts),
-    m.Step: st.builds(
-        m.Step,
+    m.StepHeader: st.builds(
+        m.StepHeader,
         step=_counts,
         digest=_names,
         num_micro_batches=_extents,

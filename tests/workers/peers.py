@@ -12,10 +12,11 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_dispatcher.protocol import assemble, codec, columns
+from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_dispatcher.sample import DType, Field, Sample, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
+from rollout_dispatcher.spans import join
 
 LIMITS = FrameLimits(1 << 20, 1 << 30)
 PATIENCE_S = 10.0
@@ -144,7 +145,7 @@ class Peer:
 
     def answer(self, push: m.Push, *outcomes: str, **errors: str) -> None:
         """Answer a push; every sample is accepted unless said otherwise."""
-        words = list(outcomes) or ["accepted"] * len(push.tokens)
+        words = list(map(Outcome, outcomes)) or [Outcome.ACCEPTED] * len(push.tokens)
         self.send(m.Pushed(first_seq=push.first_seq, outcomes=words, errors=errors))
 
     def _next(self, deadline: float) -> tuple[m.Message, memoryview]:
@@ -193,7 +194,7 @@ def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sa
     loss = np.ones(len(ids), bool) if mask is None else np.array(mask, bool)
     values: list[NDArray[np.generic]] = [np.array(ids, np.int64), loss]
     values.append(np.array([sum(ids)], np.float32))
-    span = b"".join(item.tobytes().ljust(aligned(item.nbytes), b"\0") for item in values)
+    span = join(item.tobytes() for item in values)
     return Sample(name, len(ids), int(loss.sum()), SCHEMA, memoryview(span), policy_version=1)
 
 
@@ -203,11 +204,11 @@ def unmasked(ids: list[int]) -> Sample:
     return Sample("s", len(ids), len(ids) - 1, UNMASKED, span)
 
 
-def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Step:
+def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.StepHeader:
     """A step's header of `count` micro-batches."""
     facts = {"num_samples": 1, "tokens": 1, "loss_tokens": 1, "loss_samples": 1} | totals
-    fields = columns.field_headers(SCHEMA)
-    return m.Step.model_validate(
+    fields = m.field_headers(SCHEMA)
+    return m.StepHeader.model_validate(
         {"step": number, "digest": digest, "num_micro_batches": count, "fields": fields, **facts}
     )
 

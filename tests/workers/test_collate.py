@@ -41,7 +41,10 @@ def received(frame: bytes, schema: Schema = SCHEMA) -> Received:
 
 
 def batch(
-    *samples: Sample, config: CollateConfig | None = None, header: m.Step = HEADER, index: int = 1
+    *samples: Sample,
+    config: CollateConfig | None = None,
+    header: m.StepHeader = HEADER,
+    index: int = 1,
 ) -> MicroBatch:
     frame = received(micro_batch(3, index, *samples), samples[0].schema)
     return collate(frame, header, config or CollateConfig(dp_size=2))

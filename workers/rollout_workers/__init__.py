@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rollout_dispatcher.sample import Outcome
     from rollout_workers.client.credentials import Credentials
     from rollout_workers.collate import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
     from rollout_workers.producer.blocking import RolloutProducer
-    from rollout_workers.producer.core import Outcome
     from rollout_workers.producer.encode import RolloutSample
     from rollout_workers.rank.client import RankClient
     from rollout_workers.sampler import LengthBucketSampler
@@ -25,7 +25,7 @@ _HOMES = {
     "LengthBucketSampler": "rollout_workers.sampler",
     "MicroBatch": "rollout_workers.collate",
     "MicroBatchStream": "rollout_workers.stream",
-    "Outcome": "rollout_workers.producer.core",
+    "Outcome": "rollout_dispatcher.sample",
     "RankClient": "rollout_workers.rank.client",
     "RolloutProducer": "rollout_workers.producer.blocking",
     "RolloutSample": "rollout_workers.producer.encode",

@@ -130,7 +130,7 @@ class MicroBatch:
 
 
 def collate(
-    received: Received, step: m.Step, config: CollateConfig, *, give_away: bool = False
+    received: Received, step: m.StepHeader, config: CollateConfig, *, give_away: bool = False
 ) -> MicroBatch:
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
 
@@ -165,7 +165,7 @@ def collate(
     )
 
 
-def loss_scale(step: m.Step, config: CollateConfig) -> float:
+def loss_scale(step: m.StepHeader, config: CollateConfig) -> float:
     """Ranks (if their gradients are averaged) over what the step's loss is averaged over.
 
     A step without any loss token has the scale 0, and so no gradient.

@@ -37,6 +37,7 @@ from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.intake import Intake
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.ranks.generation import check_run
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
@@ -227,6 +228,7 @@ class Dispatch:
         for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
         the generation. All or nothing: nothing has changed where it raises.
         """
+        check_run(hello, self.run_id)
         generation = self.ledger.generation
         hello = self.ledger.check(hello)
         if hello.dp_rank == 0:

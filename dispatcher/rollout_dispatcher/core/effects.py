@@ -11,15 +11,7 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import BufferFull, DispatcherError
 from rollout_dispatcher.plan import FloatArray, IntArray, Plan, Window
-
-
-class Outcome(StrEnum):
-    """What became of one pushed sample."""
-
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"
-    REFUSED = "refused"
-    FULL = "full"
+from rollout_dispatcher.sample import Outcome
 
 
 class Trigger(StrEnum):

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.effects import DropReason, Outcome, Trigger
+from rollout_dispatcher.core.effects import DropReason, Trigger
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.retained import RetainedSteps
 from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.sample import Outcome
 
 
 @dataclass(frozen=True, slots=True)

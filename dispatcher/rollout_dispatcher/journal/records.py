@@ -29,7 +29,8 @@ from rollout_dispatcher.core.facts import (
     VersionReported,
 )
 from rollout_dispatcher.payload import InMemory
-from rollout_dispatcher.sample import DType, Field, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Schema
+from rollout_dispatcher.spans import aligned
 
 #: A row is what `json` reads back; its shape is known by its kind.
 Row = list[Any]

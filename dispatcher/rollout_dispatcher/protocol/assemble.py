@@ -9,20 +9,19 @@ from functools import partial
 from itertools import repeat
 
 from rollout_dispatcher.payload import InMemory, are_in_memory
-from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import (
-    ALIGNMENT,
     SIZE_AT_CLOSE,
     SIZE_NOT_TOLD,
-    Columns,
     Sample,
+    SamplesByField,
     Schema,
-    aligned,
 )
+from rollout_dispatcher.spans import ALIGNMENT, PADDING
 
-#: The sample of a row of columns: `Sample._make` without its check of the number of columns.
+#: The sample of these values: `Sample._make` without its check of their number.
 _SAMPLE = partial(tuple.__new__, Sample)
 
 
@@ -40,22 +39,22 @@ def samples_of(
         if push.group_sizes is not None:
             given = (size or SIZE_AT_CLOSE for size in push.group_sizes)
         sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=False)]
-    columns = zip(
+    rows = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
         push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
     )  # fmt: skip
-    return tuple(map(_SAMPLE, columns))
+    return tuple(map(_SAMPLE, rows))
 
 
 def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
-    held = Columns.of(samples)
+    held = SamplesByField.of(samples)
     return codec.encode(
-        m.Step(
+        m.StepHeader(
             step=step,
             digest=digest,
             num_micro_batches=num_micro_batches,
-            fields=columns.field_headers(held.schemas[0]),
+            fields=m.field_headers(held.schemas[0]),
             num_samples=len(held.tokens),
             tokens=sum(held.tokens),
             loss_tokens=sum(held.loss_tokens),
@@ -66,7 +65,7 @@ def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterabl
 
 def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer]:
     """The frame of one micro-batch: header and payload as buffers to write in order."""
-    held = Columns.of(samples)
+    held = SamplesByField.of(samples)
     header: dict[str, object] = {
         "step": step,
         "index": index,
@@ -85,7 +84,9 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
 
 def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
     """A micro-batch of one real token and no loss, for a rank that has nothing to do."""
-    payload, nbytes = _gather(sample.schema, [memoryview(_first_token(sample))], [1])
+    assert isinstance(sample.payload, InMemory)
+    first = sample.schema.first_token(sample.payload, sample.tokens)
+    payload, nbytes = _gather(sample.schema, [memoryview(first)], [1])
     header = m.MicroBatch(
         step=step,
         index=index,
@@ -101,39 +102,14 @@ def _gather(
     schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]
 ) -> tuple[list[Buffer], int]:
     """Field after field, the values of all spans, each field padded; and the bytes in all."""
-    values = _cut(schema, spans, tokens)
-    total, count, stride = sum(tokens), len(spans), len(schema.units)
+    values, stride = schema.cut(spans, tokens), len(schema.units)
+    blocks, nbytes = schema.blocks(tokens)
     buffers: list[Buffer] = []
-    nbytes = 0
-    for at, (per_token, per_sample) in enumerate(schema.units):
-        size = per_token * total + per_sample * count
-        padding = bytes(-size % ALIGNMENT)
-        if size < JOINED_BYTES:
+    for at, block in enumerate(blocks):
+        padding = PADDING[block.stop % ALIGNMENT]
+        if block.stop - block.start < JOINED_BYTES:
             buffers.append(b"".join(values[at::stride]) + padding)
         else:
             buffers += values[at::stride]
             buffers.append(padding)
-        nbytes += size + len(padding)
     return buffers, nbytes
-
-
-def _cut(schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]) -> list[memoryview]:
-    """Sample after sample, the values of its fields; `Schema.slices` without the slices."""
-    values = []
-    for span, count in zip(spans, tokens, strict=True):
-        stop = 0
-        for per_token, per_sample in schema.units:
-            start = (stop + ALIGNMENT - 1) & -ALIGNMENT  # `aligned`, unrolled
-            stop = start + per_token * count + per_sample
-            values.append(span[start:stop])
-    return values
-
-
-def _first_token(sample: Sample) -> bytes:
-    """The span of this sample cut down to its first token."""
-    assert isinstance(sample.payload, InMemory)
-    parts = []
-    for item, cut in zip(sample.schema.fields, sample.schema.slices(sample.tokens), strict=True):
-        value = bytes(sample.payload[cut.start : cut.start + item.nbytes(1)])
-        parts.append(value.ljust(aligned(len(value)), b"\0"))
-    return b"".join(parts)

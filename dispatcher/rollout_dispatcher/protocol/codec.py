@@ -1,10 +1,14 @@
 """Messages to frames and back."""
 
+from typing import TypeVar
+
 from pydantic import TypeAdapter, ValidationError
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol.frame import Frame, encode_frame
-from rollout_dispatcher.protocol.messages import MESSAGES, Message
+from rollout_dispatcher.protocol.messages import MESSAGES, Message, Offering
+
+M = TypeVar("M", bound=Message)
 
 #: Headers that no model has to check.
 _PLAIN = TypeAdapter(dict[str, object])
@@ -26,9 +30,18 @@ def decode(frame: Frame) -> Message:
     kind = MESSAGES.get(frame.type)
     if kind is None:
         raise ProtocolError(f"unknown message type {frame.type}")
+    return _decode(kind, frame.header, kind.__name__)
+
+
+def decode_offer(header: memoryview, name: str) -> Offering:
+    """What the hello of that name offers, whatever else it says; raises as `decode` does."""
+    return _decode(Offering, header, name)
+
+
+def _decode(kind: type[M], header: memoryview, name: str) -> M:
     try:
-        return kind.model_validate_json(bytes(frame.header))
+        return kind.model_validate_json(bytes(header))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "header"
-        raise ProtocolError(f"{kind.__name__}: {place}: {first['msg']}") from error
+        raise ProtocolError(f"{name}: {place}: {first['msg']}") from error

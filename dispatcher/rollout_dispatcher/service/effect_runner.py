@@ -26,7 +26,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch, step_header
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.connections.connections import Connections, Seat
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
@@ -175,7 +175,7 @@ class EffectRunner:
     def _tell_outcomes(self, effect: e.PushAnswered) -> None:
         answer = m.Pushed(
             first_seq=effect.first_seq,
-            outcomes=list(map(str, _shortest(effect.outcomes))),
+            outcomes=list(_shortest(effect.outcomes)),
             errors={str(index): text for index, text in effect.errors.items()},
         )
         self._connections.to_producer(effect.producer, answer)
@@ -331,7 +331,7 @@ def _log_drained(effect: e.Drained) -> None:
     log.info("%s: every step is committed", effect.reason)
 
 
-def _shortest(outcomes: tuple[e.Outcome, ...]) -> tuple[e.Outcome, ...]:
+def _shortest(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
     """How `Pushed` says these outcomes: one for all where they are all the same."""
     same = outcomes[:1]
     return same if outcomes == same * len(outcomes) else outcomes

@@ -183,6 +183,8 @@ class Router:
         self.core.producer_connected(peer.client_id)
         self.metrics.connections.labels("producer").inc()
         welcome = m.WelcomeProducer(
+            version=peer.terms.version,
+            capabilities=sorted(peer.terms.capabilities),
             credits=self.config.producer_credits,
             max_payload_bytes=self.config.max_frame_bytes,
             heartbeat_interval_s=self.config.heartbeat_interval,
@@ -204,6 +206,7 @@ class Router:
             received=dict(message.received),
             resume=_position(message.resume),
             saved=message.saved,
+            run_id=message.run_id,
         )
         effects = self._fence(peer, hello, self.core.join(hello, now))
         if peer.welcomed:  # on this connection: it has loaded a checkpoint since
@@ -217,6 +220,8 @@ class Router:
         )
         standing = self.core.ledger.ranks.get(message.dp_rank)
         welcome = m.WelcomeRank(
+            version=peer.terms.version,
+            capabilities=sorted(peer.terms.capabilities),
             run_id=self.core.run_id,
             generation=generation,
             committed=-1 if standing is None else standing.committed,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.producer.batches import payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
@@ -59,7 +59,7 @@ class BarePlane:
         ]
         self._next += len(members)
         push = m.Push(
-            fields=columns.field_headers(members[0].schema),
+            fields=m.field_headers(members[0].schema),
             tokens=[it.tokens for it in members],
             loss_tokens=[it.loss_tokens for it in members],
             sample_ids=[f"bare/{first + at}" for at in range(len(members))],

@@ -7,11 +7,11 @@ import pytest
 from rollout_dispatcher.core.buffer.admission import MAX_UNANSWERED, Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.limits import BufferLimits
-from rollout_dispatcher.core.effects import Effect, Outcome, PushAnswered, PushHeld, PushRecalled
+from rollout_dispatcher.core.effects import Effect, PushAnswered, PushHeld, PushRecalled
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, WithProducer
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.admissions import Lobby
 from tests.support.samples import make_sample
 

@@ -6,13 +6,12 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     DropReason,
     GroupGivenUp,
-    Outcome,
     PayloadsToJournal,
     PushRecalled,
     Trigger,
 )
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.cores import Bench
 from tests.support.memory import Memory
 from tests.support.samples import make_sample

@@ -4,7 +4,8 @@ import pytest
 
 from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep, StalenessPolicy
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Drained, DropReason, Outcome
+from rollout_dispatcher.core.effects import Drained, DropReason
+from rollout_dispatcher.sample import Outcome
 from tests.support.cores import Bench
 from tests.support.memory import Memory
 from tests.support.samples import make_sample

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
-from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, ProtocolError
+from rollout_dispatcher.errors import (
+    CheckpointRefused,
+    DispatcherError,
+    GenerationFenced,
+    ProtocolError,
+)
 from tests.core.steps.test_checkpoints import Run
 from tests.support.frozen import frozen
 
@@ -189,3 +194,20 @@ def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: in
     )  # fmt: skip
     standing = core.ledger.ranks[dp_rank]
     assert (standing.taken, standing.prepared, standing.committed) == (step - 1,) * 3
+
+
+def test_a_rank_of_another_run_is_fenced_though_its_generation_has_the_same_number() -> None:
+    core = half_joined()
+    number, before = core.ledger.generation.number, frozen(core)
+    words = f"{number} is of run gone, .* serves run {core.run_id}: it was restarted without"
+    with pytest.raises(GenerationFenced, match=words):
+        core.join(RankHello("1.1", 1, 2, number, run_id="gone"), 0.0)
+    assert_same(core, before)
+    core.join(RankHello("1.1", 1, 2, number, run_id=core.run_id), 0.0)
+    assert core.ledger.ranks[1].connected
+
+
+def test_a_rank_of_another_run_may_begin_a_generation_of_this_one() -> None:
+    core = fresh()
+    core.join(RankHello("0.1", 0, 2, None, run_id="gone"), 0.0)
+    assert core.ledger.generation.number == 1

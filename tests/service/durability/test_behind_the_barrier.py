@@ -132,7 +132,7 @@ async def test_a_rank_that_connects_again_is_welcomed_before_it_is_given_a_step(
     await asyncio.sleep(0)  # the step is planned in the next turn
     after.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, hungry=True))
     await log.durable(len(log.batches))
-    assert await after.hears(3) == ["WelcomeRank", "Step", "MicroBatch"]
+    assert await after.hears(3) == ["WelcomeRank", "StepHeader", "MicroBatch"]
     router.close()
 
 
@@ -147,11 +147,14 @@ async def test_what_was_about_to_be_handed_out_is_not_for_a_rank_that_says_hello
     await log.durable(len(log.batches))
     await asyncio.sleep(0)  # the step is planned in the next turn
     await log.durable(len(log.batches))
-    assert rank.heard() == ["WelcomeRank", "Step"]  # so large a step is handed out a turn later
+    assert rank.heard() == [
+        "WelcomeRank",
+        "StepHeader",
+    ]  # so large a step is handed out a turn later
     position = m.CheckpointPosition(run_id="run", step=-1)
     rank.say(m.HelloRank(client_id="r", dp_rank=0, dp_size=1, generation=1, resume=position))
     await log.durable(len(log.batches))
-    assert await rank.hears(2 + parts) == ["WelcomeRank", "Step"] + ["MicroBatch"] * parts
+    assert await rank.hears(2 + parts) == ["WelcomeRank", "StepHeader"] + ["MicroBatch"] * parts
     for _ in range(10):  # turns of the loop, in which more would come
         await asyncio.sleep(0)
     assert rank.heard() == []

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import DropReason, Effect, Outcome, PlanWanted, PushAnswered
+from rollout_dispatcher.core.effects import DropReason, Effect, PlanWanted, PushAnswered
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.durability.journaling import open_journal

@@ -11,9 +11,9 @@ from time import monotonic
 import pytest
 
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.protocol import codec, columns
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType
+from rollout_dispatcher.sample import DType, Outcome
 from rollout_workers import RolloutProducer
 from tests.service.conftest import Serve
 from tests.service.http.test_limits import connect
@@ -49,7 +49,7 @@ class Sender(WireClient):
         push = m.Push(
             first_seq=0,
             floor=0,
-            fields=[columns.FieldHeader(name="input_ids", dtype=DType.INT64)],
+            fields=[m.FieldHeader(name="input_ids", dtype=DType.INT64)],
             tokens=[tokens],
             loss_tokens=[tokens],
             sample_ids=[name],
@@ -70,7 +70,7 @@ class Sender(WireClient):
         """Send all that is left from a thread of its own, as it may take a while."""
         threading.Thread(target=self.send_payload, daemon=True).start()
 
-    def outcome(self) -> list[str]:
+    def outcome(self) -> list[Outcome]:
         """What became of the sample."""
         while not isinstance(message := self.receive()[0], m.Pushed):
             assert isinstance(message, m.Blocked), message

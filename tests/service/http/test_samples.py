@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol import columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample
 from rollout_dispatcher.service.http.samples import parse_body
@@ -180,7 +179,7 @@ def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -
         return
     for sample in samples:
         assert sample.nbytes == sample.schema.nbytes(sample.tokens)
-        columns.field_headers(sample.schema)
+        m.field_headers(sample.schema)
         m.MicroBatch(
             step=0,
             index=0,

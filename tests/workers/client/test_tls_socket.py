@@ -16,6 +16,7 @@ from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_workers.client.connection import Connection, Waker, connect
 from rollout_workers.client.tls_socket import TlsSocket
 from tests.support.certificates import Authority
+from tests.support.messages import EXAMPLES
 
 LIMITS = FrameLimits(1 << 20, 1 << 26)
 Ends = tuple[Connection, ssl.SSLSocket]
@@ -39,10 +40,16 @@ def joined(folder: Path) -> Iterator[tuple[socket.socket, ssl.SSLSocket]]:
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Ends]:
-    """The same as a connection and its other end."""
+    """The same as a welcomed rank's connection and its other end."""
     with joined(tmp_path) as (sock, other):
         waker = Waker()
         connection = Connection(sock, waker, LIMITS)
+        connection.send([EXAMPLES[m.HelloRank]])
+        assert connection.poll(0.0) == []
+        assert other.recv(1 << 16) == codec.encode(EXAMPLES[m.HelloRank])
+        other.sendall(codec.encode(EXAMPLES[m.WelcomeRank]))
+        while not connection.poll(20):
+            pass
         yield connection, other
         connection.close()
         waker.close()
@@ -52,7 +59,7 @@ def test_what_is_decrypted_already_is_not_waited_for(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, other = ends
-    large = codec.encode(m.Ping(), 40_001) + bytes(40_001)
+    large = codec.encode(EXAMPLES[m.MicroBatch], 40_001) + bytes(40_001)
     # A read ends exactly behind the large frame, and its last TLS record holds the small one too.
     monkeypatch.setattr("rollout_workers.client.connection.READ_AT_ONCE", len(large))
     other.sendall(large + codec.encode(m.Pong()))
@@ -61,7 +68,7 @@ def test_what_is_decrypted_already_is_not_waited_for(
         before = connection.bytes_received
         seen += [message for message, _ in connection.poll(5.0)]
         assert connection.bytes_received > before, "it waited for what it had already"
-    assert seen == [m.Ping(), m.Pong()]
+    assert seen == [EXAMPLES[m.MicroBatch], m.Pong()]
 
 
 def test_a_poll_waits_for_what_has_not_arrived_and_returns(ends: Ends) -> None:

@@ -82,7 +82,7 @@ def test_many_samples_share_a_frame_and_refusals_name_the_culprit(
     pushing = threads.submit(producer.push_many, [RolloutSample(FIELDS)] * 3)
     push = peer.expect(m.Push)
     errors = {"1": "too long", "2": "too long as well"}
-    peer.send(m.Pushed(first_seq=0, outcomes=["accepted", "refused", "refused"], errors=errors))
+    peer.answer(push, "accepted", "refused", "refused", **errors)
     with pytest.raises(SampleRefused, match=r"2 of 3 samples .* at index 1: too long"):
         pushing.result(10)
     assert len(push.tokens) == 3

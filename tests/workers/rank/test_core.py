@@ -100,8 +100,12 @@ def test_a_hello_tells_all_that_a_lost_connection_may_have_swallowed() -> None:
     core.wait(hungry=True)
     assert core.outgoing() == []
     hello = core.hello()
-    assert (hello.generation, hello.taken, hello.committed) == (1, 1, 0)
+    assert (hello.generation, hello.run_id, hello.taken, hello.committed) == (1, "run", 1, 0)
     assert (hello.received, hello.hungry, hello.policy_version) == ([(1, 2)], True, 9)
+
+
+def test_a_rank_that_was_never_welcomed_is_of_no_run() -> None:
+    assert RankCore("me", 1, 2, generation=1, prefetch=1).hello().run_id is None
 
 
 def first_step_of(core: RankCore, version: int) -> int:
@@ -245,7 +249,7 @@ def test_a_message_out_of_turn_is_an_error(messages: list[m.Message], complaint:
 
 
 def test_nothing_counts_before_the_welcome() -> None:
-    with pytest.raises(ProtocolError, match="Step instead of a welcome"):
+    with pytest.raises(ProtocolError, match="StepHeader instead of a welcome"):
         hear(RankCore("me", 0, 2, None, prefetch=1), step(0))
 
 

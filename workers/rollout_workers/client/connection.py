@@ -8,19 +8,20 @@ connection is a ConnectionError; what goes wrong with the bytes is a ProtocolErr
 import selectors
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic
 
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.protocol.sessions import Session, Side
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.client.tls_socket import TlsSocket
 
 #: Bytes to read before other duties (a ping, a commit) get their turn.
 READ_AT_ONCE = 4 * 1024 * 1024
+NO_PAYLOAD = memoryview(b"")
 
 
 class Waker:
@@ -53,7 +54,7 @@ class Waker:
 
 
 class Connection:
-    """Messages in and out over a connected socket; payloads are received straight into `memory`.
+    """A DP rank's messages in and out of a connected socket; payloads go straight into `memory`.
 
     bytes_received: total on this connection.
     """
@@ -69,7 +70,7 @@ class Connection:
         self._sock, self._waker = sock, waker
         # Bytes that TLS has decrypted already make no socket readable.
         self._decrypted = sock.pending if isinstance(sock, ssl.SSLSocket) else int
-        self._reader, self._memory = FrameReader(limits), memory
+        self._session = Session(Side.RANK, limits, memory)
         self._unsent = bytearray()  # bounded: a rank says a few short words a step
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker.receiver, selectors.EVENT_READ)
@@ -80,7 +81,7 @@ class Connection:
     def send(self, messages: Iterable[m.Message]) -> None:
         """Queue messages; `poll` writes them."""
         for message in messages:
-            self._unsent += codec.encode(message)
+            self._unsent += self._session.say(message)
 
     def poll(self, timeout: float) -> list[tuple[m.Message, memoryview]]:
         """Wait at most `timeout` seconds; return the messages that arrived, maybe none.
@@ -116,15 +117,12 @@ class Connection:
                 # The dispatcher may have said why before it closed: let reading find out.
                 self._unsent.clear()
 
-    def _allocate(self, kind: int, header: memoryview, size: int) -> Sequence[memoryview]:  # noqa: ARG002
-        return (self._memory(size),)
-
     def _read(self) -> list[tuple[m.Message, memoryview]]:
         found: list[tuple[m.Message, memoryview]] = []
         budget = READ_AT_ONCE
         while budget > 0:
             try:
-                nbytes = self._sock.recvmsg_into(self._reader.get_buffers())[0]
+                nbytes = self._sock.recvmsg_into(self._session.get_buffers())[0]
             except BlockingIOError:
                 break
             if not nbytes:
@@ -133,10 +131,8 @@ class Connection:
                 raise ConnectionError("the dispatcher closed the connection")
             budget -= nbytes
             self.bytes_received += nbytes
-            found += [
-                (codec.decode(frame), frame.payload)
-                for frame in self._reader.received(nbytes, self._allocate)
-            ]
+            for message, parts in self._session.received(nbytes):
+                found.append((message, parts[0] if parts else NO_PAYLOAD))
         return found
 
 

@@ -12,11 +12,11 @@ from typing import NoReturn, Self
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import refuse_to_travel
 from rollout_workers.producer.client import ProducerClient
-from rollout_workers.producer.core import Outcome
 from rollout_workers.producer.encode import (
     EncodedSample,
     Encoder,

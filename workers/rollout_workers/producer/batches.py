@@ -6,10 +6,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.protocol import columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
-from rollout_dispatcher.sample import ALIGNMENT
+from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.producer.encode import EncodedSample
 
 _T = TypeVar("_T")
@@ -18,8 +17,6 @@ _T = TypeVar("_T")
 #: heartbeat behind it is not late, and that the header stays far below any limit.
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_SAMPLES = 256
-#: Zeros after an array, by how many it takes to the next one's start.
-_ZEROS = [bytes(size) for size in range(ALIGNMENT)]
 
 
 def batches(
@@ -47,7 +44,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
     sized = group_ids is not None and _is_sized(samples[0])
     try:
         return m.Push(
-            fields=columns.field_headers(samples[0].schema),
+            fields=m.field_headers(samples[0].schema),
             tokens=[sample.tokens for sample in samples],
             loss_tokens=[sample.loss_tokens for sample in samples],
             sample_ids=[
@@ -81,8 +78,8 @@ def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:
                     buffers.append(b"".join(small))
                     small.clear()
                 buffers.append(array.data.cast("B"))
-            if gap := -nbytes % ALIGNMENT:
-                small.append(_ZEROS[gap])
+            if padding := PADDING[nbytes % ALIGNMENT]:
+                small.append(padding)
     if small:
         buffers.append(b"".join(small))
     return buffers
@@ -106,5 +103,5 @@ def _is_sized(sample: EncodedSample) -> bool:
     return sample.group_id is None or sample.group_size is not None
 
 
-def _unless_empty(column: list[_T | None]) -> list[_T | None] | None:
-    return column if any(value is not None for value in column) else None
+def _unless_empty(values: list[_T | None]) -> list[_T | None] | None:
+    return values if any(value is not None for value in values) else None

@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 from rollout_dispatcher.errors import ClientClosed
+from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.client.own_process import OwnProcess, refuse_to_travel
 from rollout_workers.producer.asynchronous import AsyncRolloutProducer, members
-from rollout_workers.producer.core import Outcome
 from rollout_workers.producer.encode import GroupSize, Pushable, RolloutSample
 from rollout_workers.producer.to_array import ArrayLike
 

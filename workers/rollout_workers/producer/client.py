@@ -19,6 +19,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.transport.connect import connect
 from rollout_workers.client.credentials import Credentials, hopeless
 from rollout_workers.client.liveness import (
@@ -29,7 +30,7 @@ from rollout_workers.client.liveness import (
 )
 from rollout_workers.client.own_process import OwnProcess
 from rollout_workers.producer.batches import batches
-from rollout_workers.producer.core import GRACE_S, Outcome, ProducerCore, Settled
+from rollout_workers.producer.core import GRACE_S, ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.link import ProducerLink
 

@@ -16,7 +16,6 @@ What is outstanding is bounded by the callers, each of which waits for its own p
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
@@ -24,6 +23,7 @@ from itertools import count
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.sample import Outcome
 from rollout_workers.producer.batches import header, payload
 from rollout_workers.producer.encode import EncodedSample
 
@@ -31,16 +31,6 @@ from rollout_workers.producer.encode import EncodedSample
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
 #: A member that was withdrawn may be pushed again for so long before its group is given up.
 GRACE_S = 10.0
-
-
-class Outcome(StrEnum):
-    """What became of a sample.
-
-    DUPLICATE: the dispatcher had a sample of this id before, from whichever producer.
-    """
-
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +326,7 @@ class ProducerCore:
     def _outcomes(self, push: _Push, answer: m.Pushed) -> Sequence[Outcome | SampleRefused | None]:
         """What is known of each sample of a push now; None where it has to be sent again."""
         words = answer.of_each(len(push.message.tokens))
-        if not push.outcomes and answer.outcomes == ["accepted"]:
+        if not push.outcomes and answer.outcomes == [Outcome.ACCEPTED]:
             return [Outcome.ACCEPTED] * len(words)  # as nearly always
         known = push.outcomes or [None] * len(words)
         return [
@@ -344,18 +334,19 @@ class ProducerCore:
             for index, (word, before) in enumerate(zip(words, known, strict=True))
         ]
 
-    def _outcome(self, push: _Push, word: str, error: str | None) -> Outcome | SampleRefused | None:
-        match word:
-            case "accepted":
+    def _outcome(
+        self, push: _Push, said: Outcome, error: str | None
+    ) -> Outcome | SampleRefused | None:
+        match said:
+            case Outcome.ACCEPTED:
                 return Outcome.ACCEPTED
-            case "duplicate":
+            case Outcome.DUPLICATE:
                 # Without names it can only be our own number: it was accepted before.
                 return Outcome.DUPLICATE if push.message.named else Outcome.ACCEPTED
-            case "refused":
+            case Outcome.REFUSED:
                 return SampleRefused("refused", error or "the dispatcher refused the sample")
-            case "full":
+            case Outcome.FULL:
                 return None
-        raise ProtocolError(f"unknown outcome {word!r}")
 
     def _retry(self, first: int, push: _Push, now: float) -> None:
         """Send a push that found no room again: when a credit frees, or later if one is free."""

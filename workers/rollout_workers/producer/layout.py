@@ -19,7 +19,7 @@ from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
 from rollout_workers.producer.to_array import NUMPY_DTYPES, Array, ArrayLike, to_array
 
 
-class Column(NamedTuple):
+class Trait(NamedTuple):
     """What a field's value is compared with; numpy_dtype: None where numpy has no such type."""
 
     name: str
@@ -32,11 +32,11 @@ class Column(NamedTuple):
 class Layout(NamedTuple):
     """The schema of checked fields, and what it takes to recognise others like them.
 
-    ids, mask: which of the columns are `input_ids` and `loss_mask`, None without a mask.
+    ids, mask: which of the traits are `input_ids` and `loss_mask`, None without a mask.
     """
 
     schema: Schema
-    columns: tuple[Column, ...]
+    traits: tuple[Trait, ...]
     ids: int
     mask: int | None
 
@@ -46,11 +46,11 @@ class Layout(NamedTuple):
         Raises SampleRefused for a value that is no array of numbers.
         """
         arrays: list[Array] = []
-        if len(fields) != len(self.columns):
+        if len(fields) != len(self.traits):
             return None
         try:
             rows = (len(fields["input_ids"]),)
-            for name, dtype, numpy_dtype, per_token, shape in self.columns:
+            for name, dtype, numpy_dtype, per_token, shape in self.traits:
                 value = fields[name]
                 if (
                     type(value) is not np.ndarray
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
         """
         if self.mask is None:
             return tokens - 1
-        mask, dtype = arrays[self.mask], self.columns[self.mask].dtype
+        mask, dtype = arrays[self.mask], self.traits[self.mask].dtype
         if dtype is not DType.BOOL:
             one = 0x3F80 if dtype is DType.BFLOAT16 else 1
             if not np.isin(mask, (0, one)).all():
@@ -119,12 +119,12 @@ def _layout(traits: tuple[tuple[str, DType, bool, tuple[int, ...]], ...]) -> Lay
         if name == "loss_mask" and not (per_token and shape == ()):
             raise _bad_mask()
     schema = Schema(tuple(Field(*trait) for trait in traits))
-    columns = tuple(
-        Column(name, dtype, NUMPY_DTYPES.get(dtype), per_token, shape)
+    expected = tuple(
+        Trait(name, dtype, NUMPY_DTYPES.get(dtype), per_token, shape)
         for name, dtype, per_token, shape in traits
     )
     mask = schema.names.index("loss_mask") if "loss_mask" in schema.names else None
-    return Layout(schema, columns, schema.names.index("input_ids"), mask)
+    return Layout(schema, expected, schema.names.index("input_ids"), mask)
 
 
 def _token_count(array: Array, dtype: DType) -> int:

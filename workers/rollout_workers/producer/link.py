@@ -7,11 +7,10 @@ transport has room, so that a slow dispatcher holds pushes in the core rather th
 import asyncio
 from collections.abc import Callable, Sequence
 
-from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.protocol.sessions import LEAVING, Session, Side
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 from rollout_workers.client.liveness import Heartbeat, refusal
 from rollout_workers.producer.core import ProducerCore, Settled
@@ -32,7 +31,7 @@ class ProducerLink(StreamProtocol):
         self._loop = loop
         self._core = core
         self._settle = settle
-        self._reader = FrameReader(LIMITS)
+        self._session = Session(Side.PRODUCER, LIMITS)
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._heartbeat: Heartbeat | None = None
@@ -47,7 +46,7 @@ class ProducerLink(StreamProtocol):
         left = 0
         while not self.lost.done():
             now = self._loop.time()
-            if heartbeat.ping_due(now):
+            if not self._is_leaving and heartbeat.ping_due(now):
                 self._write(self._core.ping())
             await asyncio.wait([self.lost], timeout=heartbeat.wait(now))
             before, left = left, self._left()
@@ -79,7 +78,11 @@ class ProducerLink(StreamProtocol):
         return self._written - self._unsent
 
     def _writable(self) -> bool:
-        return not self._paused and not self.lost.done()
+        return not (self._paused or self._is_leaving or self.lost.done())
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._session.state in LEAVING
 
     def _pump_again(self) -> None:
         self._retry = None
@@ -87,7 +90,8 @@ class ProducerLink(StreamProtocol):
 
     def say_goodbye(self) -> None:
         """Tell the dispatcher that this is deliberate; it closes the connection then."""
-        self._write(m.Bye())
+        if not self._is_leaving and not self.lost.done():
+            self._write(m.Bye())
 
     def copy_unsent(self) -> None:
         """From now on the buffers that are on their way may change."""
@@ -101,7 +105,7 @@ class ProducerLink(StreamProtocol):
 
     def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
         assert self._transport is not None
-        frame = [codec.encode(message, sum(map(len, payload))), *payload]
+        frame = [self._session.say(message, sum(map(len, payload))), *payload]
         self._written += sum(map(len, frame))
         if isinstance(self._transport, StreamTransport):
             self._transport.writelines(frame)
@@ -111,16 +115,12 @@ class ProducerLink(StreamProtocol):
     def _accept(self, message: m.Message) -> None:
         if isinstance(message, m.Error):
             raise refusal(message)
-        if isinstance(message, m.End):
-            raise ConnectionError(f"the dispatcher ended the connection: {message.reason}")
-        if self.welcomed.done():
-            for settled in self._core.handle(message, self._loop.time()):
-                self._settle(settled)
-        elif isinstance(message, m.WelcomeProducer):
+        if isinstance(message, m.WelcomeProducer):
             self._core.connected(message)
             self.welcomed.set_result(message.heartbeat_interval_s)
-        else:
-            raise ProtocolError(f"{type(message).__name__} instead of a welcome")
+        elif not isinstance(message, m.Bye):
+            for settled in self._core.handle(message, self._loop.time()):
+                self._settle(settled)
 
     def _end(self, error: Exception) -> None:
         for future in (self.welcomed, self.lost):
@@ -141,15 +141,15 @@ class ProducerLink(StreamProtocol):
 
     def get_buffers(self) -> list[memoryview]:
         """Memory that the next bytes belong into."""
-        return self._reader.get_buffers()
+        return self._session.get_buffers()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take the frames that are now complete."""
         if self._heartbeat is not None:
             self._heartbeat.heard()
         try:
-            for frame in self._reader.received(nbytes):
-                self._accept(codec.decode(frame))
+            for message, _ in self._session.received(nbytes):
+                self._accept(message)
         except Exception as error:
             self._end(error)
             return

@@ -49,7 +49,7 @@ class RankStatistics:
 class RankStep:
     """One step as its training loop has it; iterate any number of times until `commit`."""
 
-    def __init__(self, client: "RankClient", header: m.Step) -> None:
+    def __init__(self, client: "RankClient", header: m.StepHeader) -> None:
         self._client = client
         self.header = header
 

@@ -47,6 +47,7 @@ class RankCore:
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
+            run_id=self.welcome.run_id if self.welcome else None,
             prefetch_steps=self._prefetch,
             taken=self.taken,
             committed=self.committed,
@@ -82,7 +83,7 @@ class RankCore:
                 pass  # said before the dispatcher heard of the checkpoint
             case _ if not self._connected:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
-            case m.Step():
+            case m.StepHeader():
                 if self._steps.announce(message):
                     self._say(m.Prepared(step=message.step, digest=message.digest))
             case m.MicroBatch():

@@ -58,7 +58,7 @@ class HeldStep:
     begun: the training loop has asked for one of its micro-batches.
     """
 
-    header: m.Step
+    header: m.StepHeader
     state: HeldState = HeldState.PREPARED
     micro_batches: list[Received] = field(default_factory=list)
     begun: bool = False
@@ -87,7 +87,7 @@ class HeldSteps:
 
     # -- the dispatcher speaks
 
-    def announce(self, header: m.Step) -> bool:
+    def announce(self, header: m.StepHeader) -> bool:
         """A step's header came; returns whether to say that it is here."""
         held = self._steps.get(header.step)
         if held is None and header.step <= self.committed:

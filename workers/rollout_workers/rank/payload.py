@@ -1,8 +1,6 @@
-"""Where each field of a micro-batch lies in its payload.
+"""The fields of a micro-batch as views of its payload.
 
-A payload holds, field by field, the values of all samples one after the other, without padding;
-every field's block starts at a multiple of 8 bytes. Cutting a block out is all there is to
-packing: no value is moved.
+Cutting a field's block out is all there is to packing: no value is moved.
 """
 
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType, Field, Schema, aligned
+from rollout_dispatcher.sample import DType, Field, Schema
 
 #: numpy has no bfloat16; its bits travel in the integer of the same width.
 _NUMPY = {item: np.dtype(str(item)) for item in DType if item is not DType.BFLOAT16} | {
@@ -46,17 +44,17 @@ class Block(NamedTuple):
 
 def cut(schema: Schema, header: m.MicroBatch, payload: memoryview) -> list[Block]:
     """The blocks of a payload. Raises ProtocolError when its header describes another size."""
-    tokens, samples = sum(header.tokens), len(header.tokens)
-    found, offset = [], 0
-    for field, (per_token, per_sample) in zip(schema.fields, schema.units, strict=True):
-        found.append(Block(field, offset, tokens if per_token else samples))
-        offset = aligned(offset + per_token * tokens + per_sample * samples)
-    if offset != payload.nbytes:
+    places, nbytes = schema.blocks(header.tokens)
+    if nbytes != payload.nbytes:
         raise ProtocolError(
-            f"micro-batch {header.index} of step {header.step} describes {offset} payload bytes, "
+            f"micro-batch {header.index} of step {header.step} describes {nbytes} payload bytes, "
             f"the frame carries {payload.nbytes}"
         )
-    return found
+    tokens, samples = sum(header.tokens), len(header.tokens)
+    return [
+        Block(field, place.start, tokens if field.per_token else samples)
+        for field, place in zip(schema.fields, places, strict=True)
+    ]
 
 
 def arrays(payload: memoryview, blocks: Sequence[Block]) -> dict[str, NDArray[np.generic]]:

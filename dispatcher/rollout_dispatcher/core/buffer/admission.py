@@ -22,14 +22,14 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
 from rollout_dispatcher.core.buffer.held_pushes import HeldPushes
-from rollout_dispatcher.core.effects import Effect, Outcome, PushHeld, PushRecalled
+from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
 from rollout_dispatcher.core.facts import Accepted, FloorRaised, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.errors import BufferFull, ProtocolError, SampleRefused
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Columns, Sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample, SamplesByField
 
 #: Sample numbers that a producer may have above its floor, each of which is remembered; far above
 #: what its credits allow, and a bound on what a producer can cost that never raises its floor.
@@ -247,12 +247,12 @@ class Admission:
         else:
             self._decide_each(push, now, in_line=False)
 
-    def _plain(self, push: Push) -> Columns | None:
+    def _plain(self, push: Push) -> SamplesByField | None:
         """The samples of a push, if room is all that they need and none of them is decided."""
         first = next(iter(push.samples), None)
         if first is None or self._buffer.is_grouped(first):
             return None  # the usual exceptions, found before anything is computed
-        samples = Columns.of(push.samples)
+        samples = SamplesByField.of(push.samples)
         plain = (
             self.closed is None
             and not any(push.outcomes)
@@ -263,7 +263,7 @@ class Admission:
         )
         return samples if plain else None
 
-    def _is_young(self, push: Push, samples: Columns) -> bool:
+    def _is_young(self, push: Push, samples: SamplesByField) -> bool:
         versions = [version for version in samples.policy_versions if version is not None]
         return not versions or min(versions) >= self._oldest_for(push)
 
@@ -272,7 +272,7 @@ class Admission:
             return 0
         return max(self.oldest_version, self._producers.phase(push.producer))
 
-    def _all_pass(self, samples: Columns, amount: Amount) -> bool:
+    def _all_pass(self, samples: SamplesByField, amount: Amount) -> bool:
         """Whether not even the last of these plain samples is held back."""
         if self._no_room(amount.nbytes, amount.samples) is not None:
             return False

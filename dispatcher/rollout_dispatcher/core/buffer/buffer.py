@@ -14,7 +14,7 @@ from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
 from rollout_dispatcher.errors import BufferFull, SampleRefused
 from rollout_dispatcher.payload import Reference, are_in_memory
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Columns, Sample, Schema
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField, Schema
 
 
 class SampleBuffer:
@@ -189,7 +189,7 @@ class SampleBuffer:
             return BufferFull("bytes", self._held.nbytes, self.limits.nbytes)
         return None
 
-    def are_plain(self, samples: Columns) -> bool:
+    def are_plain(self, samples: SamplesByField) -> bool:
         """Whether each of these samples passes `check` and is in no group that matters."""
         schema = samples.schemas[0]
         return (

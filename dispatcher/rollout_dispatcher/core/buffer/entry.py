@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from rollout_dispatcher.payload import memory_bytes
-from rollout_dispatcher.sample import Columns, Sample
+from rollout_dispatcher.sample import Sample, SamplesByField
 
 
 @dataclass(slots=True, eq=False)
@@ -45,14 +45,14 @@ class Amount:
     nbytes: int = 0
 
     @classmethod
-    def of(cls, samples: Columns) -> Self:
+    def of(cls, samples: SamplesByField) -> Self:
         """What these samples take up together."""
         return cls(len(samples.tokens), sum(samples.tokens), memory_bytes(samples.payloads))
 
     @classmethod
     def of_entries(cls, entries: Iterable[Entry]) -> Self:
         """What these entries take up together; there is one at least."""
-        return cls.of(Columns.of(entry.sample for entry in entries))
+        return cls.of(SamplesByField.of(entry.sample for entry in entries))
 
     def add(self, sample: Sample) -> None:
         """Add a sample."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from rollout_dispatcher.core.effects import Outcome, PushAnswered
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.core.effects import PushAnswered
+from rollout_dispatcher.sample import Outcome, Sample
 
 
 @dataclass(slots=True, eq=False)

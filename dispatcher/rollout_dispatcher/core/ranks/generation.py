@@ -4,7 +4,7 @@
     asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask,
                                      and the run's first one has the size that was configured
     of a generation that is over     fenced: a newer process group has taken its place
-    of one that is not known         fenced: the dispatcher was restarted without its journal
+    of another run, or not known     fenced: the dispatcher was restarted without its journal
     of this one                      seated, unless its place is taken or the generation failed
 
 Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
@@ -23,6 +23,19 @@ from rollout_dispatcher.errors import (
     GenerationFenced,
     RankRefused,
 )
+
+
+def check_run(hello: RankHello, run_id: str) -> None:
+    """Raise GenerationFenced for a rank that belongs to another run.
+
+    A run that begins anew counts its generations from 1 again, so the number alone proves nothing.
+    """
+    if hello.generation is not None and hello.run_id not in (None, run_id):
+        raise GenerationFenced(
+            f"generation {hello.generation} is of run {hello.run_id}, this dispatcher serves run "
+            f"{run_id}: it was restarted without its journal, or is another one; restart the "
+            "trainers, or start it with the journal of their run"
+        )
 
 
 class Generation:

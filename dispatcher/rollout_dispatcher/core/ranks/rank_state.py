@@ -19,8 +19,8 @@ from rollout_dispatcher.errors import ProtocolError
 class RankHello:
     """How a DP rank introduces itself; `generation=None` asks for a new one.
 
-    resume: the checkpoint that it has loaded. saved: the last step of a checkpoint that it has
-    reported saved.
+    run_id: of the run that welcomed it last, if any did. resume: the checkpoint that it has loaded.
+    saved: the last step of a checkpoint that it has reported saved.
     """
 
     client_id: str
@@ -34,6 +34,7 @@ class RankHello:
     received: dict[int, int] = field(default_factory=dict)
     resume: CheckpointPosition | None = None
     saved: int = -1
+    run_id: str | None = None
 
     @property
     def begun(self) -> bool:

@@ -23,7 +23,7 @@ from zlib import crc32
 from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.journal.files.segment import Reader
 from rollout_dispatcher.journal.records import ACCEPTED, CHECKSUM, MOVED, NBYTES, Row
-from rollout_dispatcher.sample import ALIGNMENT, aligned
+from rollout_dispatcher.spans import ALIGNMENT, aligned
 
 MAGIC = b"rdB2"
 #: Magic, number of payloads, digest, segment, sequence, LSN, bytes of rows and of payloads.

@@ -16,11 +16,11 @@ from enum import Enum, auto
 from typing import Protocol
 
 from rollout_dispatcher.errors import DispatcherError, ProtocolError
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.session import Heard, ServerSession, State
+from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
+from rollout_dispatcher.protocol.versions import Terms
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.plain import StreamProtocol
@@ -84,7 +84,7 @@ class Peer(StreamProtocol):
         self._listener = listener
         self._limits = limits
         self._clock = clock
-        self._session = ServerSession(limits.frame, uninitialised)
+        self._session = Session(Side.DISPATCHER, limits.frame, uninitialised)
         self._transport: asyncio.Transport | None = None
         self._jobs: deque[Job] = deque()
         self._paused = False
@@ -160,12 +160,14 @@ class Peer(StreamProtocol):
 
     def send(self, *messages: m.Message) -> None:
         """Write small control messages, ahead of bulk frames that wait."""
-        self.write(b"".join(codec.encode(message) for message in messages))
-
-    def write(self, data: bytes) -> None:
-        """Write an encoded control frame."""
         if self._transport is not None and self._ending is None:
-            self._transport.write(data)
+            self._transport.write(b"".join(map(self._session.say, messages)))
+
+    def write(self, frame: bytes) -> None:
+        """Write a control frame that was encoded before."""
+        if self._transport is not None and self._ending is None:
+            self._session.said(frame)
+            self._transport.write(frame)
 
     def enqueue(self, job: Job) -> None:
         """Write a bulk frame when its turn comes."""
@@ -180,6 +182,11 @@ class Peer(StreamProtocol):
     def go_on(self) -> None:
         """Its answers are out."""
         self._unpause(Pause.UNANSWERED)
+
+    @property
+    def terms(self) -> Terms:
+        """What its hello and we have agreed to speak."""
+        return self._session.terms
 
     @property
     def held(self) -> bool:
@@ -232,11 +239,11 @@ class Peer(StreamProtocol):
 
     def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
         self._clear_deadline("handshake")
-        if isinstance(message, m.HelloProducer | m.HelloRank):
+        if isinstance(message, m.Hello):
             if self.client_id not in ("", message.client_id):
                 raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
             self.client_id = message.client_id
-            self.role = "producer" if self._session.state is State.PRODUCER else "rank"
+            self.role = "producer" if isinstance(message, m.HelloProducer) else "rank"
         self._listener.said(self, message, spans)
 
     def _take(self, heard: Heard) -> None:
@@ -291,7 +298,8 @@ class Peer(StreamProtocol):
 
     def _reason(self, otherwise: str) -> str:
         """Why the connection ended: a peer that said goodbye need not wait for the answer."""
-        return "bye" if self._session.state is State.CLOSED else otherwise
+        state = self._session.state
+        return "bye" if state in LEAVING or state is SessionState.CLOSED else otherwise
 
     def _is_ending(self) -> bool:
         return self._ending is not None
@@ -309,6 +317,7 @@ class Peer(StreamProtocol):
         while self._jobs and not self._paused and self._transport is not None:
             buffers = self._jobs.popleft()()
             if buffers is not None:
+                self._session.said(buffers[0])
                 self._transport.writelines(buffers)
 
     def _too_slow(self, what: str, timeout: float) -> None:

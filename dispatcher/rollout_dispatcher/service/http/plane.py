@@ -15,9 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.effects import Effect, Outcome
+from rollout_dispatcher.core.effects import Effect
 from rollout_dispatcher.errors import DispatcherError, ReceivingFull
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.http.body import Body
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.samples import PushRequest, parse_body

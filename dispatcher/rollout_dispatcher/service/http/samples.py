@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol.columns import MAX_FIELDS, Extent, FieldHeader, Name, Version
+from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader, Name, Version
 from rollout_dispatcher.sample import (
     METADATA,
     RESERVED,
@@ -29,8 +29,8 @@ from rollout_dispatcher.sample import (
     Field,
     Sample,
     Schema,
-    aligned,
 )
+from rollout_dispatcher.spans import join
 
 #: What a `group_size` says that is told when the group is closed.
 AT_CLOSE = "at-close"
@@ -118,7 +118,7 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
         tokens=tokens,
         loss_tokens=tokens - 1 if mask is None else int(np.count_nonzero(mask)),
         schema=Schema(tuple(_field(name, arrays[name], tokens) for name in sorted(arrays))),
-        payload=memoryview(b"".join(_padded(arrays[name]) for name in sorted(arrays))),
+        payload=memoryview(join(arrays[name].tobytes() for name in sorted(arrays))),
         group_id=request.group_id,
         group_size=size if request.group_id is not None else 1,
         policy_version=request.policy_version,
@@ -168,8 +168,3 @@ def _field(name: str, array: NDArray[Any], tokens: int) -> Field:
         why = error.errors(include_url=False)[0]["msg"]
         raise ProtocolError(f"fields.{name} has shape {array.shape}: {why}") from None
     return Field(name, dtype, per_token, tuple(shape))
-
-
-def _padded(array: NDArray[Any]) -> bytes:
-    data = array.tobytes()
-    return data.ljust(aligned(len(data)), b"\0")

@@ -20,7 +20,6 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Deliver,
     Effect,
-    Outcome,
     PlanWanted,
     PushAnswered,
     Release,
@@ -31,7 +30,7 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import IntArray, Plan, PlanConfig, Strategy
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Outcome, Sample
 
 #: Who pushes every sample.
 PRODUCER = "trace"

@@ -1,31 +1,27 @@
-"""What messages that carry samples have in common: their fields, and columns of facts about them.
+"""What messages that carry samples have in common: the samples' fields, and facts about each.
 
-Columns (`tokens`, `sample_ids`, ...) have one entry a sample.
+Facts (`tokens`, `sample_ids`, ...) come as lists with one entry a sample.
 """
 
 from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic import Field as Declared
+from pydantic import model_validator
 
+from rollout_dispatcher.protocol.messages.base import (
+    Count,
+    Extent,
+    Message,
+    Name,
+    Part,
+    Tokens,
+    Version,
+)
 from rollout_dispatcher.sample import DType, Field, Schema
 
 #: Fields of a sample; far above what any trainer reads.
 MAX_FIELDS = 64
-
-Name = Annotated[str, Declared(min_length=1, max_length=128)]
-Count = Annotated[int, Declared(ge=0, lt=2**53)]
-Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
-Version = Annotated[int, Declared(ge=0, lt=2**53)]
-Extent = Annotated[int, Declared(ge=1, lt=2**31)]
-
-
-class Message(BaseModel):
-    """Base: immutable, no unknown keys, no coercion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    type_code: ClassVar[int]
 
 
 @lru_cache(maxsize=64)
@@ -34,18 +30,27 @@ def _schema(fields: tuple[Field, ...]) -> Schema:
     return Schema(fields)
 
 
-class FieldHeader(Message):
-    """`sample.Field` on the wire."""
+class FieldHeader(Part):
+    """One tensor of every sample.
 
-    type_code = 0
+    name: of the field.
+    dtype: type of its elements, little endian.
+    per_token: whether the first dimension is the sample's tokens, followed by `shape`; if not,
+        `shape` is all there is.
+    shape: its dimensions, without that of tokens.
+    """
+
     name: Name
     dtype: Annotated[DType, Declared(strict=False)]
     per_token: bool = True
-    shape: Annotated[list[Extent], Declared(max_length=8)] = []
+    shape: list[Extent] = Declared(default_factory=list, max_length=8)
 
 
 class HasFields(Message):
-    """The fields that samples share."""
+    """The fields that samples share.
+
+    fields: of every sample, in the order in which they lie in its span.
+    """
 
     fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=MAX_FIELDS)]
 
@@ -66,10 +71,19 @@ class HasFields(Message):
         )
 
 
-class HasColumns(Message):
-    """Columns over samples."""
+class HasSamples(Message):
+    """Facts about samples.
 
-    columns: ClassVar[tuple[str, ...]] = (
+    tokens: of each sample.
+    loss_tokens: tokens of each that the loss counts.
+    sample_ids: what each is known by.
+    group_ids: the group of each, null for none; left out where no sample has one.
+    policy_versions: version of the weights that wrote the oldest token of each; left out where
+        none is known.
+    """
+
+    #: The lists that have one entry a sample, beside `tokens`.
+    each: ClassVar[tuple[str, ...]] = (
         "loss_tokens",
         "sample_ids",
         "group_ids",
@@ -82,12 +96,12 @@ class HasColumns(Message):
     policy_versions: list[Version | None] | None = None
 
     @model_validator(mode="after")
-    def _columns_agree(self) -> Self:
+    def _lists_agree(self) -> Self:
         size = len(self.tokens)
-        for name in self.columns:
-            column = getattr(self, name)
-            if column is not None and len(column) != size:
-                raise ValueError(f"{name} has {len(column)} entries for {size} samples")
+        for name in self.each:
+            values = getattr(self, name)
+            if values is not None and len(values) != size:
+                raise ValueError(f"{name} has {len(values)} entries for {size} samples")
         return self
 
 

@@ -1,0 +1,39 @@
+"""What is said with either role."""
+
+from rollout_dispatcher.protocol.messages.base import Message
+
+
+class Error(Message):
+    """The connection is over.
+
+    code: the stable word for why.
+    message: what was found, what it means and what to do about it.
+    retriable: whether the same can succeed later, on another connection.
+    """
+
+    type_code = 19
+    code: str
+    message: str
+    retriable: bool = False
+
+
+class Ping(Message):
+    """The client is alive."""
+
+    type_code = 20
+
+
+class Pong(Message):
+    """So is the dispatcher, and it has heard what was said before the Ping."""
+
+    type_code = 21
+
+
+class Bye(Message):
+    """A deliberate goodbye, so that a closed connection is not taken for a fault.
+
+    The client says nothing after it. The dispatcher answers with its own once everything that the
+    client has said is safe.
+    """
+
+    type_code = 22

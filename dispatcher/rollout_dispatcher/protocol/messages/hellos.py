@@ -1,0 +1,163 @@
+"""Hello and welcome: who connects, what each side speaks, and where both stand.
+
+A hello is read before anything is agreed, so it alone may have keys that this side does not know:
+a newer client's are ignored.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import Field as Declared
+from pydantic import model_validator
+
+from rollout_dispatcher.protocol.messages.base import (
+    Count,
+    Extent,
+    Message,
+    Name,
+    Part,
+    Total,
+    Version,
+    Watermark,
+)
+from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
+
+Capabilities = Annotated[list[Name], Declared(max_length=64)]
+
+
+class Offering(Message, extra="ignore"):
+    """What the hellos of all versions of the protocol have in common.
+
+    versions: the first and the last version of the protocol that the client speaks.
+    capabilities: what it can do beyond that version; words that are not known are ignored.
+    """
+
+    # Strict, a tuple would refuse JSON's list where a validator has made Python of it.
+    versions: Annotated[tuple[Extent, Extent], Declared(strict=False)] = OURS.versions
+    capabilities: Capabilities = sorted(OURS.capabilities)
+
+    @model_validator(mode="after")
+    def _first_before_last(self) -> Self:
+        first, last = self.versions
+        if first > last:
+            raise ValueError(f"there are no versions from {first} to {last}")
+        return self
+
+    @property
+    def offer(self) -> Offer:
+        """What this client speaks."""
+        return Offer(self.versions, frozenset(self.capabilities))
+
+
+class Hello(Offering):
+    """What both roles say.
+
+    client_id: its name, the same on all its connections.
+    token: the secret of the dispatcher's `--token-file`.
+    """
+
+    client_id: Name
+    token: Annotated[str | None, Declared(max_length=1024, repr=False)] = None
+
+
+class HelloProducer(Hello):
+    """A producer introduces itself."""
+
+    type_code = 1
+
+
+class CheckpointPosition(Part, extra="ignore"):
+    """Where a checkpoint was taken.
+
+    run_id: of the run that it belongs to.
+    step: the last step that is in it, -1 for none.
+    """
+
+    run_id: Name
+    step: Watermark
+
+
+class HelloRank(Hello):
+    """A DP rank introduces itself, or says after a reconnect where it stands.
+
+    Said again on the same connection when it has loaded a checkpoint: it has let go of what it was
+    sent, and forgets what comes before the welcome.
+
+    dp_rank: its place, from 0.
+    dp_size: how many there are.
+    generation: the process group that it belongs to; null asks for a new one, which only DP rank 0
+        may do.
+    run_id: of the run that it was last welcomed to; null if it never was.
+    prefetch_steps: steps that it holds ahead of those that its training loop has begun.
+    taken: last step that its training loop has begun, -1 for none.
+    committed: last step that it has committed in this generation, -1 for none.
+    hungry: whether its training loop waits for a step.
+    received: open steps that it holds, as pairs of step and number of micro-batches received.
+    policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
+    resume: the checkpoint that it has loaded in this generation.
+    saved: last step of a checkpoint that it has reported saved, -1 for none.
+    """
+
+    type_code = 2
+    dp_rank: Count
+    dp_size: Extent
+    generation: Extent | None = None
+    run_id: Name | None = None
+    prefetch_steps: Count = 1
+    taken: Watermark = -1
+    committed: Watermark = -1
+    hungry: bool = False
+    received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
+        default_factory=list
+    )
+    policy_version: Version | None = None
+    policy_step: Count | None = None
+    resume: CheckpointPosition | None = None
+    saved: Watermark = -1
+
+
+class Welcome(Message):
+    """What both roles hear.
+
+    version: of the protocol, that both sides speak from now on.
+    capabilities: those that both have.
+    heartbeat_interval_s: how often the client is to send a Ping, in seconds.
+    """
+
+    version: Extent = OURS.versions[1]
+    capabilities: Capabilities = sorted(OURS.capabilities)
+    heartbeat_interval_s: float
+
+    @property
+    def terms(self) -> Terms:
+        """What was agreed."""
+        return Terms(self.version, frozenset(self.capabilities))
+
+
+class WelcomeProducer(Welcome):
+    """The dispatcher takes what this producer pushes.
+
+    credits: pushes that it holds for this producer while the buffer is full.
+    max_payload_bytes: the largest payload of a push.
+    """
+
+    type_code = 3
+    credits: Extent
+    max_payload_bytes: Total
+
+
+class WelcomeRank(Welcome):
+    """The DP rank has its place.
+
+    run_id: of this run.
+    generation: the process group that the rank belongs to.
+    committed: last step that is committed as far as this rank is concerned, -1 for none.
+    max_open_steps: uncommitted steps that it may hold before it must commit.
+    layout: of micro-batches, packed or padded.
+    """
+
+    type_code = 4
+    run_id: Name
+    generation: Extent
+    committed: Watermark
+    max_open_steps: Extent
+    layout: str

@@ -1,0 +1,144 @@
+"""What producers and the dispatcher say to each other.
+
+producer                dispatcher
+Push           ------>
+<------  Blocked     (a cap holds the push back; nothing is lost)
+<------  Resend      (it can come in now, and its payload was let go)
+<------  Pushed      (what became of each sample)
+CloseGroup, EndPhase, EndStream -->
+"""
+
+from typing import Annotated
+
+from pydantic import Field as Declared
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol.messages.base import Count, Extent, Message, Name, Version
+from rollout_dispatcher.protocol.messages.samples import HasFields, HasSamples
+from rollout_dispatcher.sample import Outcome
+
+
+class Push(HasSamples, HasFields):
+    """Samples, numbered in the order in which a producer makes them; payload: their spans.
+
+    first_seq: number of the first; the others follow.
+    floor: the producer will never again send a number below this one.
+    named: the sample ids were given by the user, so repeats across producers are duplicates.
+    group_sizes: members of each sample's group, 0 where `CloseGroup` will tell; left out where
+        they are as configured.
+    """
+
+    type_code = 5
+    each = (*HasSamples.each, "group_sizes")
+    first_seq: Count
+    floor: Count
+    named: bool = False
+    group_sizes: list[Count] | None = None
+
+    def spans(self, nbytes: int) -> list[int]:
+        """The size of each sample's span."""
+        sizes = self.schema_.sizes(self.tokens)
+        if sum(sizes) != nbytes:
+            raise ProtocolError(
+                f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
+            )
+        return sizes
+
+
+class Pushed(Message):
+    """What became of the samples of a push.
+
+    first_seq: of the push.
+    outcomes: one a sample, or a single one that is the outcome of each: accepted, duplicate,
+        refused (never send it again) or full (send it again later).
+    errors: message of each refused sample, by its index as a string.
+    """
+
+    type_code = 6
+    first_seq: Count
+    outcomes: list[Annotated[Outcome, Declared(strict=False)]]
+    errors: dict[str, str] = Declared(default_factory=dict)
+
+    def of_each(self, size: int) -> list[Outcome]:
+        """The outcome of each sample of a push of `size` samples.
+
+        Raises ProtocolError if there are more or fewer.
+        """
+        found = self.outcomes * size if len(self.outcomes) == 1 else self.outcomes
+        if len(found) != size:
+            raise ProtocolError(f"{len(found)} outcomes for a push of {size} samples")
+        return found
+
+
+class Blocked(Message):
+    """A push is held back by a cap of the buffer.
+
+    first_seq: of the push; null while frames of others are being received and what this producer
+        sends, which is not read yet, waits for them; said again with every heartbeat.
+    cap: which.
+    held: how much is held, in the cap's unit.
+    capacity: how much may be.
+    waits_for: in words, whom the next step waits for.
+    """
+
+    type_code = 7
+    first_seq: Count | None = None
+    cap: str
+    held: Count
+    capacity: Count
+    waits_for: str = ""
+
+
+class CloseGroup(Message):
+    """No further member of this group will come, or none beyond `size`.
+
+    group_id: which.
+    size: members that it has then; null for those that came.
+    keep: whether an incomplete group is trained on rather than dropped; null: as configured.
+    number: by which a producer knows this, so that it is heard once however often it is said.
+    withdrawn: if given, the group is not closed, but lacks these samples of its producer, by their
+        sequence numbers; `size` is then what they have said of it, null if that is told at close.
+    """
+
+    type_code = 8
+    group_id: Name
+    size: Extent | None = None
+    keep: bool | None = None
+    number: Count | None = None
+    withdrawn: list[Count] | None = None
+
+
+class EndPhase(Message):
+    """This producer pushes nothing older than a policy version any more.
+
+    Once all who contributed have said so, what is older goes before anything newer is planned.
+
+    policy_version: which.
+    force: nobody pushes anything older any more.
+    """
+
+    type_code = 9
+    policy_version: Version
+    force: bool = False
+
+
+class EndStream(Message):
+    """This producer pushes nothing any more.
+
+    Once all who contributed have said so, what is buffered is flushed and the ranks' streams end.
+
+    force: nobody pushes anything any more.
+    """
+
+    type_code = 10
+    force: bool = False
+
+
+class Resend(Message):
+    """A push that is held back can come in now, and its payload was let go: send it again.
+
+    first_seq: of the push.
+    """
+
+    type_code = 24
+    first_seq: Count

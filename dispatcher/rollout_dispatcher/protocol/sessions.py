@@ -1,0 +1,235 @@
+"""One connection's conversation: who may say what, when. All three roles use it; no IO here.
+
+    AWAIT_HELLO --HelloProducer--> PRODUCER_GREETS --WelcomeProducer--> PRODUCER
+         |                                |                                |
+         |                                +-----Bye--> PRODUCER_LEAVES <---+ Bye
+         |                                                    |
+         |                                                    +--------Bye (answered)--> CLOSED
+         |
+         +-----HelloRank--> RANK_GREETS --WelcomeRank--> RANK --HelloRank--> RANK_RESUMES
+                                                           ^                      |
+                                                           +-----WelcomeRank------+
+    A rank says Bye as a producer does. An Error of the dispatcher's closes in any state.
+
+A session is told which `Side` it is. Both sides have the same states, and each changes its own with
+what it says and what it hears, so for as long as a message is on its way they differ: that is why
+there is a table for each side and each direction. A message that a table does not have changes
+nothing: to hear one is the peer's fault (ProtocolError), to say one our own (IllegalTransition).
+
+Bytes go in through `get_buffers` and `received`, messages come out. A message is read before its
+payload is received, since it says how that is cut up, and a frame with a payload only when it is
+admitted: until then the session waits (`waits_for`), and `go_on`s.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+
+from rollout_dispatcher.errors import IllegalTransition, ProtocolError
+from rollout_dispatcher.protocol import codec, versions
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import (
+    HANDSHAKE_LIMITS,
+    Admit,
+    Frame,
+    FrameLimits,
+    FrameReader,
+    at_once,
+)
+
+
+class Side(StrEnum):
+    """Whose end of a connection it is."""
+
+    DISPATCHER = "dispatcher"
+    PRODUCER = "producer"
+    RANK = "rank"
+
+
+class SessionState(StrEnum):
+    """Where a conversation stands.
+
+    *_GREETS: hello is said, and nothing else before the welcome. RANK_RESUMES: hello is said again,
+    as a checkpoint was loaded. *_LEAVES: Bye is said and not answered yet.
+    """
+
+    AWAIT_HELLO = "await-hello"
+    PRODUCER_GREETS = "producer-greets"
+    PRODUCER = "producer"
+    PRODUCER_LEAVES = "producer-leaves"
+    RANK_GREETS = "rank-greets"
+    RANK = "rank"
+    RANK_RESUMES = "rank-resumes"
+    RANK_LEAVES = "rank-leaves"
+    CLOSED = "closed"
+
+
+S = SessionState
+Kinds = tuple[type[m.Message], ...]
+Table = dict[tuple[SessionState, type[m.Message]], SessionState]
+
+#: What welcomed peers say, and hear.
+FROM_PRODUCER: Kinds = (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping)
+TO_PRODUCER: Kinds = (m.Pushed, m.Blocked, m.Resend, m.Pong)
+FROM_RANK: Kinds = (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.Ping)
+TO_RANK: Kinds = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)
+
+#: Where the client has said Bye.
+LEAVING = frozenset({S.PRODUCER_LEAVES, S.RANK_LEAVES})
+_OPEN = [state for state in S if state is not S.CLOSED]
+
+
+def _stay(kinds: Kinds, *states: SessionState) -> Table:
+    """These messages leave a conversation in the state in which it is."""
+    return {(state, kind): state for state in states for kind in kinds}
+
+
+_PRODUCER_SAYS: Table = {
+    (S.AWAIT_HELLO, m.HelloProducer): S.PRODUCER_GREETS,
+    (S.PRODUCER_GREETS, m.Bye): S.PRODUCER_LEAVES,
+    (S.PRODUCER, m.Bye): S.PRODUCER_LEAVES,
+    **_stay(FROM_PRODUCER, S.PRODUCER),
+}
+_RANK_SAYS: Table = {
+    (S.AWAIT_HELLO, m.HelloRank): S.RANK_GREETS,
+    (S.RANK, m.HelloRank): S.RANK_RESUMES,
+    (S.RANK_GREETS, m.Bye): S.RANK_LEAVES,
+    (S.RANK, m.Bye): S.RANK_LEAVES,
+    (S.RANK_RESUMES, m.Bye): S.RANK_LEAVES,
+    **_stay(FROM_RANK, S.RANK),
+    **_stay((m.Ping,), S.RANK_RESUMES),
+}
+#: What is the same whether it is said or heard.
+_ERRORS: Table = {(state, m.Error): S.CLOSED for state in _OPEN}
+_TO_CLIENTS: Table = {
+    **_ERRORS,
+    (S.PRODUCER_GREETS, m.WelcomeProducer): S.PRODUCER,
+    (S.PRODUCER_LEAVES, m.Bye): S.CLOSED,
+    **_stay(TO_PRODUCER, S.PRODUCER),
+    **_stay((m.WelcomeProducer, *TO_PRODUCER), S.PRODUCER_LEAVES),
+    (S.RANK_GREETS, m.WelcomeRank): S.RANK,
+    (S.RANK_RESUMES, m.WelcomeRank): S.RANK,
+    (S.RANK_LEAVES, m.Bye): S.CLOSED,
+    **_stay(TO_RANK, S.RANK),
+    **_stay((m.WelcomeRank, *TO_RANK), S.RANK_LEAVES),
+    **_stay((m.Pong,), S.RANK_RESUMES),
+}
+
+#: What each side may say.
+SAYS: dict[Side, Table] = {
+    Side.PRODUCER: _PRODUCER_SAYS,
+    Side.RANK: _RANK_SAYS,
+    Side.DISPATCHER: _TO_CLIENTS,
+}
+#: What each side may hear: what the other may say, and what was on its way to a rank that resumes.
+HEARS: dict[Side, Table] = {
+    Side.PRODUCER: {key: then for key, then in _TO_CLIENTS.items() if "rank" not in key[0]},
+    Side.RANK: {
+        **{key: then for key, then in _TO_CLIENTS.items() if "producer" not in key[0]},
+        **_stay(TO_RANK, S.RANK_RESUMES),
+    },
+    Side.DISPATCHER: {**_PRODUCER_SAYS, **_RANK_SAYS},
+}
+
+#: Messages and their payloads, as they become complete.
+Heard = Iterator[tuple[m.Message, Sequence[memoryview]]]
+
+
+class Session:
+    """One side of a conversation: decodes what the peer says, encodes what we say.
+
+    limits: of what is heard once the peer has introduced itself. memory: gives what a piece of a
+    payload is received into, for a number of bytes. offer: what this side speaks.
+    terms: what was agreed; what this side speaks at its best, before that.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        limits: FrameLimits,
+        memory: Callable[[int], memoryview] = lambda nbytes: memoryview(bytearray(nbytes)),
+        offer: versions.Offer = versions.OURS,
+    ) -> None:
+        self.state = SessionState.AWAIT_HELLO
+        self._says, self._hears = SAYS[side], HEARS[side]
+        self._memory, self._limits, self._offer = memory, limits, offer
+        self.terms = versions.agree(offer, offer)
+        self._reader = FrameReader(HANDSHAKE_LIMITS)
+        self._message: m.Message = m.Bye()
+
+    # -- what we say
+
+    def say(self, message: m.Message, payload_size: int = 0) -> bytes:
+        """The frame of a message that is sent now, up to its payload."""
+        self._note(type(message))
+        return codec.encode(message, payload_size)
+
+    def said(self, frame: bytes | bytearray | memoryview) -> None:
+        """Note that a frame is sent that was encoded before."""
+        self._note(m.MESSAGES[frame[2]])
+
+    def _note(self, kind: type[m.Message]) -> None:
+        after = self._says.get((self.state, kind))
+        if after is None:
+            raise IllegalTransition(self.state, f"saying {kind.__name__}")
+        self.state = after
+
+    # -- what we hear
+
+    def get_buffer(self) -> memoryview:
+        """The first of `get_buffers`."""
+        return self._reader.get_buffer()
+
+    def get_buffers(self) -> list[memoryview]:
+        """Memory that the next bytes of the stream belong into, in order."""
+        return self._reader.get_buffers()
+
+    @property
+    def waits_for(self) -> int:
+        """Bytes of the frame that was not admitted yet; 0 when none waits."""
+        return self._reader.waits_for
+
+    @property
+    def filled(self) -> int:
+        """How many bytes of the current frame have arrived."""
+        return self._reader.filled
+
+    def received(self, nbytes: int, admit: Admit = at_once) -> Heard:
+        """Messages now complete, each with its payload in as many pieces as `Message.spans` says.
+
+        Every piece has memory of its own. The iterator raises ProtocolError; the connection is
+        beyond use then. admit: whether a frame of so many bytes may have memory now.
+        """
+        return map(self._accept, self._reader.received(nbytes, self._allocate, admit))
+
+    def go_on(self, admit: Admit = at_once) -> Heard:
+        """The frame that waits is admitted; the messages now complete, as in `received`."""
+        return map(self._accept, self._reader.go_on(self._allocate, admit))
+
+    def drop(self) -> None:
+        """Let go of the memory of the current frame: nothing more is read."""
+        self._reader.drop()
+
+    def _allocate(self, code: int, header: memoryview, size: int) -> Sequence[memoryview]:
+        kind = m.MESSAGES.get(code)
+        if kind is not None:
+            self._after(kind)
+            if issubclass(kind, m.Hello):  # first: what is newer must not hide what is wrong
+                offered = codec.decode_offer(header, kind.__name__).offer
+                self.terms = versions.agree(offered, self._offer)
+        self._message = message = codec.decode(Frame(code, header))
+        if isinstance(message, m.Welcome):
+            versions.check(message.terms, self._offer)
+            self.terms = message.terms
+        return list(map(self._memory, message.spans(size)))
+
+    def _accept(self, frame: Frame) -> tuple[m.Message, Sequence[memoryview]]:
+        message = self._message
+        self.state = self._after(type(message))  # it may have changed since the header came
+        self._reader.limits = self._limits
+        return message, frame.parts
+
+    def _after(self, kind: type[m.Message]) -> SessionState:
+        after = self._hears.get((self.state, kind))
+        if after is None:
+            raise ProtocolError(f"{kind.__name__} is not legal in state {self.state}")
+        return after

@@ -1,0 +1,54 @@
+"""Which version of the protocol two peers speak, and what both can do beyond it.
+
+A client offers in its hello, the dispatcher answers with what was agreed in its welcome:
+
+    client speaks   dispatcher speaks   agreed
+    1 to 3          2 to 4              3: the newest that both speak
+    1               2 to 4              VersionMismatch
+
+A version says which messages there are and which keys each may have; a *capability* is a word for
+something that a peer may lack, and is used only where both have it. New keys and messages come with
+either, so within what was agreed an unknown key is a mistake, and is refused.
+"""
+
+from typing import NamedTuple
+
+from rollout_dispatcher.errors import ProtocolError, VersionMismatch
+
+
+class Offer(NamedTuple):
+    """What one side can speak. versions: the first and the last."""
+
+    versions: tuple[int, int]
+    capabilities: frozenset[str] = frozenset()
+
+
+class Terms(NamedTuple):
+    """What was agreed."""
+
+    version: int
+    capabilities: frozenset[str] = frozenset()
+
+
+#: What this release speaks.
+OURS = Offer((1, 1))
+
+
+def agree(client: Offer, dispatcher: Offer) -> Terms:
+    """What these two speak with each other. Raises VersionMismatch if there is no version."""
+    first = max(client.versions[0], dispatcher.versions[0])
+    last = min(client.versions[1], dispatcher.versions[1])
+    if first > last:
+        raise VersionMismatch(client.versions, dispatcher.versions)
+    return Terms(last, client.capabilities & dispatcher.capabilities)
+
+
+def check(terms: Terms, offer: Offer) -> None:
+    """Raise ProtocolError for terms that the client, who made this offer, cannot keep."""
+    first, last = offer.versions
+    if not first <= terms.version <= last:
+        raise ProtocolError(
+            f"the dispatcher chose protocol version {terms.version}, of {first} to {last}"
+        )
+    if unknown := sorted(terms.capabilities - offer.capabilities):
+        raise ProtocolError(f"the dispatcher chose {', '.join(unknown)}, which was not offered")

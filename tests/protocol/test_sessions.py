@@ -1,0 +1,393 @@
+"""The session table: who may say what when; an illegal message changes nothing."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.errors import (
+    FrameTooLarge,
+    IllegalTransition,
+    ProtocolError,
+    VersionMismatch,
+)
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import HANDSHAKE_LIMITS, PREFIX, FrameLimits, encode_frame
+from rollout_dispatcher.protocol.sessions import SAYS, Session, SessionState, Side
+from rollout_dispatcher.protocol.versions import Offer, Terms
+from tests.support.client import make_push
+from tests.support.messages import EXAMPLES
+
+LIMITS = FrameLimits(header=1 << 20, payload=1 << 20)
+S = SessionState
+Kind = type[m.Message]
+
+#: Messages on the way into a state, in order, whoever says them.
+WAY: dict[SessionState, tuple[Kind, ...]] = {
+    S.AWAIT_HELLO: (),
+    S.PRODUCER_GREETS: (m.HelloProducer,),
+    S.PRODUCER: (m.HelloProducer, m.WelcomeProducer),
+    S.PRODUCER_LEAVES: (m.HelloProducer, m.WelcomeProducer, m.Bye),
+    S.RANK_GREETS: (m.HelloRank,),
+    S.RANK: (m.HelloRank, m.WelcomeRank),
+    S.RANK_RESUMES: (m.HelloRank, m.WelcomeRank, m.HelloRank),
+    S.RANK_LEAVES: (m.HelloRank, m.WelcomeRank, m.Bye),
+    S.CLOSED: (m.Error,),
+}
+STATES_OF = {
+    Side.DISPATCHER: set(S),
+    Side.PRODUCER: {state for state in S if "rank" not in state},
+    Side.RANK: {state for state in S if "producer" not in state},
+}
+
+_FROM_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
+    (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping), S.PRODUCER
+)
+_FROM_RANK: dict[Kind, SessionState] = dict.fromkeys(
+    (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.Ping), S.RANK
+)
+_TO_PRODUCER: tuple[Kind, ...] = (m.Pushed, m.Blocked, m.Resend, m.Pong)
+_TO_RANK: tuple[Kind, ...] = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)
+
+#: What clients say, written down again: by state, what leads where.
+FROM_CLIENTS: dict[SessionState, dict[Kind, SessionState]] = {
+    S.AWAIT_HELLO: {m.HelloProducer: S.PRODUCER_GREETS, m.HelloRank: S.RANK_GREETS},
+    S.PRODUCER_GREETS: {m.Bye: S.PRODUCER_LEAVES},
+    S.PRODUCER: {**_FROM_PRODUCER, m.Bye: S.PRODUCER_LEAVES},
+    S.RANK_GREETS: {m.Bye: S.RANK_LEAVES},
+    S.RANK: {**_FROM_RANK, m.HelloRank: S.RANK_RESUMES, m.Bye: S.RANK_LEAVES},
+    S.RANK_RESUMES: {m.Ping: S.RANK_RESUMES, m.Bye: S.RANK_LEAVES},
+}
+_LEAVE_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
+    (m.WelcomeProducer, *_TO_PRODUCER), S.PRODUCER_LEAVES
+)
+_LEAVE_RANK: dict[Kind, SessionState] = dict.fromkeys((m.WelcomeRank, *_TO_RANK), S.RANK_LEAVES)
+#: What the dispatcher says.
+TO_CLIENTS: dict[SessionState, dict[Kind, SessionState]] = {
+    S.AWAIT_HELLO: {m.Error: S.CLOSED},
+    S.PRODUCER_GREETS: {m.WelcomeProducer: S.PRODUCER, m.Error: S.CLOSED},
+    S.PRODUCER: {**dict.fromkeys(_TO_PRODUCER, S.PRODUCER), m.Error: S.CLOSED},
+    S.PRODUCER_LEAVES: {**_LEAVE_PRODUCER, m.Bye: S.CLOSED, m.Error: S.CLOSED},
+    S.RANK_GREETS: {m.WelcomeRank: S.RANK, m.Error: S.CLOSED},
+    S.RANK: {**dict.fromkeys(_TO_RANK, S.RANK), m.Error: S.CLOSED},
+    S.RANK_RESUMES: {m.WelcomeRank: S.RANK, m.Pong: S.RANK_RESUMES, m.Error: S.CLOSED},
+    S.RANK_LEAVES: {**_LEAVE_RANK, m.Bye: S.CLOSED, m.Error: S.CLOSED},
+}
+
+
+def may_say(side: Side, state: SessionState) -> dict[Kind, SessionState]:
+    """What it may say in a state, and where that leads."""
+    if side is Side.DISPATCHER:
+        return TO_CLIENTS.get(state, {})
+    hello: Kind = m.HelloProducer if side is Side.PRODUCER else m.HelloRank
+    found = FROM_CLIENTS.get(state, {})
+    return found if state is not S.AWAIT_HELLO else {hello: found[hello]}
+
+
+def may_hear(side: Side, state: SessionState) -> dict[Kind, SessionState]:
+    """What it may hear in a state: a rank that resumes also what was on its way to it."""
+    if side is Side.DISPATCHER:
+        return FROM_CLIENTS.get(state, {})
+    on_its_way = dict.fromkeys(_TO_RANK, state) if state is S.RANK_RESUMES else {}
+    return {**on_its_way, **TO_CLIENTS.get(state, {})}
+
+
+def hear(session: Session, data: bytes) -> list[tuple[m.Message, Sequence[memoryview]]]:
+    heard: list[tuple[m.Message, Sequence[memoryview]]] = []
+    while data:
+        target = session.get_buffer()
+        taken = min(len(target), len(data))
+        target[:taken] = data[:taken]
+        data = data[taken:]
+        heard += session.received(taken)
+    return heard
+
+
+def session_in(state: SessionState, side: Side = Side.DISPATCHER) -> Session:
+    session = Session(side, LIMITS)
+    for kind in WAY[state]:
+        if (session.state, kind) in SAYS[side]:
+            session.say(EXAMPLES[kind])
+        else:
+            hear(session, codec.encode(EXAMPLES[kind]))
+    assert session.state is state
+    return session
+
+
+sides_and_states = pytest.mark.parametrize(
+    ("side", "state"), [(side, state) for side in Side for state in S if state in STATES_OF[side]]
+)
+
+
+@sides_and_states
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_the_table_of_what_is_heard_is_kept(side: Side, state: SessionState, kind: Kind) -> None:
+    session = session_in(state, side)
+    sent = EXAMPLES[kind]
+    after = may_hear(side, state).get(kind)
+    if after is not None:
+        ((heard, spans),) = hear(session, codec.encode(sent))
+        assert (heard, b"".join(spans), session.state) == (sent, b"", after)
+        return
+    with pytest.raises(ProtocolError) as raised:
+        hear(session, codec.encode(sent))
+    assert str(raised.value) == f"{kind.__name__} is not legal in state {state}"
+    assert session.state is state
+
+
+@sides_and_states
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_the_table_of_what_is_said_is_kept(side: Side, state: SessionState, kind: Kind) -> None:
+    sent = EXAMPLES[kind]
+    after = may_say(side, state).get(kind)
+    if after is not None:
+        first, second = session_in(state, side), session_in(state, side)
+        frame = first.say(sent)
+        second.said(frame)
+        assert (frame, first.state, second.state) == (codec.encode(sent), after, after)
+        return
+    session = session_in(state, side)
+    with pytest.raises(IllegalTransition, match=f"from {state} on saying {kind.__name__}$"):
+        session.say(sent)
+    with pytest.raises(IllegalTransition):
+        session.said(codec.encode(sent))
+    assert session.state is state
+
+
+@pytest.mark.parametrize("role", [Side.PRODUCER, Side.RANK])
+@given(data=st.data())
+def test_what_one_side_may_say_the_other_may_hear_however_long_it_is_on_its_way(
+    role: Side, data: st.DataObject
+) -> None:
+    sessions = {role: Session(role, LIMITS), Side.DISPATCHER: Session(Side.DISPATCHER, LIMITS)}
+    on_their_way: dict[Side, deque[bytes]] = {side: deque() for side in sessions}
+    for _ in range(data.draw(st.integers(0, 30))):
+        moves: list[tuple[Side, Kind | None]] = [
+            (side, kind) for side in sessions for kind in may_say(side, sessions[side].state)
+        ]
+        moves += [(side, None) for side, frames in on_their_way.items() if frames]
+        if not moves:
+            break
+        side, kind = data.draw(st.sampled_from(moves))
+        other = next(found for found in sessions if found is not side)
+        if kind is not None:
+            on_their_way[other].append(sessions[side].say(EXAMPLES[kind]))
+        elif sessions[side].state is S.CLOSED:  # nobody reads on
+            on_their_way[side].clear()
+        else:
+            hear(sessions[side], on_their_way[side].popleft())
+    for side, frames in on_their_way.items():
+        while frames and sessions[side].state is not S.CLOSED:
+            hear(sessions[side], frames.popleft())
+    states = {session.state for session in sessions.values()}
+    assert len(states) == 1, "all is heard, and the two do not agree where they stand"
+
+
+def test_the_newest_version_that_both_speak_and_what_both_can_do_is_agreed() -> None:
+    client = Session(Side.PRODUCER, LIMITS, offer=Offer((1, 3), frozenset({"a", "b"})))
+    dispatcher = Session(Side.DISPATCHER, LIMITS, offer=Offer((2, 4), frozenset({"b", "c"})))
+    greeting = m.HelloProducer(client_id="p", versions=(1, 3), capabilities=["a", "b", "unheard"])
+    hear(dispatcher, client.say(greeting))
+    assert dispatcher.terms == Terms(3, frozenset({"b"}))
+    welcome = EXAMPLES[m.WelcomeProducer].model_copy(update={"version": 3, "capabilities": ["b"]})
+    hear(client, dispatcher.say(welcome))
+    assert client.terms == dispatcher.terms
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "the dispatcher chose protocol version 2, of 1 to 1"),
+        ({"capabilities": ["x", "y"]}, "the dispatcher chose x, y, which was not offered"),
+    ],
+)
+@pytest.mark.parametrize("side", [Side.PRODUCER, Side.RANK])
+def test_a_client_does_not_accept_what_it_has_not_offered(
+    side: Side, change: dict[str, object], words: str
+) -> None:
+    greets = S.PRODUCER_GREETS if side is Side.PRODUCER else S.RANK_GREETS
+    kind: Kind = m.WelcomeProducer if side is Side.PRODUCER else m.WelcomeRank
+    session = session_in(greets, side)
+    with pytest.raises(ProtocolError, match=words):
+        hear(session, codec.encode(EXAMPLES[kind].model_copy(update=change)))
+    assert session.state is greets
+
+
+@pytest.mark.parametrize("kind", [m.HelloProducer, m.HelloRank], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ("[2, 3]", "versions 2 to 3"),
+        ("[7, 7]", "version 7"),
+    ],
+)
+def test_another_version_is_told_before_anything_else_that_is_wrong(
+    kind: Kind, versions: str, words: str
+) -> None:
+    session = session_in(S.AWAIT_HELLO)
+    header = f'{{"versions": {versions}, "client_id": 5, "invented_later": true}}'
+    with pytest.raises(VersionMismatch) as raised:
+        hear(session, encode_frame(kind.type_code, header.encode()))
+    assert str(raised.value) == (
+        f"the client speaks protocol {words}, the dispatcher version 1; install a newer release of "
+        "rollout-dispatcher where the dispatcher runs, or the same one on both sides"
+    )
+    assert session.state is S.AWAIT_HELLO
+
+
+def test_a_client_that_is_too_old_is_told_so() -> None:
+    session = Session(Side.DISPATCHER, LIMITS, offer=Offer((2, 4)))
+    with pytest.raises(VersionMismatch, match=r"version 1, .* versions 2 to 4; .* the client runs"):
+        hear(session, codec.encode(EXAMPLES[m.HelloRank]))
+
+
+def test_of_what_a_producer_says_only_a_push_carries_a_payload() -> None:
+    for kind in may_hear(Side.DISPATCHER, S.PRODUCER).keys() - {m.Push}:
+        session = session_in(S.PRODUCER)
+        with pytest.raises(ProtocolError, match=f"{kind.__name__} does not carry a payload"):
+            hear(session, codec.encode(EXAMPLES[kind], 8) + bytes(8))
+        assert session.state is S.PRODUCER
+
+
+def test_a_push_comes_with_its_payload() -> None:
+    push, payload = make_push("p", 0, [3, 5])
+    ((heard, spans),) = hear(session_in(S.PRODUCER), codec.encode(push, len(payload)) + payload)
+    assert (heard, b"".join(spans)) == (push, payload)
+    assert [len(span) for span in spans] == push.spans(len(payload))
+
+
+def test_samples_of_one_push_do_not_keep_each_other_in_memory() -> None:
+    push, payload = make_push("p", 0, [4, 4])
+    ((_, spans),) = hear(session_in(S.PRODUCER), codec.encode(push, len(payload)) + payload)
+    first, second = spans
+    assert first.obj is not second.obj
+    assert (first.nbytes, second.nbytes) == (len(bytes(first.obj)), len(bytes(second.obj)))
+
+
+def test_a_push_whose_header_and_payload_disagree_is_refused_before_its_payload_comes() -> None:
+    push, payload = make_push("p", 0, [4, 4])
+    with pytest.raises(ProtocolError, match=f"describes {len(payload)} payload bytes, .* carries"):
+        hear(session_in(S.PRODUCER), codec.encode(push, len(payload) + 8))
+
+
+def test_a_stranger_gets_room_for_a_hello_and_no_more() -> None:
+    with pytest.raises(FrameTooLarge, match=f"limit of {HANDSHAKE_LIMITS.header} bytes"):
+        hear(session_in(S.AWAIT_HELLO), encode_frame(1, b" " * 20_000))
+    with pytest.raises(FrameTooLarge, match="payload of 8 bytes exceeds the limit of 0 bytes"):
+        hear(session_in(S.AWAIT_HELLO), codec.encode(EXAMPLES[m.HelloProducer], 8))
+
+
+def test_the_limits_widen_with_the_hello() -> None:
+    push, payload = make_push("p", 0, [1000] * 6)
+    assert len(payload) > HANDSHAKE_LIMITS.payload
+    ((heard, _),) = hear(session_in(S.PRODUCER), codec.encode(push, len(payload)) + payload)
+    assert heard == push
+
+
+def test_a_micro_batch_comes_in_one_piece_of_the_memory_that_is_given() -> None:
+    given: list[int] = []
+
+    def memory(nbytes: int) -> memoryview:
+        given.append(nbytes)
+        return memoryview(bytearray(nbytes))
+
+    session = Session(Side.RANK, LIMITS, memory)
+    session.say(EXAMPLES[m.HelloRank])
+    batch = EXAMPLES[m.MicroBatch]
+    stream = codec.encode(EXAMPLES[m.WelcomeRank]) + codec.encode(batch, 40) + bytes(range(40))
+    _, (heard, (payload,)) = hear(session, stream)
+    assert (heard, bytes(payload), given) == (batch, bytes(range(40)), [40])
+
+
+def test_a_rank_that_says_hello_again_or_leaves_while_a_micro_batch_comes_stays_so() -> None:
+    frame = codec.encode(EXAMPLES[m.MicroBatch], 8) + bytes(8)
+    for said, state in ((m.HelloRank, S.RANK_RESUMES), (m.Bye, S.RANK_LEAVES)):
+        session = session_in(S.RANK, Side.RANK)
+        assert hear(session, frame[:-4]) == []
+        session.say(EXAMPLES[said])
+        assert len(hear(session, frame[-4:])) == 1
+        assert session.state is state
+
+
+@given(st.sampled_from([*S]), st.binary(max_size=300))
+def test_random_bytes_raise_nothing_but_a_protocol_error(state: S, data: bytes) -> None:
+    session = session_in(state)
+    try:
+        hear(session, data)
+    except ProtocolError:
+        assert session.state is state
+
+
+@given(
+    st.sampled_from([(side, state) for side in Side for state in sorted(STATES_OF[side])]),
+    st.lists(
+        st.tuples(st.integers(0, 25), st.binary(max_size=40) | st.sampled_from([b"{}", b"[]"])),
+        max_size=4,
+    ),
+)
+def test_random_frames_raise_nothing_but_a_protocol_error(
+    where: tuple[Side, S], frames: list[tuple[int, bytes]]
+) -> None:
+    side, state = where
+    session = session_in(state, side)
+    reached = {state}
+    try:
+        for code, header in frames:
+            before = session.state
+            hear(session, encode_frame(code, header))
+            reached |= set(may_hear(side, before).values())
+    except ProtocolError:
+        pass
+    assert session.state in reached
+
+
+def never(nbytes: int) -> bool:
+    return False
+
+
+def test_a_push_waits_to_be_admitted_before_its_header_is_read() -> None:
+    push, payload = make_push("p", 0, [3, 5])
+    frame, session = codec.encode(push, len(payload)) + payload, session_in(S.PRODUCER)
+    session.get_buffer()[: PREFIX.size] = frame[: PREFIX.size]
+    assert list(session.received(PREFIX.size, never)) == []
+    assert session.waits_for == len(payload)
+    rest = frame[PREFIX.size :]
+    session.get_buffer()[: len(rest)] = rest
+    assert list(session.received(len(rest), never)) == []
+    ((heard, spans),) = session.go_on(never)
+    assert (heard, b"".join(spans), session.waits_for) == (push, payload, 0)
+
+
+@pytest.mark.parametrize("state", [S.PRODUCER, S.RANK])
+def test_what_has_no_payload_asks_for_no_room(state: S) -> None:
+    for kind in may_hear(Side.DISPATCHER, state):
+        session, frame = session_in(state), codec.encode(EXAMPLES[kind])
+        session.get_buffer()[: len(frame)] = frame
+        assert [message for message, _ in session.received(len(frame), never)] == [EXAMPLES[kind]]
+
+
+@given(sizes=st.lists(st.integers(1, 5000), max_size=9), admitted=st.lists(st.booleans()))
+def test_pushes_are_heard_alike_whether_they_wait_or_not(
+    sizes: list[int], admitted: list[bool]
+) -> None:
+    pushes = [make_push("p", 0, [3, 5]), make_push("p", 2, [900]), make_push("p", 3, [])]
+    said: list[tuple[m.Message, bytes]] = [(m.Ping(), b"")]
+    for push in pushes:
+        said += [push, (m.CloseGroup(group_id="g"), b"")]
+    stream = b"".join(codec.encode(it, len(payload)) + payload for it, payload in said)
+    session, heard = session_in(S.PRODUCER), list[tuple[m.Message, bytes]]()
+
+    def admit(nbytes: int) -> bool:
+        return not admitted or admitted.pop()
+
+    while stream:
+        target = session.get_buffer()
+        taken = min(sizes.pop() if sizes else len(stream), len(target), len(stream))
+        target[:taken], stream = stream[:taken], stream[taken:]
+        heard += [(it, b"".join(spans)) for it, spans in session.received(taken, admit)]
+        while session.waits_for:
+            heard += [(it, b"".join(spans)) for it, spans in session.go_on(admit)]
+    assert heard == said

@@ -1,0 +1,129 @@
+"""Conversations of the sample plane as vectors: every message in its place, with what it means."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.sessions import Side
+from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
+from rollout_dispatcher.spans import join
+from tests.support.samples import span_of
+
+LIMITS = FrameLimits(1 << 20, 1 << 20)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One frame of a conversation."""
+
+    speaker: Side
+    message: m.Message
+    meaning: str
+    payload: bytes = b""
+
+
+SCHEMA = Schema((Field("input_ids", DType.INT64), Field("loss_mask", DType.BOOL)))
+
+
+def _sample(name: str, ids: list[int], group: str | None = None) -> Sample:
+    values = np.array(ids, np.int64).tobytes(), bytes([0] + [1] * (len(ids) - 1))
+    span = memoryview(join(values))
+    return Sample(name, len(ids), len(ids) - 1, SCHEMA, span, group, 2 if group else 1, 3)
+
+
+FIRST, SECOND = _sample("p/0", [101, 7, 8], "g"), _sample("p/1", [101, 9], "g")
+
+
+def _read(data: bytes) -> tuple[m.Message, bytes]:
+    (frame,) = FrameReader(LIMITS).feed(data)
+    return codec.decode(frame), bytes(frame.payload)
+
+
+def _pushing() -> Iterator[Vector]:
+    it, other = Side.PRODUCER, Side.DISPATCHER
+    yield Vector(it, m.HelloProducer(client_id="p", token="secret"), "a producer introduces itself")
+    yield Vector(
+        other,
+        m.WelcomeProducer(credits=8, max_payload_bytes=1 << 20, heartbeat_interval_s=5.0),
+        "version 1 is agreed; 8 pushes are held for it while the buffer is full",
+    )
+    push = m.Push(
+        fields=m.field_headers(SCHEMA), tokens=[3, 2], loss_tokens=[2, 1],
+        sample_ids=["p/0", "p/1"], group_ids=["g", "g"], group_sizes=[2, 2],
+        policy_versions=[3, 3], first_seq=0, floor=0,
+    )  # fmt: skip
+    both = bytes(span_of(FIRST)) + bytes(span_of(SECOND))
+    yield Vector(it, push, "two samples of 3 and 2 tokens, a group, in spans of 32 and 24", both)
+    yield Vector(
+        other,
+        m.Blocked(first_seq=0, cap="samples", held=64, capacity=64, waits_for="DP rank 1"),
+        "the buffer is full, the push is held",
+    )
+    yield Vector(other, m.Resend(first_seq=0), "it can come in now, and its payload was let go")
+    yield Vector(it, push, "the same again, under the same numbers", both)
+    yield Vector(
+        other, m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED]), "both samples are accepted"
+    )
+    yield Vector(it, m.CloseGroup(group_id="h", keep=True, number=1), "no member of h will come")
+    yield Vector(it, m.EndPhase(policy_version=4), "nothing older than version 4 will come")
+    yield Vector(it, m.EndStream(), "nothing will come any more")
+    yield Vector(it, m.Ping(), "was all of that heard?")
+    yield Vector(other, m.Pong(), "it was")
+    yield Vector(it, m.Bye(), "a deliberate goodbye")
+    yield Vector(other, m.Bye(), "what was said is safe; the connection is closed")
+
+
+def _training() -> Iterator[Vector]:
+    it, other = Side.RANK, Side.DISPATCHER
+
+    def welcome(committed: int) -> m.WelcomeRank:
+        return m.WelcomeRank(
+            run_id="run", generation=1, committed=committed, max_open_steps=4, layout="packed",
+            heartbeat_interval_s=5.0,
+        )  # fmt: skip
+
+    yield Vector(
+        it,
+        m.HelloRank(client_id="r", dp_rank=0, dp_size=1),
+        "DP rank 0 of 1 asks for a generation",
+    )
+    yield Vector(other, welcome(-1), "it has begun generation 1 of the run; no step is committed")
+    resume = m.CheckpointPosition(run_id="run", step=6)
+    again = m.HelloRank(
+        client_id="r", dp_rank=0, dp_size=1, generation=1, run_id="run", resume=resume
+    )
+    yield Vector(it, again, "it has loaded a checkpoint that was taken after step 6")
+    yield Vector(other, welcome(6), "its next step is 7")
+    yield Vector(it, m.PolicyVersion(policy_version=3, first_step=7), "step 7 trains version 3")
+    yield Vector(it, m.Demand(taken=6, hungry=True), "its training loop waits for a step")
+    header, _ = _read(assemble.step_header(7, "d1", 1, (FIRST, SECOND)))
+    yield Vector(other, header, "step 7 has one micro-batch a rank, and 5 tokens in all")
+    batch, payload = _read(b"".join(assemble.micro_batch(7, 0, (FIRST, SECOND))))
+    yield Vector(other, batch, "input_ids of both samples at 0..40, loss_mask at 40..45", payload)
+    yield Vector(it, m.Prepared(step=7, digest="d1"), "it can train the step")
+    yield Vector(other, m.Release(step=7), "so can every other rank: it may begin")
+    yield Vector(it, m.Demand(taken=7, hungry=False), "it has begun step 7")
+    yield Vector(it, m.Commit(step=7), "step 7 is applied")
+    yield Vector(it, m.CheckpointSaved(step=7), "a checkpoint taken after step 7 is durable")
+    yield Vector(other, m.End(reason="the stream has ended"), "no step will follow")
+    yield Vector(it, m.Bye(), "a deliberate goodbye")
+    yield Vector(other, m.Bye(), "what was said is safe; the connection is closed")
+
+
+def _refusal() -> Iterator[Vector]:
+    hello = m.HelloRank(client_id="r", dp_rank=2, dp_size=2, generation=1)
+    yield Vector(Side.RANK, hello, "there is no DP rank 2 of 2")
+    text = "DP rank 2 is out of range, ranks are 0 to 1"
+    error = m.Error(code="rank-refused", message=text)
+    yield Vector(Side.DISPATCHER, error, "it may not join; the connection is closed")
+
+
+CONVERSATIONS = {
+    "A producer pushes": tuple(_pushing()),
+    "A DP rank trains": tuple(_training()),
+    "A DP rank is refused": tuple(_refusal()),
+}

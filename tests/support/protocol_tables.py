@@ -1,0 +1,161 @@
+"""Tables of docs/protocol.md, from the code: what is agreed, said when, and means what."""
+
+import inspect
+import json
+import re
+from typing import Any
+
+from rollout_dispatcher import errors
+from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.sessions import HEARS, SAYS, SessionState, Side
+from rollout_dispatcher.protocol.versions import OURS
+from rollout_dispatcher.sample import DType, Outcome
+
+#: Errors that no dispatcher sends: the base of all, and what clients raise by themselves.
+UNTOLD = {
+    DispatcherError, errors.ClientClosed, errors.DispatcherUnreachable, errors.StepContractError,
+}  # fmt: skip
+#: What headers are made of beside plain values.
+PARTS: tuple[type[m.Part], ...] = (m.FieldHeader, m.CheckpointPosition)
+
+
+def offer() -> str:
+    """What this release speaks."""
+    first, last = OURS.versions
+    versions = f"version {first}" if first == last else f"versions {first} to {last}"
+    words = ", ".join(f"`{word}`" for word in sorted(OURS.capabilities)) or "no capabilities yet"
+    return f"This release speaks {versions}, and has {words}."
+
+
+def states() -> str:
+    """A table a side, a row a state."""
+    found = []
+    for side in Side:
+        found += [f"### {side.capitalize()}", "", "| state | may say | may hear |", "|---|---|---|"]
+        for state in SessionState:
+            said, heard = _moves(SAYS[side], state), _moves(HEARS[side], state)
+            if said or heard:
+                found.append(f"| `{state}` | {said} | {heard} |")
+        found.append("")
+    return "\n".join(found[:-1])
+
+
+def _moves(table: dict[tuple[SessionState, type[m.Message]], SessionState], at: str) -> str:
+    moves = {kind: after for (state, kind), after in table.items() if state == at}
+    staying = sorted((kind for kind in moves if moves[kind] == at), key=_code)
+    leaving = sorted((kind for kind in moves if moves[kind] != at), key=_code)
+    return ", ".join(
+        [f"`{kind.__name__}`" for kind in staying]
+        + [f"`{kind.__name__}` → `{moves[kind]}`" for kind in leaving]
+    )
+
+
+def _code(kind: type[m.Message]) -> int:
+    return kind.type_code
+
+
+def messages() -> str:
+    """A row a message, then a table of fields for each that has any."""
+    rows = ["| code | message | who says it | what it says |", "|---|---|---|---|"]
+    tables = []
+    for kind in sorted(m.MESSAGES.values(), key=_code):
+        about = " ".join(_about(kind).split())
+        rows.append(f"| {kind.type_code} | `{kind.__name__}` | {_direction(kind)} | {about} |")
+        if kind.model_fields:
+            tables += ["", f"### {kind.__name__}", "", *_fields(kind)]
+    for part in PARTS:
+        tables += ["", f"### {part.__name__}", "", " ".join(_about(part).split()), ""]
+        tables += _fields(part)
+    return "\n".join(rows + tables)
+
+
+def _direction(kind: type[m.Message]) -> str:
+    said = {side for side in Side if kind in {said for _, said in SAYS[side]}}
+    heard = {side for side in Side if kind in {heard for _, heard in HEARS[side]}}
+    return "; ".join(
+        f"{speaker} to {listener}"
+        for speaker in Side
+        for listener in Side
+        if speaker in said
+        and listener in heard
+        and (speaker is Side.DISPATCHER) != (listener is Side.DISPATCHER)
+    )
+
+
+def _about(part: type[m.Part]) -> str:
+    """What its docstring says before the first field."""
+    text = inspect.cleandoc(part.__doc__ or "")
+    first = re.search(r"^(\w+(, \w+)*): ", text, re.MULTILINE)
+    return text[: first.start()] if first else text
+
+
+def _fields(part: type[m.Part]) -> list[str]:
+    rows = ["| field | type | meaning |", "|---|---|---|"]
+    schema = part.model_json_schema()
+    meanings = meanings_of(part)
+    required = schema.get("required", ())
+    for name, shape in schema["properties"].items():
+        default = "" if name in required else f"; default {_default(part, name)}"
+        rows.append(f"| `{name}` | {_type(shape)}{default} | {meanings[name]} |")
+    return rows
+
+
+def meanings_of(part: type[m.Part]) -> dict[str, str]:
+    """What the docstrings of a class and of its bases say of each field."""
+    found: dict[str, str] = {}
+    for base in reversed(part.__mro__):
+        text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
+        for entry in re.finditer(r"^(\w+(?:, \w+)*): (.*(?:\n +.*)*)", text, re.MULTILINE):
+            for name in entry[1].split(", "):
+                if name in part.model_fields:
+                    found[name] = " ".join(entry[2].split())
+    return found
+
+
+def _default(part: type[m.Part], name: str) -> str:
+    value = part.model_fields[name].get_default(call_default_factory=True)
+    return f"`{json.dumps(value)}`"
+
+
+def _type(shape: dict[str, Any]) -> str:
+    """A JSON schema in words."""
+    if "$ref" in shape:
+        name = str(shape["$ref"]).rsplit("/", 1)[1]
+        return {"DType": _words(DType), "Outcome": _words(Outcome)}.get(name, name)
+    if "allOf" in shape:
+        return _type(shape["allOf"][0])
+    if "anyOf" in shape:
+        return " or ".join(map(_type, shape["anyOf"]))
+    match shape["type"]:
+        case "array" if "prefixItems" in shape:
+            return f"[{', '.join(_type(item) for item in shape['prefixItems'])}]"
+        case "array":
+            most = f", at most {shape['maxItems']}" if "maxItems" in shape else ""
+            each = _type(shape["items"])
+            return f"list of {f'({each})' if ' or ' in each else each}{most}"
+        case "object":
+            return f"object of {_type(shape['additionalProperties'])}"
+        case "integer":
+            bits = (shape["exclusiveMaximum"] - 1).bit_length()
+            below = "" if bits == 53 else f" below 2^{bits}"
+            return f"integer from {shape['minimum']}{below}"
+        case "string" if "maxLength" in shape:
+            return f"string of {shape.get('minLength', 0)} to {shape['maxLength']} characters"
+        case kind:
+            return str(kind)
+
+
+def _words(found: type[DType | Outcome]) -> str:
+    return " or ".join(f"`{word}`" for word in found)
+
+
+def codes() -> str:
+    """A row an error that goes over the wire."""
+    rows = ["| code | may succeed later | what it means |", "|---|---|---|"]
+    tree = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+    told = [kind for kind in tree if issubclass(kind, DispatcherError) and kind not in UNTOLD]
+    for kind in sorted(told, key=lambda kind: kind.code):
+        about = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+        rows.append(f"| `{kind.code}` | {'yes' if kind.retriable else 'no'} | {about} |")
+    return "\n".join(rows)
