@@ -11,7 +11,11 @@ from rollout_dispatcher.core.effects import (
     Outcome,
     PushAnswered,
     Trigger,
+    WelcomeProducer,
+    WelcomeRank,
 )
+from rollout_dispatcher.core.facts import Accepted
+from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from tests.support.cores import Bench
 from tests.support.samples import make_sample
@@ -284,7 +288,10 @@ def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: b
         bench.perform(bench.core.leave(1, "r1", bench.now))
     bench.log.clear()
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
-    assert bench.log == [EndRanks((1,), "the stream has ended")]
+    assert bench.log == [
+        WelcomeRank("r1", 1, "run", 1, -1),
+        EndRanks((1,), "the stream has ended"),
+    ]
 
 
 def test_ranks_are_gone_for_good_only_when_all_have_said_goodbye() -> None:
@@ -308,3 +315,27 @@ def test_waiting_for_a_slow_producer_asks_for_no_ticks(hungry_first: bool) -> No
         bench.hungry()
     bench.push_plain(3)
     assert bench.core.next_deadline() is None
+
+
+def test_a_producers_hello_is_answered_with_its_credits_and_rests_on_no_fact() -> None:
+    decision = Bench(durable=True, producer_credits=3).core.producer_connected("p")
+    assert decision.effects == [WelcomeProducer("p", 3)]
+    assert decision.facts == ()
+
+
+def test_facts_leave_once_and_with_the_totals_that_they_make() -> None:
+    bench = Bench(durable=True)
+    pushed = bench.core.push(Push("p", 0, (make_sample("s"),)), bench.now)
+    assert [type(fact) for fact in pushed.facts] == [Accepted]
+    assert pushed.totals["received"] == {"accepted": 1, "duplicate": 0, "refused": 0, "full": 0}
+    after = bench.core.tick(bench.now)
+    assert (after.facts, after.totals) == ((), {})
+
+
+def test_a_core_whose_facts_nobody_keeps_notes_none() -> None:
+    bench = Bench()
+    bench.join()
+    bench.push_plain(6)
+    bench.train(0)
+    assert bench.core.statistics().samples_committed == 4
+    assert bench.facts == []

@@ -18,11 +18,11 @@ from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Deliver,
     DropReason,
-    Effect,
     Outcome,
     PlanWanted,
     PushAnswered,
@@ -111,9 +111,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     # -- what the core asks for ---------------------------------------------------------
 
-    def perform(self, effects: list[Effect]) -> None:
-        self.memory.note(self.core.take_facts(), self.core.totals.as_json())
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        self.memory.note(decision.facts, decision.totals)
+        for effect in decision.effects:
             match effect:
                 case PushAnswered():
                     samples = self.pushes[effect.producer, effect.first_seq]
@@ -200,10 +200,9 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def report_a_checkpoint_saved(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(self.checkpoints)).step
-        self.core.checkpoint_saved(0, step)
-        self.core.checkpoint_saved(1, 10**6)  # only DP rank 0's word counts
+        self.perform(self.core.checkpoint_saved(0, step))
+        self.perform(self.core.checkpoint_saved(1, 10**6))  # only DP rank 0's word counts
         self.saved = max(self.saved, step)
-        self.perform([])
 
     @precondition(lambda self: self.checkpoints)
     @rule(
@@ -240,9 +239,9 @@ class DispatchMachine(RuleBasedStateMachine):
         generation = self.core.ledger.generation.number
         hello = RankHello(self.clients[rank], rank, self.size, generation, resume=position)
         before = self.core.ledger.steps.uncommitted()
-        effects = self.core.join(hello, self.now)
+        decision = self.core.join(hello, self.now)
         self.count_trained(before)
-        self.perform(effects)
+        self.perform(decision)
 
     def rewound(self, effect: Rewound) -> None:
         gone = [number for number in self.steps_of if number > effect.after]

@@ -18,9 +18,9 @@ from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
-    Effect,
     Outcome,
     PayloadsToJournal,
     PlanWanted,
@@ -100,9 +100,8 @@ class Progress(RuleBasedStateMachine):
         self.perform(self.core.join(RankHello("0", 0, 2, None), self.now))
         self.perform(self.core.join(RankHello("1", 1, 2, 1), self.now))
 
-    def perform(self, effects: list[Effect]) -> None:
-        self.core.take_facts()
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        for effect in decision.effects:
             match effect:
                 case PlanWanted():
                     assert self.wanted is None

@@ -1,11 +1,10 @@
 """A core with its planner run inline, two ranks, and a clock that moves when told to."""
 
-from collections.abc import Iterable
-
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     DropReason,
@@ -17,11 +16,13 @@ from rollout_dispatcher.core.effects import (
     StepPlanned,
     Trigger,
 )
+from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
 from rollout_dispatcher.sample import Sample
+from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 
@@ -41,6 +42,9 @@ class Bench:
         self.now = 100.0
         self.planned: list[StepPlanned] = []
         self.log: list[Effect] = []
+        #: What was to be made durable, and what it adds up to; nothing unless `durable`.
+        self.facts: list[Fact] = []
+        self.memory = Memory()
         self._next_seq = 0
         #: Whether the journal, if there is one, makes durable what it is given.
         self.syncs = True
@@ -60,8 +64,10 @@ class Bench:
             grouping=Grouping.STEP if config.groups_matter else Grouping.IGNORE,
         )
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        self.facts += decision.facts
+        self.memory.note(decision.facts, decision.totals)
+        for effect in decision.effects:
             self.log.append(effect)
             if isinstance(effect, StepPlanned):
                 self.planned.append(effect)

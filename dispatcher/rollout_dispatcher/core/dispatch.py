@@ -17,16 +17,17 @@ from rollout_dispatcher.core.buffer.freshness import Freshness
 from rollout_dispatcher.core.buffer.losses import Losses
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import NO_TOTALS, Decision
 from rollout_dispatcher.core.effects import (
     DropReason,
     Effect,
     PayloadsToJournal,
     PlanWanted,
     ReplanWanted,
+    WelcomeProducer,
 )
 from rollout_dispatcher.core.facts import (
     Fact,
-    GenerationBegan,
     Remembered,
     RunBegan,
     VersionReported,
@@ -37,11 +38,11 @@ from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.intake import Intake
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.ranks.joining import Joining
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.core.waiting import explain
 from rollout_dispatcher.plan import Plan
@@ -99,6 +100,9 @@ class Dispatch:
             batch=config.trigger.batch,
             flush_partial=config.flush_partial,
         )
+        self._joining = Joining(
+            self.ledger, self.checkpoints, self.freshness, self._lifecycle, self._note
+        )
         self._planning = Planning(
             config,
             self.buffer,
@@ -124,7 +128,7 @@ class Dispatch:
 
     # -- what outlives the process ------------------------------------------------------------
 
-    def restore(self, memory: Remembered, now: float = 0.0) -> None:
+    def restore(self, memory: Remembered, now: float = 0.0) -> Decision:
         """Go on where an earlier process stopped; to be called before anything else."""
         self.totals.restore(memory.totals)
         if memory.run_id:
@@ -135,12 +139,15 @@ class Dispatch:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
         self._intake.restore(memory, now)
         self.checkpoints.restore(memory)
+        return self._decide([])
 
-    def take_facts(self) -> list[Fact]:
-        """What has to be durable before the effects that came with it are performed."""
+    def _decide(self, effects: list[Effect]) -> Decision:
+        """Whatever is decided leaves here, with what was noted since the decision before."""
+        if not self._facts:
+            return Decision(effects, (), NO_TOTALS)
         self.admission.noted()
         facts, self._facts = self._facts, []
-        return facts
+        return Decision(effects, facts, self.totals.as_json())
 
     def _note(self, fact: Fact) -> None:
         if self.config.durable:
@@ -148,19 +155,20 @@ class Dispatch:
 
     # -- producers --------------------------------------------------------------------------
 
-    def push(self, push: Push, now: float, *, may_hold: bool = True) -> list[Effect]:
+    def push(self, push: Push, now: float, *, may_hold: bool = True) -> Decision:
         """Samples arrived. With `may_hold=False` what finds no room is answered `full`."""
-        return self.admission.push(push, now, may_hold=may_hold) + self._consider(now)
+        return self._decide(self.admission.push(push, now, may_hold=may_hold) + self._consider(now))
 
-    def producer_connected(self, producer: str) -> None:
+    def producer_connected(self, producer: str) -> Decision:
         """A producer is there, maybe again."""
         self.producers.connected(producer)
+        return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
 
-    def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> list[Effect]:
+    def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._intake.lost(producer, now, for_good=for_good)
         self._departures = -1  # others may have waited for what it had to say
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
     def close_group(
         self,
@@ -170,7 +178,7 @@ class Dispatch:
         size: int | None = None,
         keep: bool | None = None,
         said: tuple[str, int] | None = None,
-    ) -> list[Effect]:
+    ) -> Decision:
         """No member of a group beyond `size` will come, or none at all; see `Intake`.
 
         said: by which producer, and the number that it gave to this: it is heard once.
@@ -178,35 +186,35 @@ class Dispatch:
         if said is None or self.admission.memory.hears_close(*said):
             self._intake.close_group(group_id, size, keep, now, numbered=said is not None)
         self._departures = -1  # who was held back may belong to a group that has begun now
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
-    ) -> list[Effect]:
+    ) -> Decision:
         """A producer gives up samples of a group, which has `size` members if that was told."""
         self._intake.withdraw(group_id, size, producer, numbers, now)
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
     def end_phase(
         self, version: int, now: float, producer: str = "", *, force: bool = False
-    ) -> list[Effect]:
+    ) -> Decision:
         """A producer will push nothing older than `version`; with `force` nobody will.
 
         When all who contributed have said so, what is older goes before anything newer is planned.
         """
         self._intake.end_phase(version, producer, force=force)
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
-    def end_stream(self, now: float, producer: str = "", *, force: bool = False) -> list[Effect]:
+    def end_stream(self, now: float, producer: str = "", *, force: bool = False) -> Decision:
         """A producer will push nothing more; with `force` nobody will.
 
         When all who contributed have said so, what is buffered is flushed and the ranks' streams
         end.
         """
         self._intake.end_stream(producer, force=force)
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
-    def drain(self, now: float) -> list[Effect]:
+    def drain(self, now: float) -> Decision:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
         self._lifecycle.draining = True
         self._dropping.losses = self._dropping.losses or Losses()
@@ -216,95 +224,70 @@ class Dispatch:
         if not self.ledger.ranks:
             self._dropping.everything(DropReason.SHUTDOWN)
             effects += self._finish()
-        return effects
+        return self._decide(effects)
 
     # -- ranks ------------------------------------------------------------------------------
 
-    def join(self, hello: RankHello, now: float) -> list[Effect]:
-        """A DP rank connected, or has loaded a checkpoint since.
+    def join(self, hello: RankHello, now: float) -> Decision:
+        """A DP rank connected, or has loaded a checkpoint since: it is welcomed.
 
         Raises RankRefused, GenerationFenced, ProtocolError for what cannot be, or CheckpointRefused
         for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
-        the generation. All or nothing: nothing has changed where it raises.
+        the generation, this rank with it. All or nothing: nothing has changed where it raises.
         """
-        generation = self.ledger.generation
-        hello = self.ledger.check(hello)
-        if hello.dp_rank == 0:
-            self.checkpoints.check_saved(hello.saved)
-        if hello.generation is not None and (error := generation.disagreement(hello)) is not None:
-            return [*generation.fail(error, hello.client_id)]
-        if hello.resume is not None:
-            self.checkpoints.check_position(hello.resume, self.run_id)
-        effects: list[Effect] = []
-        if hello.resume is not None and generation.resumed is None:
-            effects += self._resume(hello.resume, now)
-        effects += self.ledger.join(hello, now)
-        self._lifecycle.untold(hello.client_id)
-        if hello.generation is None:
-            self._note(GenerationBegan(generation.number, generation.dp_size))
-        rank = self.ledger.ranks[hello.dp_rank]
-        effects += self._commit(hello.dp_rank, rank.committed, now)
-        self.checkpoint_saved(hello.dp_rank, hello.saved)
-        effects += self.ledger.release_ready()
-        return effects + self._consider(now)
+        effects = self._joining.join(hello, self.run_id, now)
+        return self._decide(effects + self._consider(now))
 
     def leave(
         self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
-    ) -> list[Effect]:
+    ) -> Decision:
         """A DP rank's connection is gone, `for_good` if it said goodbye."""
         self.ledger.leave(dp_rank, client_id, for_good=for_good)
         self._lifecycle.untold(client_id)
-        return self._consider(now)
+        return self._decide(self._consider(now))
 
     def seen(self, dp_rank: int, now: float) -> None:
         """A DP rank gave a sign of life."""
         self.ledger.ranks[dp_rank].last_seen = now
 
-    def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> list[Effect]:
+    def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
-        return self.ledger.demand(dp_rank, taken, hungry=hungry) + self._consider(now)
+        return self._decide(self.ledger.demand(dp_rank, taken, hungry=hungry) + self._consider(now))
 
-    def prepared(self, dp_rank: int, step: int, digest: str, now: float) -> list[Effect]:
+    def prepared(self, dp_rank: int, step: int, digest: str, now: float) -> Decision:
         """A rank holds a step's header."""
-        return self.ledger.prepared(dp_rank, step, digest) + self._consider(now)
+        return self._decide(self.ledger.prepared(dp_rank, step, digest) + self._consider(now))
 
-    def commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
+    def commit(self, dp_rank: int, step: int, now: float) -> Decision:
         """A rank has applied every step up to `step`."""
-        return self._commit(dp_rank, step, now) + self._consider(now)
+        return self._decide(self._commit(dp_rank, step, now) + self._consider(now))
 
-    def set_policy_version(self, version: int, now: float, first_step: int) -> list[Effect]:
+    def set_policy_version(self, version: int, now: float, first_step: int) -> Decision:
         """DP rank 0 trains these weights from step `first_step` on."""
         if self.freshness.report(version, first_step):
             self._note(VersionReported(version, first_step))
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
-    def checkpoint_saved(self, dp_rank: int, step: int) -> None:
+    def checkpoint_saved(self, dp_rank: int, step: int) -> Decision:
         """A checkpoint taken after `step` is durable; DP rank 0 speaks for all.
 
         Raises ProtocolError for a step that was never planned.
         """
         if dp_rank == 0:
             self.checkpoints.saved(step)
+        return self._decide([])
 
     def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
         return [*self.checkpoints.committed(self.ledger.commit(dp_rank, step), now)]
 
-    def _resume(self, position: CheckpointPosition, now: float) -> list[Effect]:
-        """The generation's first rank has loaded a checkpoint."""
-        committed, rewound = self.checkpoints.resume(position, self.run_id, now)
-        if rewound.steps:
-            self.freshness.reported = None  # the weights are older ones again
-        self._lifecycle.drained = False
-        return [*committed, rewound]
-
     # -- time and plans ---------------------------------------------------------------------
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> Decision:
         """Do what has become due; call it at `next_deadline`."""
         self._intake.tick(now)
         if self.admission.held.give_up_late(now):
             self._departures = -1
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
@@ -312,28 +295,28 @@ class Dispatch:
         deadlines = (self._intake.next_deadline(), self._planning.wake_at, late)
         return min((at for at in deadlines if at is not None), default=None)
 
-    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
+    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
-        return self._planning.planned(wanted, plan, now) + self._after_room(now)
+        return self._decide(self._planning.planned(wanted, plan, now) + self._after_room(now))
 
-    def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> list[Effect]:
+    def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer for an open step that was planned for other ranks."""
-        return self._planning.replanned(wanted, plan) + self._consider(now)
+        return self._decide(self._planning.replanned(wanted, plan) + self._consider(now))
 
-    def payloads_durable(self, entries: Sequence[Entry], now: float) -> list[Effect]:
+    def payloads_durable(self, entries: Sequence[Entry], now: float) -> Decision:
         """The journal has these payloads: they need no memory until their step."""
         self._planning.helped_since = None
         self.buffer.let_go(entries)
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
     def heed_journal(self, has_room: Callable[[int, int], bool]) -> None:
         """Let in only what the journal has room for: so many samples, of so many payload bytes."""
         self.admission.journal_has_room = has_room
 
-    def journal_has_room(self, now: float) -> list[Effect]:
+    def journal_has_room(self, now: float) -> Decision:
         """The journal takes samples again: let in who was held back for it."""
         self._departures = -1
-        return self._after_room(now)
+        return self._decide(self._after_room(now))
 
     def _after_room(self, now: float) -> list[Effect]:
         """Room may have been made: admit who waits, then see whether a step can be planned."""

@@ -44,6 +44,14 @@ class DropReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class WelcomeProducer:
+    """A producer's hello is answered: it may have so many pushes unanswered."""
+
+    producer: str
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
 class PushAnswered:
     """Every sample of a push is decided; errors: message by index for the refused ones."""
 
@@ -118,6 +126,28 @@ class ReplanWanted:
     def take(self) -> int:
         """All of them."""
         return len(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeRank:
+    """A DP rank's hello is answered: the connection that said it speaks for the rank from now on.
+
+    committed: the last step that this rank has applied, -1 for none.
+    """
+
+    client_id: str
+    dp_rank: int
+    run_id: str
+    generation: int
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRank:
+    """A DP rank's hello has failed its generation: the connection that said it is over."""
+
+    client_id: str
+    error: DispatcherError
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +240,16 @@ class Drained:
 
 
 Effect = (
-    PushAnswered
+    WelcomeProducer
+    | PushAnswered
     | PushHeld
     | PushRecalled
     | PayloadsToJournal
     | GroupGivenUp
     | PlanWanted
     | ReplanWanted
+    | WelcomeRank
+    | RefuseRank
     | Deliver
     | Release
     | EndRanks

@@ -14,7 +14,6 @@ from rollout_dispatcher.core.effects import (
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.cores import Bench
-from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED
@@ -73,11 +72,11 @@ def test_the_first_member_may_be_the_one_that_is_refused() -> None:
 def test_a_group_that_is_closed_with_keep_is_trained_on_as_it_is() -> None:
     bench = Bench(durable=True)
     bench.push(*members("g:0,1"))
-    bench.core.take_facts()
+    bench.facts.clear()
     bench.perform(bench.core.close_group("g", bench.now, keep=True))
     at = bench.core.statistics()
     assert (at.ready, at.open_groups) == (2, 0)
-    assert "GroupSized(tickets=(0, 1), size=2)" in str(bench.core.take_facts())
+    assert "GroupSized(tickets=(0, 1), size=2)" in str(bench.facts)
 
 
 def test_the_size_of_a_group_may_be_told_when_it_is_closed() -> None:
@@ -197,14 +196,13 @@ def test_a_close_of_the_next_group_of_that_id_may_come_before_its_members() -> N
 
 @pytest.mark.parametrize("size", [4, SIZE_AT_CLOSE])
 def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> None:
-    bench, memory = Bench(durable=True, keep_incomplete=True, capacity=20), Memory()
+    bench = Bench(durable=True, keep_incomplete=True, capacity=20)
     bench.push(*members("g:0,1", size))
     bench.push(member("g2", size, tokens=2000))  # lacking from now on
     bench.push(*members("h:0,1,2", SIZE_AT_CLOSE))
     bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than was told
-    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(memory.remembered(), bench.now)
+    bench.core.restore(bench.memory.remembered(), bench.now)
     assert bench.core.statistics().ready == 3
     assert bench.push(member("g3", size)) == (A,)
     if size == SIZE_AT_CLOSE:

@@ -6,7 +6,6 @@ from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep, Stalen
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Drained, DropReason, Outcome
 from tests.support.cores import Bench
-from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED
@@ -73,13 +72,12 @@ def test_a_worker_with_nothing_to_do_does_not_end_what_others_have_not_begun() -
 
 
 def test_nor_does_a_restart_end_it() -> None:
-    bench, memory = Bench(durable=True), Memory()
+    bench = Bench(durable=True)
     for producer in "pq":
         bench.core.producer_connected(producer)
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(memory.remembered(), bench.now)
+    bench.core.restore(bench.memory.remembered(), bench.now)
     bench.perform(bench.core.tick(bench.now))
     assert bench.core.statistics().run_state == "running"
     assert push(bench, "q", "q0") == (A,)
@@ -143,13 +141,12 @@ def test_a_group_belongs_to_the_phase_of_its_oldest_member_whole() -> None:
 
 @pytest.mark.parametrize("says_so", [True, False])
 def test_what_producers_have_said_outlives_the_dispatcher(says_so: bool) -> None:
-    bench, memory = Bench(durable=True, producer_timeout=10.0), Memory()
+    bench = Bench(durable=True, producer_timeout=10.0)
     push(bench, "p", "p0")
     push(bench, "q", "q0")
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(memory.remembered(), bench.now)
+    bench.core.restore(bench.memory.remembered(), bench.now)
     for producer in "pq":
         bench.core.producer_connected(producer)
     assert push(bench, "p", "late") == (R,)

@@ -7,6 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    FailRanks,
+    Redelivered,
+    RefuseRank,
+    Rewound,
+    WelcomeRank,
+)
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, ProtocolError
@@ -189,3 +197,34 @@ def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: in
     )  # fmt: skip
     standing = core.ledger.ranks[dp_rank]
     assert (standing.taken, standing.prepared, standing.committed) == (step - 1,) * 3
+
+
+def test_who_is_fenced_hears_of_it_before_the_welcome_and_nobody_gets_a_step_before_his() -> None:
+    run = under_way_and_retained()
+    run.hungry()
+    founded = run.core.join(RankHello("new", 0, 2, None), run.now).effects
+    assert [type(effect) for effect in founded if not isinstance(effect, Redelivered)] == [
+        FailRanks, WelcomeRank, Deliver,
+    ]  # fmt: skip
+    assert WelcomeRank("new", 0, "run", 2, run.core.ledger.steps.committed) in founded
+
+
+def test_a_rewind_comes_before_the_welcome_that_tells_what_is_committed_now() -> None:
+    run = under_way_and_retained()
+    run.begin()
+    said = run.core.join(
+        RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 1)), run.now
+    ).effects
+    assert [type(effect) for effect in said[:2]] == [Rewound, WelcomeRank]
+    assert said[1] == WelcomeRank("0.2", 0, "run", 2, 1)
+
+
+def test_a_hello_that_fails_its_generation_is_refused_and_gets_no_welcome() -> None:
+    run = under_way_and_retained()
+    run.begin()
+    run.load(2, 0)
+    effects = run.say(1, 2, resume=CheckpointPosition("run", 1))
+    failed, refused = effects
+    assert isinstance(failed, FailRanks)
+    assert isinstance(refused, RefuseRank)
+    assert (refused.client_id, refused.error) == ("1.2", failed.error)

@@ -1,13 +1,12 @@
 """A process group of another size: open steps are planned again with the same samples."""
 
-from collections.abc import Iterable
-
 import pytest
 
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Deliver, Effect, EndRanks, PlanWanted, ReplanWanted
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
@@ -40,9 +39,9 @@ class Bench:
             self.core.restore(memory.remembered())
             self.perform(self.core.tick(0.0))
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        self.memory.note(self.core.take_facts(), self.core.totals.as_json())
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        self.memory.note(decision.facts, decision.totals)
+        for effect in decision.effects:
             self.log.append(effect)
             if isinstance(effect, PlanWanted | ReplanWanted):
                 self.asked.append(effect)

@@ -9,7 +9,6 @@ from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
 from tests.support.cores import Bench
-from tests.support.memory import Memory
 
 
 class Run(Bench):
@@ -17,17 +16,11 @@ class Run(Bench):
 
     def __init__(self, *, retain: bool = True, steps: int = 6, begin: bool = True) -> None:
         super().__init__(batch=4, window=4, capacity=100, durable=True, retain=retain)
-        self.memory = Memory()
-        self.core.restore(Remembered())
+        self.perform(self.core.restore(Remembered()))
         self.births = 0
         self.push_plain(4 * steps)
         if begin:
             self.begin()
-
-    def perform(self, effects: list[Effect]) -> None:  # type: ignore[override]
-        if hasattr(self, "memory"):
-            self.memory.note(self.core.take_facts(), self.core.totals.as_json())
-        super().perform(effects)
 
     def begin(self) -> None:
         """A new generation; no rank has loaded anything yet."""
@@ -109,13 +102,14 @@ def test_what_is_retained_holds_no_payload_and_no_room_in_the_buffer() -> None:
 def test_a_saved_checkpoint_releases_what_it_covers_for_good() -> None:
     run = Run()
     run.run_to(3)
-    run.core.checkpoint_saved(1, 3)  # only DP rank 0's word counts
+    run.facts.clear()
+    run.perform(run.core.checkpoint_saved(1, 3))  # only DP rank 0's word counts
     assert run.core.statistics().steps_retained == 4
     for _ in range(2):
-        run.core.checkpoint_saved(0, 1)
-        run.core.checkpoint_saved(0, 0)  # late news of an older one changes nothing
+        run.perform(run.core.checkpoint_saved(0, 1))
+        run.perform(run.core.checkpoint_saved(0, 0))  # late news of an older one changes nothing
     assert run.core.statistics().steps_retained == 2
-    assert run.core.take_facts() == [CheckpointSaved(1)]
+    assert run.facts == [CheckpointSaved(1)]
     run.begin()
     with pytest.raises(CheckpointRefused, match="oldest that run run can go back to is one after"):
         run.load(0)
@@ -201,7 +195,7 @@ def test_ranks_that_load_different_checkpoints_all_fail_before_any_step(other: i
     run.load(1, 0)
     if other is None:
         taken = run.core.ledger.ranks[1].taken
-        (failed,) = run.core.demand(1, taken, run.now, hungry=True)
+        (failed,) = run.core.demand(1, taken, run.now, hungry=True).effects
     else:
         failed = next(e for e in run.load(other, 1) if isinstance(e, FailRanks))
     assert isinstance(failed, FailRanks)
@@ -249,7 +243,7 @@ def test_word_of_prepared_steps_that_crosses_a_rewind_is_ignored() -> None:
     run.begin()
     late = run.core.ledger.steps[4]
     run.load(1, 0)
-    assert run.core.prepared(1, 4, late.digest, run.now) == []
+    assert run.core.prepared(1, 4, late.digest, run.now).effects == []
     run.load(1, 1)
     assert run.run_to(4)
 
@@ -285,9 +279,9 @@ def test_a_dispatcher_that_no_longer_retains_lets_go_of_what_was_retained() -> N
     run.restart()
     assert run.core.statistics().steps_retained == 2
     again = Run(retain=False).core
-    again.restore(run.memory.remembered())
+    restored = again.restore(run.memory.remembered())
     assert again.statistics().steps_retained == 0
-    assert CheckpointSaved(1) in again.take_facts()
+    assert CheckpointSaved(1) in restored.facts
 
 
 def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
@@ -295,14 +289,13 @@ def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
     run.run_to(1)
     run.begin()
     hello = RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 0))
-    run.core.join(hello, run.now)
-    assert run.core.take_facts() == [Resumed(0)]
+    joined = run.core.join(hello, run.now)
+    assert joined.facts == [Resumed(0)]
 
 
 def test_a_new_run_notes_its_name_and_one_that_goes_on_keeps_it() -> None:
     fresh = Dispatch(Run().core.config, "named")
-    fresh.restore(Remembered())
-    assert fresh.take_facts() == [RunBegan("named")]
+    assert fresh.restore(Remembered()).facts == [RunBegan("named")]
     later = Dispatch(fresh.config, "other")
-    later.restore(Remembered(run_id="named"))
-    assert (later.run_id, later.take_facts()) == ("named", [])
+    assert not later.restore(Remembered(run_id="named")).facts
+    assert later.run_id == "named"

@@ -75,11 +75,10 @@ class Generation:
         )
         return [FailRanks(fenced, error)] if fenced else []
 
-    def fail(self, error: DispatcherError, *also: str) -> list[FailRanks]:
-        """End it with one error on all of its ranks, and on clients `also`."""
+    def fail(self, error: DispatcherError) -> list[FailRanks]:
+        """End it with one error on all of its ranks."""
         self.failed = error
-        clients = dict.fromkeys([*(rank.client_id for rank in self.ranks.values()), *also])
-        return [FailRanks(tuple(clients), error)]
+        return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
     # -- who may join -----------------------------------------------------------------------
 

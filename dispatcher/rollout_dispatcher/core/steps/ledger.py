@@ -51,24 +51,16 @@ class StepLedger:
                 step.check_received(count)
         return self.generation.believed(hello)
 
-    def join(self, hello: RankHello, now: float) -> list[Effect]:
-        """Admit a DP rank, fencing an older generation if it brings a new one.
-
-        Raises RankRefused or GenerationFenced; nothing has changed then.
-        """
-        self.generation.check(hello)
-        if hello.generation is not None:
-            return self._seat(hello, now)
+    def begin(self, hello: RankHello) -> list[Effect]:
+        """A rank that may join asks for a new generation: the one before is fenced."""
         fenced = self.generation.begin(hello)
-        return [*fenced, *self.steps.start_over(hello.dp_size), *self._seat(hello, now)]
+        return [*fenced, *self.steps.start_over(hello.dp_size)]
 
-    def leave(self, dp_rank: int, client_id: str, *, for_good: bool = False) -> None:
-        """A connection is gone; its steps stay open."""
-        rank = self.ranks.get(dp_rank)
-        if rank is not None and rank.client_id == client_id:
-            rank.went(for_good=for_good)
+    def seat(self, hello: RankHello, now: float) -> list[Effect]:
+        """Give a rank that may join its place; returns its deliveries.
 
-    def _seat(self, hello: RankHello, now: float) -> list[Effect]:
+        hello: as `check` believed it.
+        """
         known = self.ranks.get(hello.dp_rank)
         if known is not None and hello.resume is not None and not known.begun:
             known = None  # it has loaded a checkpoint since, and let go of what it was given
@@ -93,6 +85,12 @@ class StepLedger:
             if known is not None:
                 effects.append(Redelivered(number, "reconnect"))
         return effects
+
+    def leave(self, dp_rank: int, client_id: str, *, for_good: bool = False) -> None:
+        """A connection is gone; its steps stay open."""
+        rank = self.ranks.get(dp_rank)
+        if rank is not None and rank.client_id == client_id:
+            rank.went(for_good=for_good)
 
     def _open_through(self, told: int) -> list[Effect]:
         """Open what a rank speaks of that has outlived the dispatcher that opened it."""

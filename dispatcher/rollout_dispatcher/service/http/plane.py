@@ -15,7 +15,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.effects import Effect, Outcome
+from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.effects import Outcome
 from rollout_dispatcher.errors import DispatcherError, ReceivingFull
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.http.body import Body
@@ -179,7 +180,7 @@ class HttpPlane:
 
     async def _tell(
         self,
-        say: Callable[[], list[Effect]],
+        say: Callable[[], Decision],
         waits: Callable[[], list[str]] = list,
     ) -> web.Response:
         """Answer once what was said is durable; waits: producers whose word is still awaited."""

@@ -10,16 +10,16 @@ entered the window, and every step is announced once, in order.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Deliver,
-    Effect,
     Outcome,
     PlanWanted,
     PushAnswered,
@@ -137,22 +137,23 @@ class VirtualDispatch:
 
     # -- the shell's part -------------------------------------------------------------------
 
-    def _perform(self, effects: Iterable[Effect]) -> None:
-        queue = deque(effects)
+    def _perform(self, decision: Decision) -> None:
+        queue = deque(decision.effects)
         while queue:
             effect = queue.popleft()
             if isinstance(effect, PlanWanted):
                 began = time.perf_counter()
                 found = plan(effect.window, self._setting.plan, effect.take)
                 self._planning = effect, time.perf_counter() - began
-                queue.extend(self.core.planned(effect, found, self.now))
+                queue.extend(self.core.planned(effect, found, self.now).effects)
             elif isinstance(effect, StepPlanned):
                 self._announce(effect)
             elif isinstance(effect, PushAnswered):
                 self._answered(effect)
             elif isinstance(effect, Deliver):
                 digest = self.core.ledger.steps[effect.step].digest
-                queue.extend(self.core.prepared(effect.dp_rank, effect.step, digest, self.now))
+                reply = self.core.prepared(effect.dp_rank, effect.step, digest, self.now)
+                queue.extend(reply.effects)
             elif isinstance(effect, Release):
                 self.released.append(effect.step)
 
