@@ -36,7 +36,7 @@ def test_a_full_window_is_planned_and_what_is_passed_over_counts_a_skip() -> Non
     bench.push(*[make_sample(f"s{at}", tokens) for at, tokens in enumerate(lengths)])
     bench.join()
     assert bench.triggers == [Trigger.WINDOW_FULL]
-    left = bench.core.buffer.ready(9)
+    left = bench.core._buffer.ready(9)
     assert [entry.skips for entry in left] == [1, 1]
 
 
@@ -133,7 +133,7 @@ def test_groups_go_into_one_step_whole() -> None:
     for group in ("g", "h", "i"):
         members = [make_sample(f"{group}{at}", group_id=group, group_size=2) for at in range(2)]
         bench.push(*members)
-    step = bench.core.ledger.steps[0]
+    step = bench.core._ledger.steps[0]
     chosen = [sample.group_id for sample in step.samples()]
     assert len(chosen) == 4
     assert all(chosen.count(group) == 2 for group in chosen)
@@ -146,7 +146,7 @@ def test_too_stale_samples_are_dropped_and_expiring_ones_go_first() -> None:
     bench.perform(bench.core.set_policy_version(5, bench.now, 0))
     bench.join()
     assert bench.dropped(DropReason.STALE) == 2
-    chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
+    chosen = {sample.policy_version for sample in bench.core._ledger.steps[0].samples()}
     assert chosen == {4}
     assert bench.core.statistics().balanced
 
@@ -157,7 +157,7 @@ def test_oversize_samples_may_be_dropped_with_their_groups_and_counted() -> None
     bench.push(*members, make_sample("long", 51), make_sample("short", 50))
     bench.join()
     assert bench.dropped(DropReason.OVERSIZE) == 3
-    assert len(bench.core.buffer) == 1
+    assert len(bench.core._buffer) == 1
     assert bench.core.statistics().balanced
 
 
@@ -200,7 +200,7 @@ def test_prefer_oldest_drops_nothing() -> None:
     bench.perform(bench.core.set_policy_version(5, bench.now, 0))
     bench.join()
     assert bench.dropped(DropReason.STALE) == 0
-    chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
+    chosen = {sample.policy_version for sample in bench.core._ledger.steps[0].samples()}
     assert chosen == {1, 2}
 
 
@@ -213,7 +213,7 @@ def test_an_ended_phase_is_flushed_before_anything_newer_is_planned() -> None:
     bench.push(*new)
     bench.join()
     for step in range(3):
-        versions = {sample.policy_version for sample in bench.core.ledger.steps[step].samples()}
+        versions = {sample.policy_version for sample in bench.core._ledger.steps[step].samples()}
         assert versions == ({1} if step < 2 else {2})
         bench.train(step)
     assert [len(step.tokens) for step in bench.planned] == [4, 1, 4]
@@ -297,13 +297,13 @@ def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: b
 def test_ranks_are_gone_for_good_only_when_all_have_said_goodbye() -> None:
     bench = Bench()
     bench.join()
-    deserted = [bench.core.ledger.generation.deserted]
+    deserted = [bench.core._ledger.generation.deserted]
     for rank, for_good in ((0, True), (1, False)):
         bench.perform(bench.core.leave(rank, f"r{rank}", bench.now, for_good=for_good))
-        deserted.append(bench.core.ledger.generation.deserted)
+        deserted.append(bench.core._ledger.generation.deserted)
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
     bench.perform(bench.core.leave(1, "r1", bench.now, for_good=True))
-    deserted.append(bench.core.ledger.generation.deserted)
+    deserted.append(bench.core._ledger.generation.deserted)
     assert deserted == [False, False, False, True]
 
 

@@ -209,8 +209,8 @@ class Progress(RuleBasedStateMachine):
     @rule()
     def train(self) -> None:
         """Both ranks prepare, take and commit what they were given, and ask for more."""
-        for number in list(self.core.ledger.steps):
-            digest = self.core.ledger.steps[number].digest
+        for number in list(self.core._ledger.steps):
+            digest = self.core._ledger.steps[number].digest
             for rank in (0, 1):
                 self.perform(self.core.prepared(rank, number, digest, self.now))
             for rank in (0, 1):
@@ -218,7 +218,7 @@ class Progress(RuleBasedStateMachine):
             for rank in (0, 1):
                 self.perform(self.core.commit(rank, number, self.now))
         for rank in (0, 1):
-            taken = self.core.ledger.ranks[rank].taken
+            taken = self.core._ledger.ranks[rank].taken
             self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 5.0]))
@@ -233,8 +233,8 @@ class Progress(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        limits, held = self.core.config.limits, self.core.admission.held
-        assert self.core.buffer.held_bytes <= limits.nbytes
+        limits, held = self.core.config.limits, self.core._admission.held
+        assert self.core._buffer.held_bytes <= limits.nbytes
         assert (
             held.nbytes <= limits.held_bytes or len([p for p in held if p.samples[0].nbytes]) == 1
         )
@@ -242,9 +242,9 @@ class Progress(RuleBasedStateMachine):
     @invariant()
     def who_waits_has_a_reason(self) -> None:
         """A push is held at a soft cap only while a step could be planned."""
-        pressed = self.core.admission.pressed
-        if self.core.admission.num_held and self.core._lacking() > 0:
-            waits = [push for push in self.core.admission.held if push.samples[0].nbytes]
+        pressed = self.core._admission.pressed
+        if self.core._admission.num_held and self.core._lacking() > 0:
+            waits = [push for push in self.core._admission.held if push.samples[0].nbytes]
             assert not waits or (pressed is not None and pressed.cap == "bytes")
 
     @invariant()

@@ -79,7 +79,7 @@ class Bench:
 
     def join(self) -> None:
         self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))
-        generation = self.core.ledger.generation.number
+        generation = self.core._ledger.generation.number
         self.perform(self.core.join(RankHello("r1", 1, 2, generation), self.now))
 
     def push(self, *samples: Sample, by: str = "p") -> tuple[Outcome, ...] | None:
@@ -102,7 +102,7 @@ class Bench:
 
     def trained(self, step: int) -> set[str]:
         """The samples of an open step."""
-        return {sample.sample_id for sample in self.core.ledger.steps[step].samples()}
+        return {sample.sample_id for sample in self.core._ledger.steps[step].samples()}
 
     def push_plain(self, count: int, tokens: int = 4) -> None:
         names = range(self._next_seq, self._next_seq + count)
@@ -110,13 +110,13 @@ class Bench:
 
     def hungry(self) -> None:
         for rank in (0, 1):
-            taken = self.core.ledger.ranks[rank].taken
+            taken = self.core._ledger.ranks[rank].taken
             self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     def train(self, step: int) -> None:
         """Both ranks prepare, take and commit a step."""
         for rank in (0, 1):
-            digest = self.core.ledger.steps[step].digest
+            digest = self.core._ledger.steps[step].digest
             self.perform(self.core.prepared(rank, step, digest, self.now))
         for rank in (0, 1):
             self.perform(self.core.demand(rank, step, self.now, hungry=False))

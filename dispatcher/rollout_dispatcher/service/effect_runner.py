@@ -107,7 +107,7 @@ class EffectRunner:
                 asked = self._connections.producers.get(effect.producer)
                 self._barrier.after(partial(self._answer, effect, asked))
             elif isinstance(effect, TO_RANKS):
-                number = self._core.ledger.generation.number
+                number = self._core.generation
                 self._barrier.after(partial(self._tell_generation, number, effect))
             elif isinstance(effect, e.WelcomeRank):
                 self._barrier.after(partial(self._welcome_rank, self._seat(effect), effect))
@@ -178,12 +178,12 @@ class EffectRunner:
 
     def _tell_generation(self, number: int, effect: e.Effect) -> None:
         """Tell the ranks of this generation; what it was to hear is void once another has begun."""
-        if number == self._core.ledger.generation.number:
+        if number == self._core.generation:
             self._do(effect)
 
     def _deliver(self, effect: e.Deliver) -> None:
-        seat = self._connections.rank(self._client_of(effect.dp_rank))
-        step = self._core.ledger.steps.get(effect.step)
+        seat = self._connections.rank(self._core.client_of(effect.dp_rank))
+        step = self._core.step(effect.step)
         if seat is None or step is None:
             return  # the rank is away: it gets the step when it comes back
         seat.peer.write(self._header(step))
@@ -250,12 +250,8 @@ class EffectRunner:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
         frame = codec.encode(message)
         for dp_rank in dp_ranks:
-            if (seat := self._connections.rank(self._client_of(dp_rank))) is not None:
+            if (seat := self._connections.rank(self._core.client_of(dp_rank))) is not None:
                 seat.peer.write(frame)
-
-    def _client_of(self, dp_rank: int) -> str:
-        standing = self._core.ledger.ranks.get(dp_rank)
-        return standing.client_id if standing is not None else ""
 
     # -- steps on their way -----------------------------------------------------------------
 
@@ -282,7 +278,7 @@ class EffectRunner:
 
     def _frame(self, step: OpenStep, dp_rank: int, index: int) -> list[Buffer] | None:
         """The frame of one micro-batch; None once the step is over, or planned again."""
-        if self._core.ledger.steps.get(step.number) is not step:
+        if self._core.step(step.number) is not step:
             return None
         parts = step.micro_batches[dp_rank]
         if index == len(parts) - 1:

@@ -211,7 +211,7 @@ class Router:
             return  # it was refused
         log.info(
             "DP rank %d of %d joined generation %d",
-            message.dp_rank, message.dp_size, self.core.ledger.generation.number,
+            message.dp_rank, message.dp_size, self.core.generation,
         )  # fmt: skip
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         if message.policy_version is not None:
@@ -280,10 +280,6 @@ class Router:
         for peer in receiving.waiting:
             if isinstance(peer, Peer):
                 peer.write(codec.encode(word))
-
-    def absent_ranks(self) -> list[int]:
-        """DP ranks of the current generation that left without a goodbye."""
-        return self.core.ledger.generation.absent
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""

@@ -56,7 +56,7 @@ def test_a_refused_member_is_lacking_from_then_on(keep: bool, committed: int) ->
     if not keep:
         assert "group g was given up: a member was refused" in bench.errors()[-1]
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    assert bench.core.ledger.steps.in_flight == committed
+    assert bench.core._ledger.steps.in_flight == committed
     assert bench.core.statistics().balanced
 
 
@@ -263,8 +263,8 @@ def test_with_a_journal_beginnings_leave_memory_and_come_back_for_their_step() -
     for number in range(4):
         for group in "abcdefgh":
             held = bench.push(member(f"{group}{number}")) is None
-            assert not held or bench.core.buffer.ready_units >= 4, "a step can be planned"
-            assert bench.core.buffer.held_bytes <= 4 * SAMPLE
+            assert not held or bench.core._buffer.ready_units >= 4, "a step can be planned"
+            assert bench.core._buffer.held_bytes <= 4 * SAMPLE
     for step in range(8):
         bench.hungry()
         bench.train(step)

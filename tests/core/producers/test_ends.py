@@ -39,8 +39,8 @@ def test_a_phase_ends_when_all_who_contributed_to_it_have_said_so() -> None:
     for step in range(len(bench.planned)):
         bench.train(step)
     versions = [
-        {sample.policy_version for sample in bench.core.ledger.steps[step].samples()}
-        for step in bench.core.ledger.steps
+        {sample.policy_version for sample in bench.core._ledger.steps[step].samples()}
+        for step in bench.core._ledger.steps
     ]
     assert all(found in ({1}, {2}) for found in versions)
 

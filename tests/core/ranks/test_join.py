@@ -44,7 +44,7 @@ def half_joined() -> Dispatch:
 
 def one_rank_away() -> Dispatch:
     core = under_way()
-    core.leave(1, core.ledger.ranks[1].client_id, 0.0)
+    core.leave(1, core._ledger.ranks[1].client_id, 0.0)
     return core
 
 
@@ -124,13 +124,13 @@ def test_a_hello_that_raises_leaves_everything_as_it_was(scene: str, data: st.Da
     core = SCENES[scene]()
     for _ in range(4):
         hello = data.draw(hellos)
-        before, generation = frozen(core), core.ledger.generation.number
+        before, generation = frozen(core), core._ledger.generation.number
         try:
             core.join(hello, 1000.0)
         except DispatcherError as error:
             assert_same(core, before, error)
         assert core.statistics().balanced
-        assert core.ledger.generation.number == generation + (
+        assert core._ledger.generation.number == generation + (
             hello.generation is None and frozen(core) != before
         )
 
@@ -170,7 +170,7 @@ def test_a_hello_that_tells_of_steps_that_never_were_is_refused(
 def test_a_hello_that_tells_of_more_micro_batches_than_a_step_has_is_refused() -> None:
     core = restarted()
     before = frozen(core)
-    (number,) = core.ledger.steps
+    (number,) = core._ledger.steps
     with pytest.raises(ProtocolError, match="9 micro-batches of step 4, which has 1"):
         core.join(RankHello("0.1", 0, 2, 1, received={number: 9}), 0.0)
     assert_same(core, before)
@@ -188,14 +188,14 @@ def test_a_rank_that_loads_another_run_s_checkpoint_of_the_same_step_is_refused(
 def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: int | None) -> None:
     core = half_joined()
     dp_rank = 0 if generation is None else 1
-    (step,) = core.ledger.steps
+    (step,) = core._ledger.steps
     core.join(
         RankHello(
             "new", dp_rank, 2, generation, taken=step, committed=step, received={step: 1},
         ),
         0.0,
     )  # fmt: skip
-    standing = core.ledger.ranks[dp_rank]
+    standing = core._ledger.ranks[dp_rank]
     assert (standing.taken, standing.prepared, standing.committed) == (step - 1,) * 3
 
 
@@ -206,7 +206,7 @@ def test_who_is_fenced_hears_of_it_before_the_welcome_and_nobody_gets_a_step_bef
     assert [type(effect) for effect in founded if not isinstance(effect, Redelivered)] == [
         FailRanks, WelcomeRank, Deliver,
     ]  # fmt: skip
-    assert WelcomeRank("new", 0, "run", 2, run.core.ledger.steps.committed) in founded
+    assert WelcomeRank("new", 0, "run", 2, run.core._ledger.steps.committed) in founded
 
 
 def test_a_rewind_comes_before_the_welcome_that_tells_what_is_committed_now() -> None:

@@ -71,25 +71,25 @@ class HttpPlane:
 
     async def readyz(self, _: web.Request) -> web.Response:
         """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
-        state, failure = self._router.core.statistics().run_state, self._router.barrier.failure
-        ready = state == "running" and failure is None
-        lines = [f"{'ok' if ready else 'not ready'}: {failure or state}"]
+        at, failure = self._router.core.statistics(), self._router.barrier.failure
+        ready = at.run_state == "running" and failure is None
+        lines = [f"{'ok' if ready else 'not ready'}: {failure or at.run_state}"]
         lines.append(
             f"the next step waits for: {self._router.core.waits_for(self._router.clock())}"
         )
-        if absent := self._router.absent_ranks():
-            lines.append(f"absent DP ranks: {', '.join(map(str, absent))}")
+        if at.absent_ranks:
+            lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
         return web.Response(text="\n".join(lines) + "\n", status=200 if ready else 503)
 
     async def statusz(self, _: web.Request) -> web.Response:
         """A snapshot for a person."""
         at = self._router.core.statistics()
         status = dataclasses.asdict(at)
+        del status["lengths"]  # a histogram, for /metrics
         status |= {
             "version": __version__,
             "accepted": at.accepted,
             "balanced": at.balanced,
-            "absent_ranks": self._router.absent_ranks(),
             "waits_for": self._router.core.waits_for(self._router.clock()),
             "config": self._router.config.model_dump(mode="json"),
         }

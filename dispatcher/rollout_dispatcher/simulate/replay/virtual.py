@@ -116,7 +116,7 @@ class VirtualDispatch:
     def join(self) -> None:
         """The ranks connect, and have room for a step."""
         for rank in range(self.core.config.dp_size):
-            generation = self.core.ledger.generation.number if rank else None
+            generation = self.core.generation if rank else None
             hello = RankHello(f"rank{rank}", rank, self.core.config.dp_size, generation)
             self._perform(self.core.join(hello, self.now))
         self.demand(-1, hungry=False)  # they begin where the run stands
@@ -151,8 +151,9 @@ class VirtualDispatch:
             elif isinstance(effect, PushAnswered):
                 self._answered(effect)
             elif isinstance(effect, Deliver):
-                digest = self.core.ledger.steps[effect.step].digest
-                reply = self.core.prepared(effect.dp_rank, effect.step, digest, self.now)
+                step = self.core.step(effect.step)
+                assert step is not None
+                reply = self.core.prepared(effect.dp_rank, step.number, step.digest, self.now)
                 queue.extend(reply.effects)
             elif isinstance(effect, Release):
                 self.released.append(effect.step)
