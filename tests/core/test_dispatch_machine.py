@@ -77,7 +77,6 @@ class DispatchMachine(RuleBasedStateMachine):
                 check_size=check_size,
             )
         )
-        self.core.restore(Remembered())  # a new run notes its name
         self.memory = Memory()
         self.plan_config = PlanConfig(
             dp_size=DP_SIZE,
@@ -103,6 +102,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.released: dict[int, set[int]] = {}
         self.clients: dict[int, str] = {}
         self.births = 0
+        self.perform(self.core.restore(Remembered()))  # a new run notes its name
 
     @property
     def now(self) -> float:
@@ -160,8 +160,8 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         before = self.core
         self.core = Dispatch(before.config)
-        self.core.restore(self.memory.remembered(), self.now)
         self.wanted = None
+        self.perform(self.core.restore(self.memory.remembered(), self.now))
         assert_same_state(before, self.core)
         self.perform(self.core.tick(self.now))  # as the service does: steps may be outgrown
         for rank, client in self.clients.items():
@@ -461,7 +461,7 @@ class DispatchMachine(RuleBasedStateMachine):
         waiting = sum(
             len(group.entries)
             for group in self.core._buffer.groups
-            if "p" not in group.contributors or "p" not in self.core._producers
+            if "p" not in group.contributors or "p" not in self.core._parts.producers
         )
         self.reading += seconds
         while self.tick_if_due():
@@ -559,7 +559,7 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
         (e.ticket, e.skips, e.group) for e in before._buffer.ready(window)
     ]
     groups = [(group.group_id, group.tickets) for group in before._buffer.groups if group.entries]
-    if before._intake.agreement.decided:  # what was held back is gone: groups that lack it, too
+    if before._parts.agreement.decided:  # what was held back is gone: groups that lack it, too
         groups = [
             found for found in groups if found[0] in {g.group_id for g in after._buffer.groups}
         ]

@@ -242,8 +242,8 @@ class Progress(RuleBasedStateMachine):
     @invariant()
     def who_waits_has_a_reason(self) -> None:
         """A push is held at a soft cap only while a step could be planned."""
-        pressed = self.core._admission.pressed
-        if self.core._admission.num_held and self.core._lacking() > 0:
+        pressed = self.core._capacity.pressed
+        if len(self.core._admission.held) and self.core._capacity.shortfall() > 0:
             waits = [push for push in self.core._admission.held if push.samples[0].nbytes]
             assert not waits or (pressed is not None and pressed.cap == "bytes")
 

@@ -1,51 +1,30 @@
-"""The dispatcher's brain: events in, effects out, time as an argument.
+"""The dispatcher's brain: events in, decisions out, time as an argument.
 
-It ties the parts together and adds nothing of its own: admission lets samples into the buffer,
-planning makes steps of them when the trigger says so, the ledger follows the steps through the
-ranks, checkpoints take it back, the ending lets everybody go. Invariant, at every return:
-accepted = buffered + in flight + (committed - rewound) + dropped.
+It tells each event to the parts that it is for (parts.py) and adds nothing of its own: admission
+lets samples into the buffer, planning makes steps of them when the trigger says so, the ledger
+follows the steps through the ranks, checkpoints take it back, the lifecycle lets everybody go.
+Invariant, at every return: accepted = buffered + in flight + (committed - rewound) + dropped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rollout_dispatcher.core.buffer.admission import Admission
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
-from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.freshness import Freshness
 from rollout_dispatcher.core.buffer.losses import Losses, name_undone
-from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import NO_TOTALS, Decision
 from rollout_dispatcher.core.effects import (
     DropReason,
     Effect,
-    PayloadsToJournal,
     PlanWanted,
     ReplanWanted,
     WelcomeProducer,
 )
-from rollout_dispatcher.core.facts import (
-    Fact,
-    Remembered,
-    RunBegan,
-    VersionReported,
-)
-from rollout_dispatcher.core.lifecycle import Lifecycle
-from rollout_dispatcher.core.planning.planning import Planning
-from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
-from rollout_dispatcher.core.producers.intake import Intake
-from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.facts import Fact, Remembered, RunBegan, VersionReported
+from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.joining import Joining
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
-from rollout_dispatcher.core.steps.checkpoints import Checkpoints
-from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.core.totals import Totals
-from rollout_dispatcher.core.waiting import Waiting
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.sample import Sample
 
@@ -71,104 +50,30 @@ class Dispatch:
         self.config = config
         self.run_id = run_id
         self._facts: list[Fact] = []
-        self._producers = Producers(config.producer_timeout)
-        groups = OpenGroups(self._producers.__contains__, config.group_timeout)
-        self._buffer = SampleBuffer(
-            config.limits,
-            groups,
-            groups_matter=config.groups_matter,
-            by_groups=config.by_groups,
-        )
-        self._totals = Totals()
-        self._ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
-        self._checkpoints = Checkpoints(
-            self._ledger, self._totals, self._note, retain=config.retain
-        )
-        self._freshness = Freshness(
-            config.max_staleness, config.staleness_policy, config.steps_per_version
-        )
-        closed_groups = ClosedGroups(config.group_timeout)
-        memory = DuplicateMemory(config.id_horizon)
-        self._dropping = Dropping(
-            self._buffer,
-            self._totals,
-            closed_groups,
-            memory,
-            self._note,
-            keep=config.keep_incomplete,
-        )
-        self._admission = Admission(
-            self._buffer,
-            self._totals,
-            self._producers,
-            closed_groups,
-            memory,
-            credits_=config.producer_credits,
-            lacking=self._lacking,
-            lost=self._dropping.lost_member,
-            note=self._note if config.durable else None,  # a fact a sample: not built for nobody
-        )
-        self._lifecycle = Lifecycle(
-            self._buffer,
-            self._ledger,
-            self._dropping,
-            batch=config.trigger.batch,
-            flush_partial=config.flush_partial,
-        )
-        self._joining = Joining(
-            self._ledger, self._checkpoints, self._freshness, self._lifecycle, self._note
-        )
-        self._planning = Planning(
-            config,
-            self._buffer,
-            self._ledger,
-            admission=self._admission,
-            freshness=self._freshness,
-            dropping=self._dropping,
-            lifecycle=self._lifecycle,
-            totals=self._totals,
-            note=self._note,
-        )
-        self._intake = Intake(
-            self._producers,
-            self._buffer,
-            admission=self._admission,
-            closed_groups=closed_groups,
-            dropping=self._dropping,
-            freshness=self._freshness,
-            lifecycle=self._lifecycle,
-            note=self._note,
-        )
-        self._waiting = Waiting(
-            config.trigger.batch,
-            ledger=self._ledger,
-            buffer=self._buffer,
-            admission=self._admission,
-            freshness=self._freshness,
-            agreement=self._intake.agreement,
-        )
-        self._departures = 0
+        self._parts = parts = Parts(config, self._note)
+        self._admission, self._relief, self._capacity = (
+            parts.admission, parts.relief, parts.capacity,
+        )  # fmt: skip
+        self._ledger, self._planning, self._ends = parts.ledger, parts.planning, parts.ends
+        self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
+        self._totals, self._buffer = parts.totals, parts.buffer
 
     # -- what outlives the process ------------------------------------------------------------
 
     def restore(self, memory: Remembered, now: float = 0.0) -> Decision:
         """Go on where an earlier process stopped; to be called before anything else."""
-        self._totals.restore(memory.totals)
         if memory.run_id:
             self.run_id = memory.run_id
         else:
             self._note(RunBegan(self.run_id))
-        if memory.policy_version is not None:
-            self._freshness.report(memory.policy_version, memory.policy_step or 0)
-        self._intake.restore(memory, now)
-        self._checkpoints.restore(memory)
+        self._parts.restore(memory, now)
         return self._decide([])
 
     def _decide(self, effects: list[Effect]) -> Decision:
         """Whatever is decided leaves here, with what was noted since the decision before."""
         if not self._facts:
             return Decision(effects, (), NO_TOTALS)
-        self._admission.noted()
+        self._capacity.noted()
         facts, self._facts = self._facts, []
         return Decision(effects, facts, self._totals.as_json())
 
@@ -179,21 +84,21 @@ class Dispatch:
     # -- producers --------------------------------------------------------------------------
 
     def push(self, push: Push, now: float, *, may_hold: bool = True) -> Decision:
-        """Samples arrived. With `may_hold=False` what finds no room is answered `full`."""
+        """Samples arrived. With `may_hold=False` what has to wait is answered `full`."""
         return self._decide(
             self._admission.push(push, now, may_hold=may_hold) + self._consider(now)
         )
 
     def producer_connected(self, producer: str) -> Decision:
         """A producer is there, maybe again."""
-        self._producers.connected(producer)
+        self._parts.producers.connected(producer)
         return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
 
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""
-        self._intake.lost(producer, now, for_good=for_good)
-        self._departures = -1  # others may have waited for what it had to say
-        return self._decide(self._after_room(now))
+        self._parts.presence.lost(producer, now, for_good=for_good)
+        self._relief.look_again()  # others may have waited for what it had to say
+        return self._decide(self._relieve(now))
 
     def close_group(
         self,
@@ -204,21 +109,20 @@ class Dispatch:
         keep: bool | None = None,
         said: tuple[str, int] | None = None,
     ) -> Decision:
-        """No member of a group beyond `size` will come, or none at all; see `Intake`.
+        """No member of a group beyond `size` will come, or none at all; see `Closing`.
 
         said: by which producer, and the number that it gave to this: it is heard once.
         """
-        if said is None or self._admission.memory.hears_close(*said):
-            self._intake.close_group(group_id, size, keep, now, numbered=said is not None)
-        self._departures = -1  # who was held back may belong to a group that has begun now
-        return self._decide(self._after_room(now))
+        self._parts.closing.close(group_id, size, keep, now, said=said)
+        self._relief.look_again()  # who was held back may belong to a group that has begun now
+        return self._decide(self._relieve(now))
 
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
     ) -> Decision:
         """A producer gives up samples of a group, which has `size` members if that was told."""
-        self._intake.withdraw(group_id, size, producer, numbers, now)
-        return self._decide(self._after_room(now))
+        self._parts.closing.withdraw(group_id, size, producer, numbers, now)
+        return self._decide(self._relieve(now))
 
     def end_phase(
         self, version: int, now: float, producer: str = "", *, force: bool = False
@@ -227,8 +131,8 @@ class Dispatch:
 
         When all who contributed have said so, what is older goes before anything newer is planned.
         """
-        self._intake.end_phase(version, producer, force=force)
-        return self._decide(self._after_room(now))
+        self._ends.end_phase(version, producer, force=force)
+        return self._decide(self._relieve(now))
 
     def end_stream(self, now: float, producer: str = "", *, force: bool = False) -> Decision:
         """A producer will push nothing more; with `force` nobody will.
@@ -236,18 +140,19 @@ class Dispatch:
         When all who contributed have said so, what is buffered is flushed and the ranks' streams
         end.
         """
-        self._intake.end_stream(producer, force=force)
-        return self._decide(self._after_room(now))
+        self._ends.end_stream(producer, force=force)
+        return self._decide(self._relieve(now))
 
     def drain(self, now: float) -> Decision:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
         self._lifecycle.draining = True
-        self._dropping.losses = self._dropping.losses or Losses()
+        dropping = self._parts.dropping
+        dropping.losses = dropping.losses or Losses()
         effects = self._admission.close("the dispatcher is shutting down")
-        self._intake.stream_over()
+        self._ends.stream_over()
         effects += self._consider(now)
         if not self._ledger.ranks:
-            self._dropping.everything(DropReason.SHUTDOWN)
+            dropping.everything(DropReason.SHUTDOWN)
             effects += self._finish()
         return self._decide(effects)
 
@@ -260,7 +165,7 @@ class Dispatch:
         for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
         the generation, this rank with it. All or nothing: nothing has changed where it raises.
         """
-        effects = self._joining.join(hello, self.run_id, now)
+        effects = self._parts.joining.join(hello, self.run_id, now)
         return self._decide(effects + self._consider(now))
 
     def leave(
@@ -291,9 +196,9 @@ class Dispatch:
 
     def set_policy_version(self, version: int, now: float, first_step: int) -> Decision:
         """DP rank 0 trains these weights from step `first_step` on."""
-        if self._freshness.report(version, first_step):
+        if self._parts.freshness.report(version, first_step):
             self._note(VersionReported(version, first_step))
-        return self._decide(self._after_room(now))
+        return self._decide(self._relieve(now))
 
     def checkpoint_saved(self, dp_rank: int, step: int) -> Decision:
         """A checkpoint taken after `step` is durable; DP rank 0 speaks for all.
@@ -311,20 +216,20 @@ class Dispatch:
 
     def tick(self, now: float) -> Decision:
         """Do what has become due; call it at `next_deadline`."""
-        self._intake.tick(now)
-        if self._admission.held.give_up_late(now):
-            self._departures = -1
-        return self._decide(self._after_room(now))
+        self._parts.presence.tick(now)
+        if self._parts.held.give_up_late(now):
+            self._relief.look_again()
+        return self._decide(self._relieve(now))
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
-        late = self._admission.held.next_deadline()
-        deadlines = (self._intake.next_deadline(), self._planning.wake_at, late)
+        late = self._parts.held.next_deadline()
+        deadlines = (self._parts.presence.next_deadline(), self._parts.timing.wake_at, late)
         return min((at for at in deadlines if at is not None), default=None)
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
-        return self._decide(self._planning.planned(wanted, plan, now) + self._after_room(now))
+        return self._decide(self._planning.planned(wanted, plan, now) + self._relieve(now))
 
     def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer for an open step that was planned for other ranks."""
@@ -332,66 +237,36 @@ class Dispatch:
 
     def payloads_durable(self, entries: Sequence[Entry], now: float) -> Decision:
         """The journal has these payloads: they need no memory until their step."""
-        self._planning.helped_since = None
+        self._capacity.helped_since = None
         self._buffer.let_go(entries)
-        return self._decide(self._after_room(now))
+        return self._decide(self._relieve(now))
 
-    def heed_journal(self, has_room: Callable[[int, int], bool]) -> None:
-        """Let in only what the journal has room for: so many samples, of so many payload bytes."""
-        self._admission.journal_has_room = has_room
+    def heed_journal(self, takes: Callable[[int, int], bool]) -> None:
+        """Let in only what the journal takes: so many samples, of so many payload bytes."""
+        self._capacity.journal_takes = takes
 
-    def journal_has_room(self, now: float) -> Decision:
+    def journal_takes_more(self, now: float) -> Decision:
         """The journal takes samples again: let in who was held back for it."""
-        self._departures = -1
-        return self._decide(self._after_room(now))
+        self._relief.look_again()
+        return self._decide(self._relieve(now))
 
-    def _after_room(self, now: float) -> list[Effect]:
-        """Room may have been made: admit who waits, then see whether a step can be planned."""
-        return self._let_in(now) + self._consider(now)
-
-    def _let_in(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        while self._departures != self._buffer.departures:
-            self._departures = self._buffer.departures
-            effects += self._admission.retry(now)
-        return effects
+    def _relieve(self, now: float) -> list[Effect]:
+        """Something may have left: let in who waits, then see whether a step can be planned."""
+        return self._relief.let_in(now) + self._consider(now)
 
     def _consider(self, now: float) -> list[Effect]:
         """Something has changed: see whether a step can be planned, or the run is at its end."""
-        self._intake.settle(now)
-        effects = self._let_in(now) + self._help(now)
+        relief = self._relief
+        self._ends.settle(now)
+        effects = relief.let_in(now) + relief.help(now)
         effects += self._planning.consider(now)
-        effects += self._let_in(now)
+        effects += relief.let_in(now)
         return effects + self._finish()
-
-    def _help(self, now: float) -> list[Effect]:
-        """Beginnings of groups fill the memory: the journal takes their payloads, if there is one.
-
-        They come back for their step.
-        """
-        pressed, planning = self._admission.pressed, self._planning
-        if not self.config.durable or planning.helped_since is not None or pressed is None:
-            return []
-        if pressed.cap != "bytes" or self._lacking() <= 0:
-            return []
-        entries = tuple(
-            entry
-            for group in self._buffer.groups
-            for entry in group.entries
-            if entry.sample.is_here
-        )
-        if not entries:
-            return []
-        planning.helped_since = now
-        return [PayloadsToJournal(entries)]
-
-    def _lacking(self) -> int:
-        return self._freshness.lacking(self._buffer, self.config.trigger.batch)
 
     def _finish(self) -> list[Effect]:
         if self._planning.busy:
             return []
-        return self._lifecycle.finish(flushing=self._freshness.flushing)
+        return self._lifecycle.finish(flushing=self._parts.phases.flushing)
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -416,7 +291,7 @@ class Dispatch:
     @property
     def hungry_since(self) -> float | None:
         """Since when a DP rank waits for a step that is not planned; None if none does."""
-        return self._planning.hungry_since
+        return self._parts.timing.hungry_since
 
     @property
     def drained(self) -> bool:
@@ -434,20 +309,20 @@ class Dispatch:
 
     def waits_for(self, now: float) -> str:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""
-        return self._waiting.explain(now)
+        return self._parts.waiting.explain(now)
 
     def stream_waits(self) -> list[str]:
         """Producers whose word the end of the stream still waits for."""
-        return self._intake.agreement.pending_waits(None)
+        return self._parts.agreement.pending_waits(None)
 
     def phase_waits(self, version: int) -> list[str]:
         """Producers whose word the end of the phase before this version still waits for."""
-        return self._intake.agreement.pending_waits(version)
+        return self._parts.agreement.pending_waits(version)
 
     @property
     def losses(self) -> Losses:
         """Accepted samples that the shutdown has dropped so far."""
-        return self._dropping.losses or Losses()
+        return self._parts.dropping.losses or Losses()
 
     def name_undone(self) -> str:
         """The first of the samples that are in open steps or ready, oldest first, for the log."""
@@ -455,15 +330,4 @@ class Dispatch:
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""
-        return Statistics.of(
-            self._buffer,
-            self._totals,
-            self._ledger,
-            retained=self._checkpoints.retained,
-            pushes_held=self._admission.num_held,
-            pushes_held_bytes=self._admission.held.nbytes,
-            backpressure=self._admission.pressed is not None,
-            policy_version=self._freshness.reported,
-            run_id=self.run_id,
-            run_state=self._lifecycle.state,
-        )
+        return Statistics.of(self._parts, self.run_id)

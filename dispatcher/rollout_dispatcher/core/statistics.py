@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.effects import DropReason, Outcome, Trigger
+from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.planning.lengths import LengthCounts
 from rollout_dispatcher.core.ranks.rank_state import RankState
-from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.core.steps.retained import RetainedSteps
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
-from rollout_dispatcher.core.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +124,10 @@ class Statistics:
         return self.accepted == (self.buffered + self.in_flight + done + sum(self.dropped.values()))
 
     @classmethod
-    def of(
-        cls,
-        buffer: SampleBuffer,
-        totals: Totals,
-        ledger: StepLedger,
-        *,
-        retained: RetainedSteps,
-        pushes_held: int,
-        pushes_held_bytes: int,
-        backpressure: bool,
-        policy_version: int | None,
-        run_id: str,
-        run_state: str,
-    ) -> Self:
+    def of(cls, parts: Parts, run_id: str) -> Self:
         """What the parts of a run show at this moment."""
+        buffer, totals, ledger = parts.buffer, parts.totals, parts.ledger
+        retained, held = parts.checkpoints.retained, parts.held
         ranks, generation = ledger.ranks, ledger.generation
         steps = tuple(map(StepStatistics.of, ledger.steps.uncommitted()))
         return cls(
@@ -156,9 +142,9 @@ class Statistics:
             open_groups=len(buffer.groups),
             open_group_samples=buffer.groups.samples,
             oldest_arrival=buffer.oldest_arrival(),
-            pushes_held=pushes_held,
-            pushes_held_bytes=pushes_held_bytes,
-            backpressure=backpressure,
+            pushes_held=len(held),
+            pushes_held_bytes=held.nbytes,
+            backpressure=parts.capacity.pressed is not None,
             in_flight=sum(step.num_samples for step in steps),
             open_steps=len(steps),
             steps=steps,
@@ -177,12 +163,12 @@ class Statistics:
             run_id=run_id,
             generation=generation.number,
             dp_size=generation.dp_size,
-            policy_version=policy_version,
+            policy_version=parts.freshness.reported,
             ranks_connected=sum(rank.connected for rank in ranks.values()),
             absent_ranks=tuple(generation.absent),
             ranks={dp_rank: RankStatistics.of(rank) for dp_rank, rank in sorted(ranks.items())},
             wanted=ledger.wanted,
             hungry=ledger.hungry,
-            run_state=run_state,
+            run_state=parts.lifecycle.state,
             selection_bias=totals.arrived.distance(totals.dispatched),
         )

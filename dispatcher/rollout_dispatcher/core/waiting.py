@@ -7,9 +7,9 @@ of open groups, producers that have not ended a phase. Bounded, however many the
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from rollout_dispatcher.core.buffer.admission import Admission
+from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.freshness import Freshness
+from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.producers.agreement import Agreement
 from rollout_dispatcher.core.steps.ledger import StepLedger
 
@@ -27,11 +27,11 @@ class Waiting:
         ledger: StepLedger,
         buffer: SampleBuffer,
         admission: Admission,
-        freshness: Freshness,
+        phases: Phases,
         agreement: Agreement,
     ) -> None:
         self._batch, self._ledger, self._buffer = batch, ledger, buffer
-        self._admission, self._freshness, self._agreement = admission, freshness, agreement
+        self._admission, self._phases, self._agreement = admission, phases, agreement
 
     def explain(self, now: float) -> str:
         """One line, parts divided by semicolons; `nobody` if a step is on its way."""
@@ -40,9 +40,9 @@ class Waiting:
     def _parts(self, now: float) -> Iterator[str]:
         yield from self._ranks()
         yield from self._samples(now)
-        if (pressed := self._admission.pressed) is not None:
+        if (pressed := self._admission.capacity.pressed) is not None:
             used = f"{pressed.held} of {pressed.capacity}"
-            yield f"{self._admission.num_held} pushes wait at the {pressed.cap} cap ({used})"
+            yield f"{len(self._admission.held)} pushes wait at the {pressed.cap} cap ({used})"
         if coming := self._admission.held.asked_samples:
             yield f"{coming} samples of pushes that waited are asked for again"
         for end in self._agreement.pending:
@@ -68,7 +68,7 @@ class Waiting:
 
     def _samples(self, now: float) -> Iterator[str]:
         buffer = self._buffer
-        shortfall = self._freshness.lacking(buffer, self._batch)
+        shortfall = self._phases.shortfall()
         if shortfall <= 0:
             return
         yield f"{self._batch - shortfall} of {self._batch} {buffer.units} are ready"

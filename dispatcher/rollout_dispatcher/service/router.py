@@ -153,7 +153,7 @@ class Router:
         self._effect_runner.fail(error)
 
     def _journal_has_room(self) -> None:
-        self.perform(self.core.journal_has_room(self.clock()))
+        self.perform(self.core.journal_takes_more(self.clock()))
 
     def perform(self, decision: Decision) -> None:
         """Have the core's decision carried out."""

@@ -202,7 +202,7 @@ def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> No
     bench.push(*members("h:0,1,2", SIZE_AT_CLOSE))
     bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than was told
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(bench.memory.remembered(), bench.now)
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     assert bench.core.statistics().ready == 3
     assert bench.push(member("g3", size)) == (A,)
     if size == SIZE_AT_CLOSE:
@@ -303,7 +303,7 @@ def test_a_full_journal_is_relieved_of_one_beginning_after_the_other() -> None:
     bench.pass_time(0.3)
     assert bench.dropped(NO_ROOM) == 2
     room[0] = True
-    bench.perform(bench.core.journal_has_room(bench.now))
+    bench.perform(bench.core.journal_takes_more(bench.now))
     assert bench.core.statistics().pushes_held == 0
 
 

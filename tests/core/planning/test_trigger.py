@@ -7,7 +7,7 @@ import pytest
 from rollout_dispatcher.core.effects import Trigger
 from rollout_dispatcher.core.planning.trigger import (
     Go,
-    MakeRoom,
+    MakeCapacity,
     Situation,
     TriggerConfig,
     Wait,
@@ -57,10 +57,13 @@ def standing(
         ),
         (standing(63, full=True, stuck=True, hungry_for=9.0, helped_for=1.5), Wait(0.5)),
         (standing(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=1.5), Wait(0.5)),
-        (standing(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=2), MakeRoom()),
+        (
+            standing(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=2),
+            MakeCapacity(),
+        ),
         (standing(0, full=True, stuck=True, hungry_for=9, quiet_for=2), Wait()),
         (standing(0, flush=True, full=True), Wait()),
     ],
 )
-def test_decisions(at: Situation, expected: Go | Wait | MakeRoom) -> None:
+def test_decisions(at: Situation, expected: Go | Wait | MakeCapacity) -> None:
     assert decide(CONFIG, at) == expected

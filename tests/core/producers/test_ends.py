@@ -77,7 +77,7 @@ def test_nor_does_a_restart_end_it() -> None:
         bench.core.producer_connected(producer)
     bench.perform(bench.core.end_stream(bench.now, "p"))
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(bench.memory.remembered(), bench.now)
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     bench.perform(bench.core.tick(bench.now))
     assert bench.core.statistics().run_state == "running"
     assert push(bench, "q", "q0") == (A,)
@@ -146,7 +146,7 @@ def test_what_producers_have_said_outlives_the_dispatcher(says_so: bool) -> None
     push(bench, "q", "q0")
     bench.perform(bench.core.end_stream(bench.now, "p"))
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(bench.memory.remembered(), bench.now)
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     for producer in "pq":
         bench.core.producer_connected(producer)
     assert push(bench, "p", "late") == (R,)

@@ -36,7 +36,7 @@ class Bench:
         self.asked: list[PlanWanted | ReplanWanted] = []
         self.log: list[Effect] = []
         if memory is not None:
-            self.core.restore(memory.remembered())
+            self.perform(self.core.restore(memory.remembered()))
             self.perform(self.core.tick(0.0))
 
     def perform(self, decision: Decision) -> None:

@@ -56,7 +56,7 @@ class Run(Bench):
         """The dispatcher dies, and another goes on from what was noted."""
         before = self.core
         self.core = Dispatch(before.config, "another")
-        self.core.restore(self.memory.remembered())
+        self.perform(self.core.restore(self.memory.remembered()))
 
 
 def test_a_run_goes_back_to_a_checkpoint_and_gives_the_same_steps_again() -> None:

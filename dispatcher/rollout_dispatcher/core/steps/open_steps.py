@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, takewhile
 
+from rollout_dispatcher.core.buffer.freshness import NextStep
 from rollout_dispatcher.core.effects import Redelivered
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepEvent, step_digest
 
@@ -67,6 +68,11 @@ class OpenSteps(Mapping[int, OpenStep]):
     def committed(self) -> int:
         """The last committed step, -1 for none."""
         return self.next_step - self.num_uncommitted - 1
+
+    @property
+    def next(self) -> NextStep:
+        """The step that is planned next."""
+        return NextStep(self.next_step, self.committed)
 
     @property
     def last(self) -> int:
