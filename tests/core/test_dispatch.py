@@ -6,15 +6,14 @@ from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.effects import (
     Deliver,
     Drained,
-    DropReason,
     EndRanks,
     Outcome,
     PushAnswered,
-    Trigger,
     WelcomeProducer,
     WelcomeRank,
 )
-from rollout_dispatcher.core.facts import Accepted
+from rollout_dispatcher.core.facts import Accepted, DropReason
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from tests.support.cores import Bench

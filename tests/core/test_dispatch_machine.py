@@ -22,7 +22,6 @@ from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Deliver,
-    DropReason,
     Outcome,
     PlanWanted,
     PushAnswered,
@@ -32,7 +31,7 @@ from rollout_dispatcher.core.effects import (
     StepCommitted,
     StepPlanned,
 )
-from rollout_dispatcher.core.facts import Remembered
+from rollout_dispatcher.core.facts import DropReason, Remembered
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello

@@ -7,17 +7,15 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
-    DropReason,
     Effect,
     Outcome,
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
     StepPlanned,
-    Trigger,
 )
-from rollout_dispatcher.core.facts import Fact
-from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.core.facts import DropReason, Fact
+from rollout_dispatcher.core.planning.trigger import Trigger, TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy

@@ -13,13 +13,12 @@ from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import NO_TOTALS, Decision
 from rollout_dispatcher.core.effects import (
-    DropReason,
     Effect,
     PlanWanted,
     ReplanWanted,
     WelcomeProducer,
 )
-from rollout_dispatcher.core.facts import Fact, Remembered, RunBegan, VersionReported
+from rollout_dispatcher.core.facts import DropReason, Fact, Remembered, RunBegan, VersionReported
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello

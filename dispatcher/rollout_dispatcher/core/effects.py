@@ -1,13 +1,17 @@
-"""Effects: what the core asks the shell to do, and what it reports for metrics.
+"""Effects: what the core asks the shell to do, and what it reports for metrics and the log.
 
 The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
-in the order in which the shell has to carry them out.
+in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
+for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
+the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), DP ranks
+(`WelcomeRank` to `FailRanks`); what else there is has happened, and is told.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import BufferFull, DispatcherError
 from rollout_dispatcher.plan import FloatArray, IntArray, Plan, Window
@@ -20,27 +24,6 @@ class Outcome(StrEnum):
     DUPLICATE = "duplicate"
     REFUSED = "refused"
     FULL = "full"
-
-
-class Trigger(StrEnum):
-    """Why a step was planned when it was."""
-
-    WINDOW_FULL = "window-full"
-    TARGET_EXCESS = "target-excess"
-    MAX_WAIT = "max-wait"
-    BUFFER_FULL = "buffer-full"
-    FLUSH = "flush"
-
-
-class DropReason(StrEnum):
-    """Why an accepted sample will never be trained on."""
-
-    INCOMPLETE_GROUP = "incomplete-group"
-    NO_ROOM = "no-room"
-    STALE = "stale"
-    OVERSIZE = "oversize"
-    LAST_BATCH = "last-batch"
-    SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True, slots=True)

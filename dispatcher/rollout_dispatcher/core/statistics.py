@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from rollout_dispatcher.core.effects import DropReason, Outcome, Trigger
+from rollout_dispatcher.core.effects import Outcome
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.planning.lengths import LengthCounts
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.ranks.rank_state import RankState
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
 

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_dispatcher.core.effects import DropReason, Outcome, Trigger
+from rollout_dispatcher.core.effects import Outcome
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.lengths import LengthCounts
+from rollout_dispatcher.core.planning.trigger import Trigger
 
 #: Counters that are one number.
 _PLAIN = (

@@ -5,7 +5,13 @@ import pytest
 from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.limits import BufferLimits
-from rollout_dispatcher.core.effects import Effect, Outcome, PushAnswered, PushHeld, PushRecalled
+from rollout_dispatcher.core.effects import (
+    Effect,
+    Outcome,
+    PushAnswered,
+    PushHeld,
+    PushRecalled,
+)
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.sample import Sample

@@ -4,13 +4,13 @@ import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
-    DropReason,
     GroupGivenUp,
     Outcome,
     PayloadsToJournal,
     PushRecalled,
-    Trigger,
 )
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.cores import Bench

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from rollout_dispatcher.core.effects import Trigger
 from rollout_dispatcher.core.planning.trigger import (
     Go,
     MakeCapacity,
     Situation,
+    Trigger,
     TriggerConfig,
     Wait,
     decide,

@@ -4,7 +4,8 @@ import pytest
 
 from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep, StalenessPolicy
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Drained, DropReason, Outcome
+from rollout_dispatcher.core.effects import Drained, Outcome
+from rollout_dispatcher.core.facts import DropReason
 from tests.support.cores import Bench
 from tests.support.samples import make_sample
 

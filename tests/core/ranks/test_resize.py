@@ -8,7 +8,13 @@ from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Deliver, Effect, EndRanks, PlanWanted, ReplanWanted
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    Effect,
+    EndRanks,
+    PlanWanted,
+    ReplanWanted,
+)
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
@@ -198,3 +204,24 @@ def test_the_end_is_told_only_behind_the_last_step_that_is_planned_again() -> No
     bench.answer_all()
     kinds = [type(effect) for effect in bench.log if isinstance(effect, Deliver | EndRanks)]
     assert kinds == [Deliver, Deliver, EndRanks]
+
+
+def test_a_step_keeps_what_its_plan_costs_and_a_new_plan_brings_its_own() -> None:
+    bench = two_open_steps()
+    for size in (2, 4, 1):
+        bench.join(size)
+        bench.answer_all()
+        for step in bench.core._ledger.steps.values():
+            tokens = [
+                [sum(entry.sample.tokens for entry in part) for part in rank]
+                for rank in step.micro_batches
+            ]
+            assert step.planned_cost is not None
+            assert step.planned_rank_cost is not None
+            assert step.planned_cost.tolist() == tokens
+            assert step.planned_rank_cost.tolist() == [sum(rank) for rank in tokens]
+
+
+def test_after_a_restart_nobody_knows_what_an_open_step_was_planned_to_cost() -> None:
+    steps = Bench(two_open_steps().memory).core._ledger.steps.values()
+    assert [(step.planned_cost, step.planned_rank_cost) for step in steps] == [(None, None)] * 2

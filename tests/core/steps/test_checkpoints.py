@@ -3,7 +3,13 @@
 import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Effect, EndRanks, FailRanks, Redelivered, Rewound
+from rollout_dispatcher.core.effects import (
+    Effect,
+    EndRanks,
+    FailRanks,
+    Redelivered,
+    Rewound,
+)
 from rollout_dispatcher.core.facts import CheckpointSaved, Remembered, Resumed, RunBegan
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.effects import Deliver, Effect, FailRanks, Redelivered, Release
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    Effect,
+    FailRanks,
+    Redelivered,
+    Release,
+)
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep, StepState

@@ -8,7 +8,8 @@ import pytest
 
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import DropReason, Outcome, PlanWanted, PushAnswered
+from rollout_dispatcher.core.effects import Outcome, PlanWanted, PushAnswered
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError

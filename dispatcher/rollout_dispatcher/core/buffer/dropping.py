@@ -12,8 +12,7 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
 from rollout_dispatcher.core.buffer.phases import before_phase
-from rollout_dispatcher.core.effects import DropReason
-from rollout_dispatcher.core.facts import Dropped, GroupSized, Note
+from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.totals import Totals
 

@@ -9,7 +9,8 @@ from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.effects import DropReason, Effect, GroupGivenUp, PayloadsToJournal
+from rollout_dispatcher.core.effects import Effect, GroupGivenUp, PayloadsToJournal
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.selection import Selection
 
 #: Capacity that was made shows after this share of `max_wait`: before, no more is made.

@@ -7,7 +7,8 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.freshness import Freshness
 from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.effects import DropReason, PlanWanted
+from rollout_dispatcher.core.effects import PlanWanted
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.requests import request_plan
 from rollout_dispatcher.core.planning.trigger import Go
 from rollout_dispatcher.core.steps.ledger import StepLedger

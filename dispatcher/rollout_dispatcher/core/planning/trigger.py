@@ -16,11 +16,20 @@ them waits for it. Nothing is planned that is not wanted. Of what is wanted:
 
 import math
 from dataclasses import dataclass
-
-from rollout_dispatcher.core.effects import Trigger
+from enum import StrEnum
 
 #: Sums of floats fall short of what they were added up to: a wait that is over must not go on.
 ROUNDING_S = 1e-6
+
+
+class Trigger(StrEnum):
+    """Why a step was planned when it was."""
+
+    WINDOW_FULL = "window-full"
+    TARGET_EXCESS = "target-excess"
+    MAX_WAIT = "max-wait"
+    BUFFER_FULL = "buffer-full"
+    FLUSH = "flush"
 
 
 @dataclass(frozen=True, slots=True)

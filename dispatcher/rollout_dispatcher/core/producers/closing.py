@@ -6,7 +6,7 @@ from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.dropping import Dropping
-from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 
 

@@ -11,7 +11,12 @@ from collections.abc import Iterable, Mapping
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import SizeCheck
-from rollout_dispatcher.core.effects import Deliver, Effect, Redelivered, Release
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    Effect,
+    Redelivered,
+    Release,
+)
 from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.core.ranks.rank_state import RankHello, RankState
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
@@ -177,12 +182,14 @@ class StepLedger:
 
     def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
         """Add the next step; returns its first delivery to every rank, if none comes before it."""
-        step = self.steps.add(_lay_out(plan, entries), self.generation.dp_size, now)
+        dp_size = self.generation.dp_size
+        step = self.steps.add(_lay_out(plan, entries), dp_size, now, plan.cost)
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
         """Replace an outgrown step's plan; returns the delivery of what it held back."""
-        self.steps.replace(number, _lay_out(plan, entries), self.generation.dp_size)
+        dp_size = self.generation.dp_size
+        self.steps.replace(number, _lay_out(plan, entries), dp_size, plan.cost)
         return self._deliver_after(number - 1)
 
     def open_waiting(self) -> list[Effect]:

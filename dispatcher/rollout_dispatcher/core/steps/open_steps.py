@@ -15,6 +15,7 @@ from itertools import chain, takewhile
 from rollout_dispatcher.core.buffer.freshness import NextStep
 from rollout_dispatcher.core.effects import Redelivered
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepEvent, step_digest
+from rollout_dispatcher.plan import FloatArray
 
 
 class OpenSteps(Mapping[int, OpenStep]):
@@ -85,22 +86,36 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     # -- what becomes of them ---------------------------------------------------------------
 
-    def add(self, micro_batches: MicroBatches, dp_size: int, now: float) -> OpenStep:
-        """The next step was planned; it is open at once unless others wait."""
+    def add(
+        self,
+        micro_batches: MicroBatches,
+        dp_size: int,
+        now: float,
+        cost: FloatArray | None = None,
+    ) -> OpenStep:
+        """The next step was planned, at this cost; it is open at once unless others wait."""
         number = self.next_step
         self.next_step += 1
         digest = step_digest(number, micro_batches)
-        step = OpenStep(number, micro_batches, digest, now, dp_size=dp_size)
+        step = OpenStep(number, micro_batches, digest, now, dp_size=dp_size, planned_cost=cost)
         if self._waiting:  # it was being planned when the trainer rewound
             self._waiting.append(step)
         else:
             self._open[number] = step
         return step
 
-    def replace(self, number: int, micro_batches: MicroBatches, dp_size: int) -> None:
-        """An open step was planned again, for so many DP ranks."""
+    def replace(
+        self,
+        number: int,
+        micro_batches: MicroBatches,
+        dp_size: int,
+        cost: FloatArray | None = None,
+    ) -> None:
+        """An open step was planned again, for so many DP ranks, at this cost."""
         digest, planned_at = step_digest(number, micro_batches), self._open[number].planned_at
-        self._open[number] = OpenStep(number, micro_batches, digest, planned_at, dp_size=dp_size)
+        self._open[number] = OpenStep(
+            number, micro_batches, digest, planned_at, dp_size=dp_size, planned_cost=cost
+        )
 
     def open_waiting(self) -> OpenStep:
         """Open the first step of those that wait; there has to be one."""

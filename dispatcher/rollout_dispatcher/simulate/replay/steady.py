@@ -7,7 +7,7 @@ warm-up, in which the window ages as far as it will.
 
 from collections.abc import Callable, Iterable
 
-from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.plan import Oversize, PlanConfig
 from rollout_dispatcher.simulate.epochs import Unit
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualDispatch, VirtualStep

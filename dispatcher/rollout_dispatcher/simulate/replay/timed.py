@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.simulate.epochs import Epochs, doomed

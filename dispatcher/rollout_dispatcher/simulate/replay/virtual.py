@@ -25,8 +25,8 @@ from rollout_dispatcher.core.effects import (
     PushAnswered,
     Release,
     StepPlanned,
-    Trigger,
 )
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
