@@ -27,3 +27,7 @@ class Decision:
     effects: Sequence[Effect]
     facts: Sequence[Fact]
     totals: Mapping[str, object]
+
+
+#: Nothing follows, as most of the time.
+NOTHING = Decision((), (), NO_TOTALS)

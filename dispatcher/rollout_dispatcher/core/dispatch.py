@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.decision import NO_TOTALS, Decision
+from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
 from rollout_dispatcher.core.effects import (
     Effect,
     PlanWanted,
@@ -71,7 +71,7 @@ class Dispatch:
     def _decide(self, effects: list[Effect]) -> Decision:
         """Whatever is decided leaves here, with what was noted since the decision before."""
         if not self._facts:
-            return Decision(effects, (), NO_TOTALS)
+            return Decision(effects, (), NO_TOTALS) if effects else NOTHING
         self._capacity.noted()
         facts, self._facts = self._facts, []
         return Decision(effects, facts, self._totals.as_json())
@@ -222,9 +222,11 @@ class Dispatch:
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
-        late = self._parts.held.next_deadline()
-        deadlines = (self._parts.presence.next_deadline(), self._parts.timing.wake_at, late)
-        return min((at for at in deadlines if at is not None), default=None)
+        parts = self._parts
+        deadlines = (
+            parts.presence.next_deadline(), parts.held.next_deadline(), parts.timing.wake_at,
+        )  # fmt: skip
+        return min([at for at in deadlines if at is not None], default=None)
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
@@ -263,7 +265,7 @@ class Dispatch:
         return effects + self._finish()
 
     def _finish(self) -> list[Effect]:
-        if self._planning.busy:
+        if self._planning.busy or not self._lifecycle.ended:
             return []
         return self._lifecycle.finish(flushing=self._parts.phases.flushing)
 

@@ -52,7 +52,7 @@ class Router:
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         metrics.watch_receiving(self.receiving)
         self._connections = Connections()
-        self.barrier = DurabilityBarrier(journal, self._broken, self._journal_has_room)
+        self.barrier = DurabilityBarrier(journal, self._broken, self._journal_takes_more)
         if journal is not None:
             core.heed_journal(self.barrier.has_room)
         self._effect_runner = EffectRunner(
@@ -152,7 +152,7 @@ class Router:
     def _broken(self, error: DispatcherError) -> None:
         self._effect_runner.fail(error)
 
-    def _journal_has_room(self) -> None:
+    def _journal_takes_more(self) -> None:
         self.perform(self.core.journal_takes_more(self.clock()))
 
     def perform(self, decision: Decision) -> None:

@@ -249,7 +249,7 @@ def test_word_of_prepared_steps_that_crosses_a_rewind_is_ignored() -> None:
     run.begin()
     late = run.core._ledger.steps[4]
     run.load(1, 0)
-    assert run.core.prepared(1, 4, late.digest, run.now).effects == []
+    assert not run.core.prepared(1, 4, late.digest, run.now).effects
     run.load(1, 1)
     assert run.run_to(4)
 

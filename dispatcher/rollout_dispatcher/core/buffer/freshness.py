@@ -63,18 +63,26 @@ class Freshness:
         per_version = self._steps_per_version
         return self.reported + min(since // per_version, -(-ahead // per_version))
 
+    @property
+    def drops(self) -> bool:
+        """Whether samples may ever be too stale."""
+        return self._max_staleness is not None and self._policy is _DROP
+
     def stale(self, step: NextStep) -> Callable[[Entry], bool] | None:
         """What that step may no longer train on; None if nothing is ever dropped."""
-        version = self.training_version(step)
-        if version is None or self._max_staleness is None or self._policy is not _DROP:
+        if self._max_staleness is None or not self.drops:
+            return None
+        if (version := self.training_version(step)) is None:
             return None
         return _older_than(version - self._max_staleness)
 
     def must_go(self, entries: list[Entry], step: NextStep, batch: int) -> BoolArray:
         """Samples too stale for any step after that one: the oldest ones, about a batch."""
         due = np.zeros(len(entries), np.bool_)
+        if self._max_staleness is None:
+            return due
         version = self.training_version(NextStep(step.number + 1, step.committed))
-        if version is None or self._max_staleness is None:
+        if version is None:
             return due
         expires = _older_than(version - self._max_staleness)
         expiring = [at for at, entry in enumerate(entries) if expires(entry)]

@@ -29,6 +29,8 @@ class Selection:
         self._drop_above = config.drop_above
         self._buffer, self._phases, self._freshness = buffer, phases, freshness
         self._ledger = ledger
+        #: Whether these settings ever have samples dropped.
+        self.drops = config.drop_above is not None or freshness.drops
 
     @property
     def ready(self) -> int:

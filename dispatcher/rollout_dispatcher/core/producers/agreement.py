@@ -85,6 +85,8 @@ class Agreement:
 
     def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
         """Decide what everybody has agreed to, and end what is decided and has come in."""
+        if not self._asked:
+            return
         for end in self.pending:
             if self._asked[end] is _Stage.ASKED:
                 if end not in self._forced and self.waits_for(end):

@@ -56,7 +56,7 @@ class Closing:
             known = self._closed_groups.closed(group_id, now, for_good=size is None)
             if known or (groups.completed(group_id) and not numbered):
                 return
-            if size is not None and groups.has_room_for_empty:
+            if size is not None and groups.may_open_empty:
                 group = groups.open(group_id, size, now)
         elif size is None and (keep or group.size is None):
             size = len(group.entries) + group.lost + waiting

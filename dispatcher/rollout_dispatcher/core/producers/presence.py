@@ -32,7 +32,7 @@ class Presence:
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
         deadlines = (self._groups.next_deadline(), self._producers.next_deadline())
-        return min((at for at in deadlines if at is not None), default=None)
+        return min([at for at in deadlines if at is not None], default=None)
 
     def _gone(self, producers: list[str]) -> None:
         for producer in producers:

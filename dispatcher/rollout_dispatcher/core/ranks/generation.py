@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from rollout_dispatcher.core.config import SizeCheck
 from rollout_dispatcher.core.effects import FailRanks
-from rollout_dispatcher.core.ranks.rank_state import Everyone, RankHello, RankState
+from rollout_dispatcher.core.ranks.rank_state import AllRanks, RankHello, RankState
 from rollout_dispatcher.errors import (
     CheckpointRefused,
     ConfigError,
@@ -26,7 +26,7 @@ from rollout_dispatcher.errors import (
 
 
 class Generation:
-    """A number, and the standings of the DP ranks that belong to it.
+    """A number, and the states of the DP ranks that belong to it.
 
     dp_size: DP ranks of the current generation; of the first one, before it has begun.
     check_size: which other numbers of ranks a new generation may bring; None: no other.
@@ -42,8 +42,8 @@ class Generation:
         self.resumed: int | None = None
         #: What it has failed with.
         self.failed: DispatcherError | None = None
-        self._prepared, self._committed = Everyone(self.ranks), Everyone(self.ranks)
-        self._with_room = Everyone(self.ranks)
+        self._prepared, self._committed = AllRanks(self.ranks), AllRanks(self.ranks)
+        self._taking = AllRanks(self.ranks)
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
         """Be what an earlier process knew; no rank is seated yet.
@@ -221,11 +221,11 @@ class Generation:
         """Whether every DP rank has applied this step."""
         return self._committed.all(self.dp_size, lambda rank: rank.committed >= step)
 
-    def has_room_after(self, last: int) -> bool:
+    def takes_after(self, last: int) -> bool:
         """Whether every DP rank of a live generation is connected and takes a step after `last`."""
-        return self.failed is None and self._with_room.all(
+        return self.failed is None and self._taking.all(
             self.dp_size,
-            lambda rank: rank.connected and rank.has_room_after(last) and self.agrees(rank),
+            lambda rank: rank.connected and rank.takes_after(last) and self.agrees(rank),
         )
 
     @property

@@ -233,7 +233,7 @@ class StepLedger:
         """Whether every DP rank has room for one more step."""
         if len(self.steps) >= self._max_open_steps:
             return False
-        return self.generation.has_room_after(self.steps.last)
+        return self.generation.takes_after(self.steps.last)
 
     @property
     def hungry(self) -> bool:
