@@ -12,12 +12,7 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
-from rollout_dispatcher.core.effects import (
-    Effect,
-    PlanWanted,
-    ReplanWanted,
-    WelcomeProducer,
-)
+from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted, WelcomeProducer
 from rollout_dispatcher.core.facts import DropReason, Fact, Remembered, RunBegan, VersionReported
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
@@ -42,7 +37,7 @@ class Dispatch:
         several times a second      `hungry_since`, `waits_for`
         for each simulated sample   `is_expected`
 
-    and so do the words of a few (`stream_waits`, `phase_waits`, `losses`, `name_undone`).
+    and so do the words of a few (`end_waits`, `losses`, `name_undone`).
     """
 
     def __init__(self, config: DispatchConfig, run_id: str = "run") -> None:
@@ -50,10 +45,9 @@ class Dispatch:
         self.run_id = run_id
         self._facts: list[Fact] = []
         self._parts = parts = Parts(config, self._note)
-        self._admission, self._relief, self._capacity = (
-            parts.admission, parts.relief, parts.capacity,
-        )  # fmt: skip
-        self._ledger, self._planning, self._ends = parts.ledger, parts.planning, parts.ends
+        self._admission, self._capacity = parts.admission, parts.capacity
+        self._planning, self._relief = parts.planning, parts.relief
+        self._ledger, self._ends = parts.ledger, parts.ends
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
         self._totals, self._buffer = parts.totals, parts.buffer
 
@@ -312,12 +306,8 @@ class Dispatch:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""
         return self._parts.waiting.explain(now)
 
-    def stream_waits(self) -> list[str]:
-        """Producers whose word the end of the stream still waits for."""
-        return self._parts.agreement.pending_waits(None)
-
-    def phase_waits(self, version: int) -> list[str]:
-        """Producers whose word the end of the phase before this version still waits for."""
+    def end_waits(self, version: int | None) -> list[str]:
+        """Producers whose word the end of this phase still waits for; None: of the stream."""
         return self._parts.agreement.pending_waits(version)
 
     @property

@@ -26,7 +26,7 @@ def test_a_phase_ends_when_all_who_contributed_to_it_have_said_so() -> None:
     bench.push(half, by="q")
     bench.core.producer_connected("idle")
     bench.perform(bench.core.end_phase(2, bench.now, "p"))
-    assert bench.core.phase_waits(2) == ["q"]
+    assert bench.core.end_waits(2) == ["q"]
     assert push(bench, "p", "late") == (R,)  # its own word binds it
     assert push(bench, "q", "q1") == (A,)
     bench.push(make_sample("g1", policy_version=1, group_id="g", group_size=2), by="q")
@@ -35,7 +35,7 @@ def test_a_phase_ends_when_all_who_contributed_to_it_have_said_so() -> None:
     bench.hungry()
     bench.pass_time(3)
     bench.perform(bench.core.end_phase(2, bench.now, "q"))
-    assert bench.core.phase_waits(2) == []
+    assert bench.core.end_waits(2) == []
     assert push(bench, "q", "later") == (R,)
     for step in range(len(bench.planned)):
         bench.train(step)
@@ -54,7 +54,7 @@ def test_who_is_gone_is_not_waited_for(for_good: bool) -> None:
     bench.perform(bench.core.end_stream(bench.now, "p"))
     bench.perform(bench.core.producer_lost("q", bench.now, for_good=for_good))
     if not for_good:
-        assert bench.core.stream_waits() == ["q"]
+        assert bench.core.end_waits(None) == ["q"]
         bench.pass_time(9.9)
         assert bench.core.statistics().run_state == "running"
         bench.pass_time(0.2)

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from aiohttp import web
@@ -173,10 +174,10 @@ class HttpPlane:
             return _invalid(error)
         core, now = self._router.core, self._router.clock()
         if version is None:
-            return await self._tell(lambda: core.end_stream(now, force=force), core.stream_waits)
-        return await self._tell(
-            lambda: core.end_phase(version, now, force=force), lambda: core.phase_waits(version)
-        )
+            end = partial(core.end_stream, now, force=force)
+        else:
+            end = partial(core.end_phase, version, now, force=force)
+        return await self._tell(end, partial(core.end_waits, version))
 
     async def _tell(
         self,
