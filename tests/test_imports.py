@@ -9,12 +9,17 @@ dispatcher knows them.
 """
 
 import ast
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from tests.support.source import ROOT
 
 WORDS = {"words"}
@@ -55,6 +60,11 @@ THIRD_PARTY = {
 #: A part that decides, or only turns bytes into values, has no clock, loop or socket.
 PURE = {"words", "balance", "core", "protocol"}
 IMPURE = {"asyncio", "datetime", "os", "selectors", "socket", "subprocess", "threading", "time"}
+#: Parts of the house that may hold a core.
+USES_CORE = {part for part, below in MAY_IMPORT.items() if "core" in below} - {"core"}
+#: What the core offers, by a name without an underscore; and what settings called `core` have.
+OFFERED = {"config", "run_id"} | {name for name in vars(Dispatch) if not name.startswith("_")}
+OFFERED |= {field.name for field in dataclasses.fields(DispatchConfig)}
 #: Loading any of these formats runs what the sender wrote.
 UNPICKLE = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
 UNPICKLE_CALLS = {
@@ -163,6 +173,46 @@ def test_a_breach_would_be_seen(module: str, text: str) -> None:
 )
 def test_a_call_that_unpickles_would_be_seen(text: str) -> None:
     assert unpickling_calls(text) != []
+
+
+def reaches_inside(text: str) -> list[str]:
+    """Attributes of a core, called `core` or `_core`, that are no part of what it offers."""
+    looks = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+    return [
+        ast.unparse(look)
+        for look in looks
+        if ast.unparse(look.value).split(".")[-1] in {"core", "_core"}
+        and not ast.unparse(look).startswith("rollout_dispatcher.")
+        and look.attr not in OFFERED
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sources() if part_of(module_of(path)) in USES_CORE],
+    ids=module_of,
+)
+def test_the_core_is_told_and_looked_at_but_not_reached_into(path: Path) -> None:
+    assert reaches_inside(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self._core.ledger.generation.number",
+        "core._buffer",
+        "router.core.totals.as_json",
+        "setting.core._planning",
+    ],
+)
+def test_a_reach_into_the_core_would_be_seen(text: str) -> None:
+    assert reaches_inside(text) != []
+
+
+def test_the_core_has_no_parts_that_others_see() -> None:
+    config = DispatchConfig(1, BufferLimits(1, 1, None, 1, 1), TriggerConfig(1, 1, 1.0))
+    parts = {name for name in vars(Dispatch(config)) if not name.startswith("_")}
+    assert parts == {"config", "run_id"}
 
 
 def test_only_the_source_roots_are_imported() -> None:

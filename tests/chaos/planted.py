@@ -8,13 +8,13 @@ of minutes fills, empties and reuses many of them.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import sleep
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import FailRanks, Redelivered
+from rollout_dispatcher.core.facts import Committed, Fact
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.core.ranks.rank_state import RankHello
@@ -85,12 +85,14 @@ def forget_duplicates() -> None:
 
 def forget_commits() -> None:
     """Commits are not made durable, so a restart brings committed steps back."""
-    take = Dispatch.take_facts
+    note = DurabilityBarrier.note
 
-    def selective(core: Dispatch) -> list[object]:
-        return [fact for fact in take(core) if type(fact).__name__ != "Committed"]
+    def selective(
+        barrier: DurabilityBarrier, facts: Sequence[Fact], totals: Mapping[str, object]
+    ) -> None:
+        note(barrier, [fact for fact in facts if not isinstance(fact, Committed)], totals)
 
-    _plant(Dispatch, "take_facts", selective)
+    _plant(DurabilityBarrier, "note", selective)
 
 
 def _plant(owner: type, name: str, method: Callable[..., object]) -> None:

@@ -6,11 +6,14 @@ from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.effects import (
     Deliver,
     Drained,
-    DropReason,
     EndRanks,
     PushAnswered,
-    Trigger,
+    WelcomeProducer,
+    WelcomeRank,
 )
+from rollout_dispatcher.core.facts import Accepted, DropReason
+from rollout_dispatcher.core.planning.trigger import Trigger
+from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.sample import Outcome
 from tests.support.cores import Bench
@@ -32,7 +35,7 @@ def test_a_full_window_is_planned_and_what_is_passed_over_counts_a_skip() -> Non
     bench.push(*[make_sample(f"s{at}", tokens) for at, tokens in enumerate(lengths)])
     bench.join()
     assert bench.triggers == [Trigger.WINDOW_FULL]
-    left = bench.core.buffer.ready(9)
+    left = bench.core._buffer.ready(9)
     assert [entry.skips for entry in left] == [1, 1]
 
 
@@ -129,7 +132,7 @@ def test_groups_go_into_one_step_whole() -> None:
     for group in ("g", "h", "i"):
         members = [make_sample(f"{group}{at}", group_id=group, group_size=2) for at in range(2)]
         bench.push(*members)
-    step = bench.core.ledger.steps[0]
+    step = bench.core._ledger.steps[0]
     chosen = [sample.group_id for sample in step.samples()]
     assert len(chosen) == 4
     assert all(chosen.count(group) == 2 for group in chosen)
@@ -142,7 +145,7 @@ def test_too_stale_samples_are_dropped_and_expiring_ones_go_first() -> None:
     bench.perform(bench.core.set_policy_version(5, bench.now, 0))
     bench.join()
     assert bench.dropped(DropReason.STALE) == 2
-    chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
+    chosen = {sample.policy_version for sample in bench.core._ledger.steps[0].samples()}
     assert chosen == {4}
     assert bench.core.statistics().balanced
 
@@ -153,7 +156,7 @@ def test_oversize_samples_may_be_dropped_with_their_groups_and_counted() -> None
     bench.push(*members, make_sample("long", 51), make_sample("short", 50))
     bench.join()
     assert bench.dropped(DropReason.OVERSIZE) == 3
-    assert len(bench.core.buffer) == 1
+    assert len(bench.core._buffer) == 1
     assert bench.core.statistics().balanced
 
 
@@ -196,7 +199,7 @@ def test_prefer_oldest_drops_nothing() -> None:
     bench.perform(bench.core.set_policy_version(5, bench.now, 0))
     bench.join()
     assert bench.dropped(DropReason.STALE) == 0
-    chosen = {sample.policy_version for sample in bench.core.ledger.steps[0].samples()}
+    chosen = {sample.policy_version for sample in bench.core._ledger.steps[0].samples()}
     assert chosen == {1, 2}
 
 
@@ -209,7 +212,7 @@ def test_an_ended_phase_is_flushed_before_anything_newer_is_planned() -> None:
     bench.push(*new)
     bench.join()
     for step in range(3):
-        versions = {sample.policy_version for sample in bench.core.ledger.steps[step].samples()}
+        versions = {sample.policy_version for sample in bench.core._ledger.steps[step].samples()}
         assert versions == ({1} if step < 2 else {2})
         bench.train(step)
     assert [len(step.tokens) for step in bench.planned] == [4, 1, 4]
@@ -284,19 +287,22 @@ def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: b
         bench.perform(bench.core.leave(1, "r1", bench.now))
     bench.log.clear()
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
-    assert bench.log == [EndRanks((1,), "the stream has ended")]
+    assert bench.log == [
+        WelcomeRank("r1", 1, "run", 1, -1),
+        EndRanks((1,), "the stream has ended"),
+    ]
 
 
 def test_ranks_are_gone_for_good_only_when_all_have_said_goodbye() -> None:
     bench = Bench()
     bench.join()
-    deserted = [bench.core.ledger.generation.deserted]
+    deserted = [bench.core._ledger.generation.deserted]
     for rank, for_good in ((0, True), (1, False)):
         bench.perform(bench.core.leave(rank, f"r{rank}", bench.now, for_good=for_good))
-        deserted.append(bench.core.ledger.generation.deserted)
+        deserted.append(bench.core._ledger.generation.deserted)
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
     bench.perform(bench.core.leave(1, "r1", bench.now, for_good=True))
-    deserted.append(bench.core.ledger.generation.deserted)
+    deserted.append(bench.core._ledger.generation.deserted)
     assert deserted == [False, False, False, True]
 
 
@@ -308,3 +314,27 @@ def test_waiting_for_a_slow_producer_asks_for_no_ticks(hungry_first: bool) -> No
         bench.hungry()
     bench.push_plain(3)
     assert bench.core.next_deadline() is None
+
+
+def test_a_producers_hello_is_answered_with_its_credits_and_rests_on_no_fact() -> None:
+    decision = Bench(durable=True, producer_credits=3).core.producer_connected("p")
+    assert decision.effects == [WelcomeProducer("p", 3)]
+    assert decision.facts == ()
+
+
+def test_facts_leave_once_and_with_the_totals_that_they_make() -> None:
+    bench = Bench(durable=True)
+    pushed = bench.core.push(Push("p", 0, (make_sample("s"),)), bench.now)
+    assert [type(fact) for fact in pushed.facts] == [Accepted]
+    assert pushed.totals["received"] == {"accepted": 1, "duplicate": 0, "refused": 0, "full": 0}
+    after = bench.core.tick(bench.now)
+    assert (after.facts, after.totals) == ((), {})
+
+
+def test_a_core_whose_facts_nobody_keeps_notes_none() -> None:
+    bench = Bench()
+    bench.join()
+    bench.push_plain(6)
+    bench.train(0)
+    assert bench.core.statistics().samples_committed == 4
+    assert bench.facts == []

@@ -18,11 +18,10 @@ from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Deliver,
-    DropReason,
-    Effect,
     PlanWanted,
     PushAnswered,
     Release,
@@ -31,7 +30,7 @@ from rollout_dispatcher.core.effects import (
     StepCommitted,
     StepPlanned,
 )
-from rollout_dispatcher.core.facts import Remembered
+from rollout_dispatcher.core.facts import DropReason, Remembered
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
@@ -76,7 +75,6 @@ class DispatchMachine(RuleBasedStateMachine):
                 check_size=check_size,
             )
         )
-        self.core.restore(Remembered())  # a new run notes its name
         self.memory = Memory()
         self.plan_config = PlanConfig(
             dp_size=DP_SIZE,
@@ -102,6 +100,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.released: dict[int, set[int]] = {}
         self.clients: dict[int, str] = {}
         self.births = 0
+        self.perform(self.core.restore(Remembered()))  # a new run notes its name
 
     @property
     def now(self) -> float:
@@ -110,9 +109,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     # -- what the core asks for ---------------------------------------------------------
 
-    def perform(self, effects: list[Effect]) -> None:
-        self.memory.note(self.core.take_facts(), self.core.totals.as_json())
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        self.memory.note(decision.facts, decision.totals)
+        for effect in decision.effects:
             match effect:
                 case PushAnswered():
                     samples = self.pushes[effect.producer, effect.first_seq]
@@ -124,7 +123,7 @@ class DispatchMachine(RuleBasedStateMachine):
                     assert self.wanted is None, "two plans at a time"
                     self.wanted = effect
                 case Deliver():
-                    step = self.core.ledger.steps[effect.step]
+                    step = self.core._ledger.steps[effect.step]
                     known = self.digests.setdefault(step.number, step.digest)
                     assert known == step.digest, "a redelivered step is not the same"
                     names = sorted(sample.sample_id for sample in step.samples())
@@ -135,10 +134,10 @@ class DispatchMachine(RuleBasedStateMachine):
                 case Rewound():
                     self.rewound(effect)
                 case Release():
-                    assert all(rank.begun for rank in self.core.ledger.ranks.values())
+                    assert all(rank.begun for rank in self.core._ledger.ranks.values())
                     assert all(
                         effect.step in self.holds.get(rank, set())
-                        or self.core.ledger.ranks[rank].committed >= effect.step
+                        or self.core._ledger.ranks[rank].committed >= effect.step
                         for rank in range(self.size)
                     ), "released too early"
                     for rank in effect.dp_ranks:
@@ -159,29 +158,29 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         before = self.core
         self.core = Dispatch(before.config)
-        self.core.restore(self.memory.remembered(), self.now)
         self.wanted = None
+        self.perform(self.core.restore(self.memory.remembered(), self.now))
         assert_same_state(before, self.core)
         self.perform(self.core.tick(self.now))  # as the service does: steps may be outgrown
         for rank, client in self.clients.items():
-            known = before.ledger.ranks.get(rank)
+            known = before._ledger.ranks.get(rank)
             if known is None or known.client_id != client:
                 continue
             begun = known.begun  # before that a client has nothing to say
             hello = RankHello(
-                client, rank, self.size, self.core.ledger.generation.number,
+                client, rank, self.size, self.core._ledger.generation.number,
                 taken=known.taken if begun else -1,
                 committed=(known.taken if unheard else known.committed) if begun else -1,
                 received=dict.fromkeys(self.holds.get(rank, set()), 1),
                 resume=self.resume if begun else None,
             )  # fmt: skip
-            uncommitted = self.core.ledger.steps.uncommitted()
+            uncommitted = self.core._ledger.steps.uncommitted()
             self.perform(self.core.join(hello, self.now))
             self.count_trained(uncommitted)
 
     def count_trained(self, before: list[OpenStep]) -> None:
         """Count the samples of the steps that were open before and are committed now."""
-        left = {step.number for step in self.core.ledger.steps.uncommitted()}
+        left = {step.number for step in self.core._ledger.steps.uncommitted()}
         for step in before:
             if step.number not in left:
                 self.steps_of[step.number] = [sample.sample_id for sample in step.samples()]
@@ -192,17 +191,16 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule()
     def take_a_checkpoint(self) -> None:
         self.checkpoints.append(
-            CheckpointPosition(self.core.run_id, self.core.ledger.steps.committed)
+            CheckpointPosition(self.core.run_id, self.core._ledger.steps.committed)
         )
 
     @precondition(lambda self: self.checkpoints and self.clients)
     @rule(data=st.data())
     def report_a_checkpoint_saved(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(self.checkpoints)).step
-        self.core.checkpoint_saved(0, step)
-        self.core.checkpoint_saved(1, 10**6)  # only DP rank 0's word counts
+        self.perform(self.core.checkpoint_saved(0, step))
+        self.perform(self.core.checkpoint_saved(1, 10**6))  # only DP rank 0's word counts
         self.saved = max(self.saved, step)
-        self.perform([])
 
     @precondition(lambda self: self.checkpoints)
     @rule(
@@ -217,7 +215,7 @@ class DispatchMachine(RuleBasedStateMachine):
         """A new generation loads one, rank by rank; the dispatcher may die in between."""
         position = data.draw(st.sampled_from(self.checkpoints))
         self.begin_generation(size)
-        oldest = self.core.checkpoints.retained.oldest(self.core.ledger.steps.committed)
+        oldest = self.core._checkpoints.retained.oldest(self.core._ledger.steps.committed)
         if self.core.config.retain and position.step < oldest:
             with pytest.raises(CheckpointRefused, match=f"one after step {oldest}"):
                 self.load(0, position)
@@ -231,17 +229,17 @@ class DispatchMachine(RuleBasedStateMachine):
         for rank in range(1, self.size):
             self.load(rank, position)
         if self.core.config.retain:
-            assert self.core.ledger.steps.committed == position.step
-        assert self.core.ledger.steps.committed >= position.step
+            assert self.core._ledger.steps.committed == position.step
+        assert self.core._ledger.steps.committed >= position.step
 
     def load(self, rank: int, position: CheckpointPosition) -> None:
         self.holds[rank] = set()
-        generation = self.core.ledger.generation.number
+        generation = self.core._ledger.generation.number
         hello = RankHello(self.clients[rank], rank, self.size, generation, resume=position)
-        before = self.core.ledger.steps.uncommitted()
-        effects = self.core.join(hello, self.now)
+        before = self.core._ledger.steps.uncommitted()
+        decision = self.core.join(hello, self.now)
         self.count_trained(before)
-        self.perform(effects)
+        self.perform(decision)
 
     def rewound(self, effect: Rewound) -> None:
         gone = [number for number in self.steps_of if number > effect.after]
@@ -320,7 +318,7 @@ class DispatchMachine(RuleBasedStateMachine):
                 self.answer_the_planner()
             for rank in range(self.size):
                 self.prepare(rank)
-                following = self.core.ledger.ranks[rank].taken + 1
+                following = self.core._ledger.ranks[rank].taken + 1
                 if following in self.released.get(rank, set()):
                     self.perform(self.core.demand(rank, following, self.now, hungry=False))
         self.begin_generation(size)
@@ -346,13 +344,13 @@ class DispatchMachine(RuleBasedStateMachine):
             self.clients[rank] = f"{rank}.{self.births}"
             hello = RankHello(self.clients[rank], rank, size, generation)
             self.perform(self.core.join(hello, self.now))
-            generation = self.core.ledger.generation.number
+            generation = self.core._ledger.generation.number
 
     @precondition(lambda self: self.clients)
     @rule(rank=st.integers(0, MAX_DP_SIZE), size=st.integers(1, MAX_DP_SIZE + 1))
     def a_stranger_joins(self, rank: int, size: int) -> None:
         """Of an older generation, or of a process group of another size."""
-        before = self.core.ledger.generation.number
+        before = self.core._ledger.generation.number
         hello = RankHello("stranger", rank, size, before)
         if size != self.size:
             with pytest.raises(RankRefused):
@@ -361,7 +359,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.core.join(replace(hello, generation=before - 1), self.now)
         with pytest.raises(RankRefused):
             self.core.join(RankHello("stranger", 0, MAX_DP_SIZE + 1, None), self.now)
-        assert (self.core.ledger.generation.number, self.core.ledger.generation.dp_size) == (
+        assert (self.core._ledger.generation.number, self.core._ledger.generation.dp_size) == (
             before,
             self.size,
         )
@@ -375,12 +373,12 @@ class DispatchMachine(RuleBasedStateMachine):
             self.births += 1
             self.clients[rank] = f"{rank}.{self.births}"
             self.holds[rank], self.released[rank] = set(), set()
-        hello = RankHello(self.clients[rank], rank, self.size, self.core.ledger.generation.number)
+        hello = RankHello(self.clients[rank], rank, self.size, self.core._ledger.generation.number)
         self.perform(self.core.join(hello, self.now))
 
     def open_steps(self, rank: int) -> list[OpenStep]:
         held = self.holds.get(rank, set())
-        return [step for step in self.core.ledger.steps.values() if step.number in held]
+        return [step for step in self.core._ledger.steps.values() if step.number in held]
 
     @precondition(lambda self: self.clients)
     @rule(rank=st.integers(0, MAX_DP_SIZE - 1))
@@ -393,7 +391,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(rank=st.integers(0, MAX_DP_SIZE - 1))
     def go_hungry(self, rank: int) -> None:
         rank %= self.size
-        taken = self.core.ledger.ranks[rank].taken
+        taken = self.core._ledger.ranks[rank].taken
         self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     @precondition(lambda self: self.clients)
@@ -401,11 +399,11 @@ class DispatchMachine(RuleBasedStateMachine):
     def train(self, rank: int, count: int) -> None:
         rank %= self.size
         for _ in range(count):
-            following = self.core.ledger.ranks[rank].taken + 1
+            following = self.core._ledger.ranks[rank].taken + 1
             if following not in self.released.get(rank, set()):
                 return
             self.perform(self.core.demand(rank, following, self.now, hungry=False))
-            before = self.core.ledger.steps.uncommitted()
+            before = self.core._ledger.steps.uncommitted()
             self.perform(self.core.commit(rank, following, self.now))
             self.count_trained(before)
 
@@ -457,17 +455,17 @@ class DispatchMachine(RuleBasedStateMachine):
         if dice:
             return
         self.perform(self.core.producer_lost("q", self.now))
-        before = self.core.totals.dropped[DropReason.INCOMPLETE_GROUP]
+        before = self.core._totals.dropped[DropReason.INCOMPLETE_GROUP]
         waiting = sum(
             len(group.entries)
-            for group in self.core.buffer.groups
-            if "p" not in group.contributors or "p" not in self.core.producers
+            for group in self.core._buffer.groups
+            if "p" not in group.contributors or "p" not in self.core._parts.producers
         )
         self.reading += seconds
         while self.tick_if_due():
             pass
         if seconds > 2 * PRODUCER_TIMEOUT + GROUP_TIMEOUT:
-            assert self.core.totals.dropped[DropReason.INCOMPLETE_GROUP] - before >= waiting
+            assert self.core._totals.dropped[DropReason.INCOMPLETE_GROUP] - before >= waiting
         self.core.producer_connected("q")
 
     @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
@@ -486,7 +484,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(version=st.integers(0, 8))
     def report_version(self, version: int) -> None:
-        first_step = self.core.ledger.steps.committed + 1
+        first_step = self.core._ledger.steps.committed + 1
         self.perform(self.core.set_policy_version(version, self.now, first_step))
 
     @rule(
@@ -525,27 +523,27 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_only_the_journal_has_can_be_read_back(self) -> None:
-        steps = self.core.ledger.steps.uncommitted()
+        steps = self.core._ledger.steps.uncommitted()
         for entry in (entry for step in steps for entry in step.entries()):
             assert entry.sample.is_in_memory or self.memory.payload(entry.ticket)
-        assert len(self.core.ledger.steps) <= self.core.config.max_open_steps
+        assert len(self.core._ledger.steps) <= self.core.config.max_open_steps
 
     @invariant()
     def a_step_for_other_ranks_is_on_its_way_to_a_new_plan(self) -> None:
-        assert self.core.ledger.outgrown is None or self.wanted is not None
+        assert self.core._ledger.outgrown is None or self.wanted is not None
 
     @invariant()
     def caps_hold(self) -> None:
         limits = self.core.config.limits
-        assert self.core.buffer.held_bytes <= limits.nbytes
-        held = self.core.admission.held
+        assert self.core._buffer.held_bytes <= limits.nbytes
+        held = self.core._admission.held
         assert held.nbytes <= limits.held_bytes or len(held) == 1
         assert held.nbytes == sum(sample.memory_bytes for push in held for sample in push.waiting)
-        assert self.core.buffer.ready_units == self.core.buffer.num_ready
+        assert self.core._buffer.ready_units == self.core._buffer.num_ready
 
     @invariant()
     def nobody_is_passed_over_too_often(self) -> None:
-        ready = self.core.buffer.ready(limits := self.core.config.trigger.window)
+        ready = self.core._buffer.ready(limits := self.core.config.trigger.window)
         assert len(ready) <= limits
         assert all(entry.skips <= MAX_SKIPS for entry in ready)
 
@@ -555,21 +553,21 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
     window = before.config.trigger.window
     for core in (before, after):
         assert core.statistics().balanced
-    assert [(e.ticket, e.skips, e.group) for e in after.buffer.ready(window)] == [
-        (e.ticket, e.skips, e.group) for e in before.buffer.ready(window)
+    assert [(e.ticket, e.skips, e.group) for e in after._buffer.ready(window)] == [
+        (e.ticket, e.skips, e.group) for e in before._buffer.ready(window)
     ]
-    groups = [(group.group_id, group.tickets) for group in before.buffer.groups if group.entries]
-    if before._intake.agreement.decided:  # what was held back is gone: groups that lack it, too
+    groups = [(group.group_id, group.tickets) for group in before._buffer.groups if group.entries]
+    if before._parts.agreement.decided:  # what was held back is gone: groups that lack it, too
         groups = [
-            found for found in groups if found[0] in {g.group_id for g in after.buffer.groups}
+            found for found in groups if found[0] in {g.group_id for g in after._buffer.groups}
         ]
-    assert [(group.group_id, group.tickets) for group in after.buffer.groups] == groups
-    assert {step.number: step.digest for step in after.ledger.steps.uncommitted()} == {
-        step.number: step.digest for step in before.ledger.steps.uncommitted()
+    assert [(group.group_id, group.tickets) for group in after._buffer.groups] == groups
+    assert {step.number: step.digest for step in after._ledger.steps.uncommitted()} == {
+        step.number: step.digest for step in before._ledger.steps.uncommitted()
     }
-    assert after.ledger.generation.number == before.ledger.generation.number
-    assert after.ledger.generation.dp_size == before.ledger.generation.dp_size
-    assert after.ledger.generation.resumed == before.ledger.generation.resumed
+    assert after._ledger.generation.number == before._ledger.generation.number
+    assert after._ledger.generation.dp_size == before._ledger.generation.dp_size
+    assert after._ledger.generation.resumed == before._ledger.generation.resumed
     for name in ("accepted", "samples_committed", "samples_rewound", "samples_retained", "run_id"):
         assert getattr(after.statistics(), name) == getattr(before.statistics(), name)
 

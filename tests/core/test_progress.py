@@ -18,9 +18,9 @@ from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
-    Effect,
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
@@ -99,9 +99,8 @@ class Progress(RuleBasedStateMachine):
         self.perform(self.core.join(RankHello("0", 0, 2, None), self.now))
         self.perform(self.core.join(RankHello("1", 1, 2, 1), self.now))
 
-    def perform(self, effects: list[Effect]) -> None:
-        self.core.take_facts()
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        for effect in decision.effects:
             match effect:
                 case PlanWanted():
                     assert self.wanted is None
@@ -209,8 +208,8 @@ class Progress(RuleBasedStateMachine):
     @rule()
     def train(self) -> None:
         """Both ranks prepare, take and commit what they were given, and ask for more."""
-        for number in list(self.core.ledger.steps):
-            digest = self.core.ledger.steps[number].digest
+        for number in list(self.core._ledger.steps):
+            digest = self.core._ledger.steps[number].digest
             for rank in (0, 1):
                 self.perform(self.core.prepared(rank, number, digest, self.now))
             for rank in (0, 1):
@@ -218,7 +217,7 @@ class Progress(RuleBasedStateMachine):
             for rank in (0, 1):
                 self.perform(self.core.commit(rank, number, self.now))
         for rank in (0, 1):
-            taken = self.core.ledger.ranks[rank].taken
+            taken = self.core._ledger.ranks[rank].taken
             self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 5.0]))
@@ -233,17 +232,17 @@ class Progress(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        limits, held = self.core.config.limits, self.core.admission.held
-        assert self.core.buffer.held_bytes <= limits.nbytes
+        limits, held = self.core.config.limits, self.core._admission.held
+        assert self.core._buffer.held_bytes <= limits.nbytes
         with_payload = [push for push in held if push.samples[0].is_in_memory]
         assert held.nbytes <= limits.held_bytes or len(with_payload) == 1
 
     @invariant()
     def who_waits_has_a_reason(self) -> None:
         """A push is held at a soft cap only while a step could be planned."""
-        pressed = self.core.admission.pressed
-        if self.core.admission.num_held and self.core._lacking() > 0:
-            waits = [push for push in self.core.admission.held if push.samples[0].is_in_memory]
+        pressed = self.core._capacity.pressed
+        if len(self.core._admission.held) and self.core._capacity.shortfall() > 0:
+            waits = [push for push in self.core._admission.held if push.samples[0].is_in_memory]
             assert not waits or (pressed is not None and pressed.cap == "bytes")
 
     @invariant()

@@ -15,12 +15,12 @@ from random import Random
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import DropReason
 from rollout_dispatcher.core.facts import (
     Accepted,
     CheckpointSaved,
     Committed,
     Dropped,
+    DropReason,
     Fact,
     FloorRaised,
     GenerationBegan,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.effects import DropReason
 from rollout_dispatcher.core.facts import (
     Accepted,
     Committed,
     Dropped,
+    DropReason,
     Fact,
     Planned,
     VersionReported,

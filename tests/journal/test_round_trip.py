@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.effects import DropReason
 from rollout_dispatcher.core.facts import (
     Committed,
     Dropped,
+    DropReason,
     Fact,
     FloorRaised,
     GenerationBegan,

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.effects import DropReason
-from rollout_dispatcher.core.facts import Committed, Dropped, FloorRaised, Planned
+from rollout_dispatcher.core.facts import Committed, Dropped, DropReason, FloorRaised, Planned
 from rollout_dispatcher.errors import JournalError, JournalFull
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.statistics import Trouble

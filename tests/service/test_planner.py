@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from rollout_dispatcher.balance.cost.models import Quadratic
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import PlanWanted, Trigger
+from rollout_dispatcher.core.effects import PlanWanted
 from rollout_dispatcher.core.planning.requests import request_plan
-from rollout_dispatcher.core.planning.trigger import Go
+from rollout_dispatcher.core.planning.trigger import Go, Trigger
 from rollout_dispatcher.plan import Plan, PlanConfig
 from rollout_dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
 from tests.support.samples import make_sample

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.balance.cost.models import Quadratic
-from rollout_dispatcher.core.effects import Trigger
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
 from rollout_dispatcher.simulate.replay.timed import Clockwork, run_timed

@@ -1,9 +1,13 @@
 """Admissions on their own: a buffer, and a batch that a step needs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollout_dispatcher.core.buffer.admission import Admission
+from rollout_dispatcher.core.admission.admission import Admission
+from rollout_dispatcher.core.admission.capacity import Capacity
+from rollout_dispatcher.core.admission.deciding import Deciding
+from rollout_dispatcher.core.admission.eligibility import Eligibility
+from rollout_dispatcher.core.admission.held_pushes import HeldPushes
+from rollout_dispatcher.core.admission.outcomes import Outcomes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.limits import BufferLimits
@@ -23,7 +27,7 @@ class Lobby:
     credits_: int = 2
     id_horizon: int = 100
     note: Note | None = None
-    kind: Callable[..., Admission] = Admission
+    kind: type[Deciding] = Deciding
     lost: list[str] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
 
@@ -32,16 +36,17 @@ class Lobby:
         groups = OpenGroups(self.producers.__contains__, 60.0)
         self.buffer = SampleBuffer(self.limits, groups)
         self.closed_groups = ClosedGroups(60.0)
-        self.admission = self.kind(
-            self.buffer,
-            self.totals,
-            self.producers,
-            self.closed_groups,
-            DuplicateMemory(self.id_horizon),
+        memory = DuplicateMemory(self.id_horizon)
+        self.capacity = Capacity(self.buffer, lambda: self.batch - self.buffer.ready_units)
+        eligibility = Eligibility(self.buffer, self.producers, self.closed_groups, memory)
+        outcomes = Outcomes(self.buffer, self.totals, self.producers, memory, self.note)
+        self.admission = Admission(
+            self.kind(self.buffer, eligibility, self.capacity, outcomes, self._lose),
+            eligibility,
+            self.capacity,
+            HeldPushes(self.limits.held_bytes),
+            self.note,
             credits_=self.credits_,
-            lacking=lambda: self.batch - self.buffer.ready_units,
-            lost=self._lose,
-            note=self.note,
         )
 
     def _lose(self, group_id: str, size: int | None, why: str, now: float) -> None:  # noqa: ARG002

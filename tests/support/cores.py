@@ -1,26 +1,25 @@
 """A core with its planner run inline, two ranks, and a clock that moves when told to."""
 
-from collections.abc import Iterable
-
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
-    DropReason,
     Effect,
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
     StepPlanned,
-    Trigger,
 )
-from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.core.facts import DropReason, Fact
+from rollout_dispatcher.core.planning.trigger import Trigger, TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
 from rollout_dispatcher.sample import Outcome, Sample
+from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 
@@ -40,6 +39,9 @@ class Bench:
         self.now = 100.0
         self.planned: list[StepPlanned] = []
         self.log: list[Effect] = []
+        #: What was to be made durable, and what it adds up to; nothing unless `durable`.
+        self.facts: list[Fact] = []
+        self.memory = Memory()
         self._next_seq = 0
         #: Whether the journal, if there is one, makes durable what it is given.
         self.syncs = True
@@ -59,8 +61,10 @@ class Bench:
             grouping=Grouping.STEP if config.groups_matter else Grouping.IGNORE,
         )
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        self.facts += decision.facts
+        self.memory.note(decision.facts, decision.totals)
+        for effect in decision.effects:
             self.log.append(effect)
             if isinstance(effect, StepPlanned):
                 self.planned.append(effect)
@@ -72,7 +76,7 @@ class Bench:
 
     def join(self) -> None:
         self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))
-        generation = self.core.ledger.generation.number
+        generation = self.core._ledger.generation.number
         self.perform(self.core.join(RankHello("r1", 1, 2, generation), self.now))
 
     def push(self, *samples: Sample, by: str = "p") -> tuple[Outcome, ...] | None:
@@ -95,7 +99,7 @@ class Bench:
 
     def trained(self, step: int) -> set[str]:
         """The samples of an open step."""
-        return {sample.sample_id for sample in self.core.ledger.steps[step].samples()}
+        return {sample.sample_id for sample in self.core._ledger.steps[step].samples()}
 
     def push_plain(self, count: int, tokens: int = 4) -> None:
         names = range(self._next_seq, self._next_seq + count)
@@ -103,13 +107,13 @@ class Bench:
 
     def hungry(self) -> None:
         for rank in (0, 1):
-            taken = self.core.ledger.ranks[rank].taken
+            taken = self.core._ledger.ranks[rank].taken
             self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     def train(self, step: int) -> None:
         """Both ranks prepare, take and commit a step."""
         for rank in (0, 1):
-            digest = self.core.ledger.steps[step].digest
+            digest = self.core._ledger.steps[step].digest
             self.perform(self.core.prepared(rank, step, digest, self.now))
         for rank in (0, 1):
             self.perform(self.core.demand(rank, step, self.now, hungry=False))

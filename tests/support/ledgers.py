@@ -16,10 +16,17 @@ def hello(dp_rank: int, generation: int | None = 1, **options: object) -> RankHe
     return RankHello(client, dp_rank, 2, generation, **options)  # type: ignore[arg-type]
 
 
+def join(ledger: StepLedger, hello: RankHello, now: float) -> list[Effect]:
+    """A rank that may join does; raises what says that it may not."""
+    ledger.generation.check(hello)
+    begun = ledger.begin(hello) if hello.generation is None else []
+    return [*begun, *ledger.seat(hello, now)]
+
+
 def make_ledger(*, max_open_steps: int = 4) -> StepLedger:
     ledger = StepLedger(2, max_open_steps)
-    ledger.join(hello(0, None), 0.0)
-    ledger.join(hello(1), 0.0)
+    join(ledger, hello(0, None), 0.0)
+    join(ledger, hello(1), 0.0)
     begin(ledger)
     return ledger
 
@@ -55,8 +62,8 @@ def in_pairs_only(dp_size: int) -> None:
 def make_elastic_ledger() -> StepLedger:
     """Of two ranks, with two open steps."""
     ledger = StepLedger(2, 4, in_pairs_only)
-    ledger.join(hello(0, None), 0.0)
-    ledger.join(hello(1), 0.0)
+    join(ledger, hello(0, None), 0.0)
+    join(ledger, hello(1), 0.0)
     begin(ledger)
     open_step(ledger, *"abcd")
     open_step(ledger, *"efgh")

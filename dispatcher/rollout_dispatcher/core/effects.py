@@ -1,38 +1,28 @@
-"""Effects: what the core asks the shell to do, and what it reports for metrics.
+"""Effects: what the core asks the shell to do, and what it reports for metrics and the log.
 
 The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
-in the order in which the shell has to carry them out.
+in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
+for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
+the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), DP ranks
+(`WelcomeRank` to `FailRanks`); what else there is has happened, and is told.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import BufferFull, DispatcherError
 from rollout_dispatcher.plan import FloatArray, IntArray, Plan, Window
 from rollout_dispatcher.sample import Outcome
 
 
-class Trigger(StrEnum):
-    """Why a step was planned when it was."""
+@dataclass(frozen=True, slots=True)
+class WelcomeProducer:
+    """A producer's hello is answered: it may have so many pushes unanswered."""
 
-    WINDOW_FULL = "window-full"
-    TARGET_EXCESS = "target-excess"
-    MAX_WAIT = "max-wait"
-    BUFFER_FULL = "buffer-full"
-    FLUSH = "flush"
-
-
-class DropReason(StrEnum):
-    """Why an accepted sample will never be trained on."""
-
-    INCOMPLETE_GROUP = "incomplete-group"
-    NO_ROOM = "no-room"
-    STALE = "stale"
-    OVERSIZE = "oversize"
-    LAST_BATCH = "last-batch"
-    SHUTDOWN = "shutdown"
+    producer: str
+    credits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +100,28 @@ class ReplanWanted:
     def take(self) -> int:
         """All of them."""
         return len(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeRank:
+    """A DP rank's hello is answered: the connection that said it speaks for the rank from now on.
+
+    committed: the last step that this rank has applied, -1 for none.
+    """
+
+    client_id: str
+    dp_rank: int
+    run_id: str
+    generation: int
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRank:
+    """A DP rank's hello has failed its generation: the connection that said it is over."""
+
+    client_id: str
+    error: DispatcherError
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +214,16 @@ class Drained:
 
 
 Effect = (
-    PushAnswered
+    WelcomeProducer
+    | PushAnswered
     | PushHeld
     | PushRecalled
     | PayloadsToJournal
     | GroupGivenUp
     | PlanWanted
     | ReplanWanted
+    | WelcomeRank
+    | RefuseRank
     | Deliver
     | Release
     | EndRanks

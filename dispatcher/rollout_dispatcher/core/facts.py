@@ -7,9 +7,20 @@ everything that facts add up to, from which a new core starts. Times are of the 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import DropReason
+
+
+class DropReason(StrEnum):
+    """Why an accepted sample will never be trained on."""
+
+    INCOMPLETE_GROUP = "incomplete-group"
+    NO_ROOM = "no-room"
+    STALE = "stale"
+    OVERSIZE = "oversize"
+    LAST_BATCH = "last-batch"
+    SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True, slots=True)

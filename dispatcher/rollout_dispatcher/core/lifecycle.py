@@ -10,7 +10,8 @@ planned, once on each connection; the run is drained when every step is committe
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.dropping import Dropping
-from rollout_dispatcher.core.effects import Drained, DropReason, Effect, EndRanks
+from rollout_dispatcher.core.effects import Drained, Effect, EndRanks
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.steps.ledger import StepLedger
 
 

@@ -1,23 +1,82 @@
-"""A frozen snapshot of the core, for metrics and /statusz: the only way they look inside."""
+"""A frozen snapshot of the core, all of it values: what metrics, /statusz and the log look at."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.effects import DropReason, Trigger
-from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.core.steps.retained import RetainedSteps
-from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.parts import Parts
+from rollout_dispatcher.core.planning.lengths import LengthCounts
+from rollout_dispatcher.core.planning.trigger import Trigger
+from rollout_dispatcher.core.ranks.rank_state import RankState
+from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.sample import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
-    """Counts of samples unless the name says otherwise; times are the core's clock, in seconds."""
+class RankStatistics:
+    """What a DP rank of the current generation has said last; -1 for no step yet."""
 
-    received: dict[Outcome, int]
+    client_id: str
+    connected: bool
+    prepared: int
+    taken: int
+    committed: int
+    hungry: bool
+    last_seen: float
+
+    @classmethod
+    def of(cls, rank: RankState) -> Self:
+        """The state of a rank, as values."""
+        return cls(
+            rank.client_id, rank.connected, rank.prepared, rank.taken, rank.committed,
+            rank.hungry, rank.last_seen,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepStatistics:
+    """A step that is planned and not committed. dp_size: DP ranks that it was planned for."""
+
+    number: int
+    state: StepState
+    dp_size: int
+    num_samples: int
+    planned_at: float
+
+    @classmethod
+    def of(cls, step: OpenStep) -> Self:
+        """The state of a step, as values."""
+        return cls(step.number, step.state, step.dp_size, step.num_samples, step.planned_at)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthStatistics:
+    """Accepted samples by length. octaves: pairs of (2**k, samples of fewer tokens than that)."""
+
+    octaves: tuple[tuple[int, int], ...]
+    samples: int
+    tokens: int
+
+    @classmethod
+    def of(cls, counts: LengthCounts) -> Self:
+        """What was counted so far."""
+        return cls(tuple(counts.octaves()), counts.samples, counts.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts of samples unless the name says otherwise; times are the core's clock, in seconds.
+
+    ranks: of the current generation, by DP rank, as far as they have joined. absent_ranks: those
+    that lost their connection and have not come back, without a goodbye. steps: planned and not
+    committed, by number. lengths: of accepted samples.
+    """
+
+    received: Mapping[Outcome, int]
     received_tokens: int
     received_bytes: int
+    lengths: LengthStatistics
     buffered: int
     buffered_tokens: int
     buffered_bytes: int
@@ -30,8 +89,10 @@ class Statistics:
     backpressure: bool
     in_flight: int
     open_steps: int
-    steps_planned: dict[Trigger, int]
+    steps: tuple[StepStatistics, ...]
+    steps_planned: Mapping[Trigger, int]
     small_steps: int
+    dispatched_tokens: int
     steps_committed: int
     samples_committed: int
     steps_rewound: int
@@ -40,13 +101,14 @@ class Statistics:
     steps_retained: int
     samples_retained: int
     retained_bytes: int
-    dropped: dict[DropReason, int]
+    dropped: Mapping[DropReason, int]
     run_id: str
     generation: int
     dp_size: int
     policy_version: int | None
     ranks_connected: int
-    last_seen: dict[int, float]
+    absent_ranks: tuple[int, ...]
+    ranks: Mapping[int, RankStatistics]
     wanted: bool
     hungry: bool
     run_state: str
@@ -64,26 +126,17 @@ class Statistics:
         return self.accepted == (self.buffered + self.in_flight + done + sum(self.dropped.values()))
 
     @classmethod
-    def of(
-        cls,
-        buffer: SampleBuffer,
-        totals: Totals,
-        ledger: StepLedger,
-        *,
-        retained: RetainedSteps,
-        pushes_held: int,
-        pushes_held_bytes: int,
-        backpressure: bool,
-        policy_version: int | None,
-        run_id: str,
-        run_state: str,
-    ) -> Self:
+    def of(cls, parts: Parts, run_id: str) -> Self:
         """What the parts of a run show at this moment."""
+        buffer, totals, ledger = parts.buffer, parts.totals, parts.ledger
+        retained, held = parts.checkpoints.retained, parts.held
         ranks, generation = ledger.ranks, ledger.generation
+        steps = tuple(map(StepStatistics.of, ledger.steps.uncommitted()))
         return cls(
             received=dict(totals.received),
             received_tokens=totals.arrived.tokens,
             received_bytes=totals.received_bytes,
+            lengths=LengthStatistics.of(totals.arrived),
             buffered=len(buffer),
             buffered_tokens=buffer.held_tokens,
             buffered_bytes=buffer.held_bytes,
@@ -91,13 +144,15 @@ class Statistics:
             open_groups=len(buffer.groups),
             open_group_samples=buffer.groups.samples,
             oldest_arrival=buffer.oldest_arrival(),
-            pushes_held=pushes_held,
-            pushes_held_bytes=pushes_held_bytes,
-            backpressure=backpressure,
-            in_flight=ledger.steps.in_flight,
-            open_steps=ledger.steps.num_uncommitted,
+            pushes_held=len(held),
+            pushes_held_bytes=held.nbytes,
+            backpressure=parts.capacity.pressed is not None,
+            in_flight=sum(step.num_samples for step in steps),
+            open_steps=len(steps),
+            steps=steps,
             steps_planned=dict(totals.planned),
             small_steps=totals.small_steps,
+            dispatched_tokens=totals.dispatched.tokens,
             steps_committed=totals.steps_committed,
             samples_committed=totals.samples_committed,
             steps_rewound=totals.steps_rewound,
@@ -110,11 +165,12 @@ class Statistics:
             run_id=run_id,
             generation=generation.number,
             dp_size=generation.dp_size,
-            policy_version=policy_version,
+            policy_version=parts.freshness.reported,
             ranks_connected=sum(rank.connected for rank in ranks.values()),
-            last_seen={dp_rank: rank.last_seen for dp_rank, rank in sorted(ranks.items())},
+            absent_ranks=tuple(generation.absent),
+            ranks={dp_rank: RankStatistics.of(rank) for dp_rank, rank in sorted(ranks.items())},
             wanted=ledger.wanted,
             hungry=ledger.hungry,
-            run_state=run_state,
+            run_state=parts.lifecycle.state,
             selection_bias=totals.arrived.distance(totals.dispatched),
         )

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_dispatcher.core.effects import DropReason, Trigger
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.lengths import LengthCounts
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.sample import Outcome
 
 #: Counters that are one number.

@@ -17,16 +17,18 @@ from typing import Any
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import DispatcherError, JournalError
 from rollout_dispatcher.payload import InJournal, InMemory
-from rollout_dispatcher.plan import Plan, PlanConfig
+from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch, step_header
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Outcome, Sample
+from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections, Seat
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
@@ -35,8 +37,8 @@ from rollout_dispatcher.service.planner import Planner
 
 log = logging.getLogger(__name__)
 
-#: Effects that nobody outside hears of.
-INTERNAL = (e.PlanWanted, e.ReplanWanted, e.StepPlanned)
+#: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
+AT_ONCE = (e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.WelcomeProducer, e.RefuseRank)
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: Effects that are for the DP ranks of one generation.
@@ -56,24 +58,26 @@ class EffectRunner:
     def __init__(
         self,
         core: Dispatch,
-        plan_config: PlanConfig,
+        config: ServeConfig,
         connections: Connections,
         barrier: DurabilityBarrier,
         *,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
+        self._config = config
         self._barrier = barrier
         self._core = core
         self._connections = connections
         self._metrics = metrics
         self._clock = clock
-        self._planner = Planner(plan_config, metrics.plan_duration, clock)
+        self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
         self._headers: dict[int, tuple[str, bytes]] = {}
         self._deliveries: deque[tuple[Seat, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._explained_at, self._explained = -math.inf, ""
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
+            e.WelcomeProducer: self._welcome_producer,
             e.PushAnswered: self._tell_outcomes,
             e.PushHeld: self._tell_held,
             e.PushRecalled: self._recall,
@@ -81,6 +85,7 @@ class EffectRunner:
             e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
+            e.RefuseRank: self._refuse_rank,
             e.Deliver: self._deliver,
             e.Release: self._release,
             e.EndRanks: self._end,
@@ -93,18 +98,20 @@ class EffectRunner:
         #: Fails when something of ours broke; never gets a result otherwise.
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def perform(self, effects: Iterable[e.Effect]) -> None:
+    def perform(self, decision: Decision) -> None:
         """Carry out what the core decided; then set the clock for what is due next."""
-        self._barrier.note(self._core.take_facts(), self._core.totals.as_json)
-        for effect in effects:
-            if isinstance(effect, INTERNAL):
+        self._barrier.note(decision.facts, decision.totals)
+        for effect in decision.effects:
+            if isinstance(effect, AT_ONCE):
                 self._do(effect)
             elif isinstance(effect, _Answer):
                 asked = self._connections.producers.get(effect.producer)
                 self._barrier.after(partial(self._answer, effect, asked))
             elif isinstance(effect, TO_RANKS):
-                number = self._core.ledger.generation.number
+                number = self._core.generation
                 self._barrier.after(partial(self._tell_generation, number, effect))
+            elif isinstance(effect, e.WelcomeRank):
+                self._barrier.after(partial(self._welcome_rank, self._seat(effect), effect))
             elif isinstance(effect, e.FailRanks):
                 unseated = self._connections.unseat(*effect.client_ids)
                 self._barrier.after(partial(_fail, unseated, effect.error))
@@ -136,14 +143,54 @@ class EffectRunner:
         else:
             self._planner.plan_in_thread(effect, partial(self._planned, effect), self.fail)
 
+    def _welcome_producer(self, effect: e.WelcomeProducer) -> None:
+        if (peer := self._connections.producers.get(effect.producer)) is None:
+            return
+        welcome = m.WelcomeProducer(
+            version=peer.terms.version,
+            capabilities=sorted(peer.terms.capabilities),
+            credits=effect.credits,
+            max_payload_bytes=self._config.max_frame_bytes,
+            heartbeat_interval_s=self._config.heartbeat_interval,
+        )
+        peer.send(welcome)
+
+    def _seat(self, effect: e.WelcomeRank) -> Seat:
+        peer = self._connections.take_hello(effect.client_id)
+        if peer.welcomed:  # on this connection: it has loaded a checkpoint since
+            peer.forget()
+        else:
+            self._metrics.connections.labels("rank").inc()
+        return self._connections.seat(peer, effect.dp_rank)
+
+    def _welcome_rank(self, seat: Seat, effect: e.WelcomeRank) -> None:
+        # What was decided before its hello and waits at the barrier too is not for this connection.
+        if not self._connections.holds(seat):
+            return
+        seat.peer.welcomed = True
+        welcome = m.WelcomeRank(
+            version=seat.peer.terms.version,
+            capabilities=sorted(seat.peer.terms.capabilities),
+            run_id=effect.run_id,
+            generation=effect.generation,
+            committed=effect.committed,
+            max_open_steps=self._config.max_open_steps,
+            layout=self._config.layout,
+            heartbeat_interval_s=self._config.heartbeat_interval,
+        )
+        seat.peer.send(welcome)
+
+    def _refuse_rank(self, effect: e.RefuseRank) -> None:
+        self._connections.take_hello(effect.client_id).fail(effect.error)
+
     def _tell_generation(self, number: int, effect: e.Effect) -> None:
         """Tell the ranks of this generation; what it was to hear is void once another has begun."""
-        if number == self._core.ledger.generation.number:
+        if number == self._core.generation:
             self._do(effect)
 
     def _deliver(self, effect: e.Deliver) -> None:
-        seat = self._connections.rank(self._client_of(effect.dp_rank))
-        step = self._core.ledger.steps.get(effect.step)
+        seat = self._connections.rank(self._core.client_of(effect.dp_rank))
+        step = self._core.step(effect.step)
         if seat is None or step is None:
             return  # the rank is away: it gets the step when it comes back
         seat.peer.write(self._header(step))
@@ -210,12 +257,8 @@ class EffectRunner:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
         frame = codec.encode(message)
         for dp_rank in dp_ranks:
-            if (seat := self._connections.rank(self._client_of(dp_rank))) is not None:
+            if (seat := self._connections.rank(self._core.client_of(dp_rank))) is not None:
                 seat.peer.write(frame)
-
-    def _client_of(self, dp_rank: int) -> str:
-        standing = self._core.ledger.ranks.get(dp_rank)
-        return standing.client_id if standing is not None else ""
 
     # -- steps on their way -----------------------------------------------------------------
 
@@ -242,7 +285,7 @@ class EffectRunner:
 
     def _frame(self, step: OpenStep, dp_rank: int, index: int) -> list[Buffer] | None:
         """The frame of one micro-batch; None once the step is over, or planned again."""
-        if self._core.ledger.steps.get(step.number) is not step:
+        if self._core.step(step.number) is not step:
             return None
         parts = step.micro_batches[dp_rank]
         if index == len(parts) - 1:

@@ -4,11 +4,12 @@ It runs on one event loop, so the core sees one event at a time, and decides not
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Effect, FailRanks, PushAnswered
+from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
@@ -20,7 +21,7 @@ from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import EVERYBODY, Access
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.connections.connections import Connections, Seat
+from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
@@ -51,12 +52,12 @@ class Router:
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         metrics.watch_receiving(self.receiving)
         self._connections = Connections()
-        self.barrier = DurabilityBarrier(journal, self._broken, self._journal_has_room)
+        self.barrier = DurabilityBarrier(journal, self._broken, self._journal_takes_more)
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._effect_runner = EffectRunner(
             core,
-            config.plan_config(),
+            config,
             self._connections,
             self.barrier,
             metrics=metrics,
@@ -100,10 +101,10 @@ class Router:
                 self.barrier.after(peer.take_leave)
             case m.HelloProducer():
                 self.access.check_token(message.token)
-                self._welcome_producer(peer)
+                self._producer_joins(peer)
             case m.HelloRank():
                 self.access.check_token(message.token)
-                self._welcome_rank(peer, message, now)
+                self._rank_joins(peer, message, now)
             case m.Push():
                 samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
@@ -151,12 +152,12 @@ class Router:
     def _broken(self, error: DispatcherError) -> None:
         self._effect_runner.fail(error)
 
-    def _journal_has_room(self) -> None:
-        self.perform(self.core.journal_has_room(self.clock()))
+    def _journal_takes_more(self) -> None:
+        self.perform(self.core.journal_takes_more(self.clock()))
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        """Have the core's decisions carried out."""
-        self._effect_runner.perform(effects)
+    def perform(self, decision: Decision) -> None:
+        """Have the core's decision carried out."""
+        self._effect_runner.perform(decision)
         self._completion.check()
 
     # -- producers --------------------------------------------------------------------------
@@ -164,9 +165,9 @@ class Router:
     def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
         """Push on behalf of an HTTP request; what finds no room is answered `full`."""
         push = Push("", 0, samples, 0, named)
-        effects = self.core.push(push, self.clock(), may_hold=False)
-        self.perform(effects)
-        return next(effect for effect in effects if isinstance(effect, PushAnswered))
+        decision = self.core.push(push, self.clock(), may_hold=False)
+        self.perform(decision)
+        return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
 
     def _confirm(self, peer: Peer) -> None:
         peer.send(m.Pong())
@@ -174,26 +175,18 @@ class Router:
             self._connections.answered(peer.client_id)
             self._completion.check()
 
-    def _welcome_producer(self, peer: Peer) -> None:
+    def _producer_joins(self, peer: Peer) -> None:
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
         if before is not None:
             self.perform(self.core.producer_lost(peer.client_id, self.clock()))
             before.close()
-        self.core.producer_connected(peer.client_id)
         self.metrics.connections.labels("producer").inc()
-        welcome = m.WelcomeProducer(
-            version=peer.terms.version,
-            capabilities=sorted(peer.terms.capabilities),
-            credits=self.config.producer_credits,
-            max_payload_bytes=self.config.max_frame_bytes,
-            heartbeat_interval_s=self.config.heartbeat_interval,
-        )
-        peer.send(welcome)
+        self.perform(self.core.producer_connected(peer.client_id))
 
     # -- ranks ------------------------------------------------------------------------------
 
-    def _welcome_rank(self, peer: Peer, message: m.HelloRank, now: float) -> None:
+    def _rank_joins(self, peer: Peer, message: m.HelloRank, now: float) -> None:
         hello = RankHello(
             client_id=message.client_id,
             dp_rank=message.dp_rank,
@@ -208,54 +201,23 @@ class Router:
             saved=message.saved,
             run_id=message.run_id,
         )
-        effects = self._fence(peer, hello, self.core.join(hello, now))
-        if peer.welcomed:  # on this connection: it has loaded a checkpoint since
-            peer.forget()
-        else:
-            self.metrics.connections.labels("rank").inc()
-        seat = self._connections.seat(peer, message.dp_rank)
-        generation = self.core.ledger.generation.number
-        log.info(
-            "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
-        )
-        standing = self.core.ledger.ranks.get(message.dp_rank)
-        welcome = m.WelcomeRank(
-            version=peer.terms.version,
-            capabilities=sorted(peer.terms.capabilities),
-            run_id=self.core.run_id,
-            generation=generation,
-            committed=-1 if standing is None else standing.committed,
-            max_open_steps=self.config.max_open_steps,
-            layout=self.config.layout,
-            heartbeat_interval_s=self.config.heartbeat_interval,
-        )
-        self.barrier.after(partial(self._welcome, seat, welcome))
-        self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
-        self.perform(effects)
-        if message.policy_version is not None:
-            first_step = message.policy_step or 0
-            self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
-
-    def _fence(self, peer: Peer, hello: RankHello, effects: list[Effect]) -> list[Effect]:
-        """Hear no more of ranks that the hello of this peer has fenced; returns the other effects.
-
-        Raises what its generation has failed with, if that is what came of it.
-        """
+        decision = self.core.join(hello, now)
         if hello.generation is None:
             self._hungry_since.clear()
             if self._connections.seat_of(peer) is not None:  # it leaves its own place itself
                 self._connections.unseat(peer.client_id)
-        # Facts first: a new generation's number is durable before anybody hears of it.
-        self.perform(effect for effect in effects if isinstance(effect, FailRanks))
-        if (failed := self.core.ledger.generation.failed) is not None:
-            raise failed
-        return [effect for effect in effects if not isinstance(effect, FailRanks)]
-
-    def _welcome(self, seat: Seat, welcome: m.WelcomeRank) -> None:
-        # What was decided before its hello and waits at the barrier too is not for this connection.
-        if self._connections.holds(seat):
-            seat.peer.welcomed = True
-            seat.peer.send(welcome)
+        self._connections.said_hello(peer)
+        self.perform(decision)
+        if self._connections.seat_of(peer) is None:
+            return  # it was refused
+        log.info(
+            "DP rank %d of %d joined generation %d",
+            message.dp_rank, message.dp_size, self.core.generation,
+        )  # fmt: skip
+        self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
+        if message.policy_version is not None:
+            first_step = message.policy_step or 0
+            self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
 
     def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
         self.core.seen(dp_rank, now)
@@ -271,8 +233,7 @@ class Router:
                 version, first_step = message.policy_version, message.first_step
                 self.perform(self.core.set_policy_version(version, now, first_step))
             case m.CheckpointSaved():
-                self.core.checkpoint_saved(dp_rank, message.step)
-                self.perform([])
+                self.perform(self.core.checkpoint_saved(dp_rank, message.step))
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
         if hungry:
@@ -320,10 +281,6 @@ class Router:
         for peer in receiving.waiting:
             if isinstance(peer, Peer):
                 peer.write(codec.encode(word))
-
-    def absent_ranks(self) -> list[int]:
-        """DP ranks of the current generation that left without a goodbye."""
-        return self.core.ledger.generation.absent
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""

@@ -15,7 +15,6 @@ import signal
 from uuid import uuid4
 
 from rollout_dispatcher.core.buffer.limits import BufferLimits
-from rollout_dispatcher.core.buffer.losses import name_undone
 from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.dispatch import Dispatch
@@ -159,7 +158,7 @@ def _tell_losses(core: Dispatch) -> bool:
 def _tell_undone(core: Dispatch) -> None:
     """Name what a drain that was cut short gives up."""
     at = core.statistics()
-    named = name_undone(core.ledger.steps, core.buffer)
+    named = core.name_undone()
     log.error(
         "stopped with %d samples buffered and %d in open steps%s",
         at.buffered, at.in_flight, f", which are given up: {named}" if named else "",

@@ -4,16 +4,15 @@ import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
-    DropReason,
     GroupGivenUp,
     PayloadsToJournal,
     PushRecalled,
-    Trigger,
 )
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.cores import Bench
-from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED
@@ -56,7 +55,7 @@ def test_a_refused_member_is_lacking_from_then_on(keep: bool, committed: int) ->
     if not keep:
         assert "group g was given up: a member was refused" in bench.errors()[-1]
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    assert bench.core.ledger.steps.in_flight == committed
+    assert bench.core._ledger.steps.in_flight == committed
     assert bench.core.statistics().balanced
 
 
@@ -72,11 +71,11 @@ def test_the_first_member_may_be_the_one_that_is_refused() -> None:
 def test_a_group_that_is_closed_with_keep_is_trained_on_as_it_is() -> None:
     bench = Bench(durable=True)
     bench.push(*members("g:0,1"))
-    bench.core.take_facts()
+    bench.facts.clear()
     bench.perform(bench.core.close_group("g", bench.now, keep=True))
     at = bench.core.statistics()
     assert (at.ready, at.open_groups) == (2, 0)
-    assert "GroupSized(tickets=(0, 1), size=2)" in str(bench.core.take_facts())
+    assert "GroupSized(tickets=(0, 1), size=2)" in str(bench.facts)
 
 
 def test_the_size_of_a_group_may_be_told_when_it_is_closed() -> None:
@@ -196,14 +195,13 @@ def test_a_close_of_the_next_group_of_that_id_may_come_before_its_members() -> N
 
 @pytest.mark.parametrize("size", [4, SIZE_AT_CLOSE])
 def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> None:
-    bench, memory = Bench(durable=True, keep_incomplete=True, capacity=20), Memory()
+    bench = Bench(durable=True, keep_incomplete=True, capacity=20)
     bench.push(*members("g:0,1", size))
     bench.push(member("g2", size, tokens=2000))  # lacking from now on
     bench.push(*members("h:0,1,2", SIZE_AT_CLOSE))
     bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than was told
-    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(memory.remembered(), bench.now)
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     assert bench.core.statistics().ready == 3
     assert bench.push(member("g3", size)) == (A,)
     if size == SIZE_AT_CLOSE:
@@ -264,8 +262,8 @@ def test_with_a_journal_beginnings_leave_memory_and_come_back_for_their_step() -
     for number in range(4):
         for group in "abcdefgh":
             held = bench.push(member(f"{group}{number}")) is None
-            assert not held or bench.core.buffer.ready_units >= 4, "a step can be planned"
-            assert bench.core.buffer.held_bytes <= 4 * SAMPLE
+            assert not held or bench.core._buffer.ready_units >= 4, "a step can be planned"
+            assert bench.core._buffer.held_bytes <= 4 * SAMPLE
     for step in range(8):
         bench.hungry()
         bench.train(step)
@@ -304,7 +302,7 @@ def test_a_full_journal_is_relieved_of_one_beginning_after_the_other() -> None:
     bench.pass_time(0.3)
     assert bench.dropped(NO_ROOM) == 2
     room[0] = True
-    bench.perform(bench.core.journal_has_room(bench.now))
+    bench.perform(bench.core.journal_takes_more(bench.now))
     assert bench.core.statistics().pushes_held == 0
 
 

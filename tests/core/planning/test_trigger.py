@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from rollout_dispatcher.core.effects import Trigger
 from rollout_dispatcher.core.planning.trigger import (
     Go,
-    MakeRoom,
+    MakeCapacity,
     Situation,
+    Trigger,
     TriggerConfig,
     Wait,
     decide,
@@ -17,7 +17,7 @@ from rollout_dispatcher.core.planning.trigger import (
 CONFIG = TriggerConfig(batch=64, window=96, max_wait=2.0)
 
 
-def standing(
+def situation(
     ready: int,
     *,
     full: bool = False,
@@ -35,32 +35,35 @@ def standing(
 @pytest.mark.parametrize(
     ("at", "expected"),
     [
-        (standing(96), Go(Trigger.WINDOW_FULL)),
-        (standing(64, full=True), Go(Trigger.BUFFER_FULL)),
-        (standing(64, full=True, growing=True, tried=64), Wait()),
-        (standing(64, full=True, growing=True, hungry_for=0.0), Go(Trigger.BUFFER_FULL)),
-        (standing(64, flush=True), Go(Trigger.FLUSH)),
-        (standing(64), Go(Trigger.TARGET_EXCESS, trial=True)),
-        (standing(67, tried=64), Wait()),
-        (standing(68, tried=64), Go(Trigger.TARGET_EXCESS, trial=True)),
-        (standing(64, tried=64, hungry_for=0.5), Wait(1.5)),
-        (standing(64, tried=64, hungry_for=2.0), Go(Trigger.MAX_WAIT)),
-        (standing(63), Wait()),
-        (standing(63, hungry_for=99.0), Wait()),
-        (standing(63, flush=True), Go(Trigger.FLUSH)),
-        (standing(63, full=True, hungry_for=99.0), Wait()),  # a soft cap: more can come
-        (standing(63, full=True, stuck=True), Wait()),  # nobody is hungry
-        (standing(63, full=True, stuck=True, growing=True, hungry_for=0.5), Wait(1.5)),
+        (situation(96), Go(Trigger.WINDOW_FULL)),
+        (situation(64, full=True), Go(Trigger.BUFFER_FULL)),
+        (situation(64, full=True, growing=True, tried=64), Wait()),
+        (situation(64, full=True, growing=True, hungry_for=0.0), Go(Trigger.BUFFER_FULL)),
+        (situation(64, flush=True), Go(Trigger.FLUSH)),
+        (situation(64), Go(Trigger.TARGET_EXCESS, trial=True)),
+        (situation(67, tried=64), Wait()),
+        (situation(68, tried=64), Go(Trigger.TARGET_EXCESS, trial=True)),
+        (situation(64, tried=64, hungry_for=0.5), Wait(1.5)),
+        (situation(64, tried=64, hungry_for=2.0), Go(Trigger.MAX_WAIT)),
+        (situation(63), Wait()),
+        (situation(63, hungry_for=99.0), Wait()),
+        (situation(63, flush=True), Go(Trigger.FLUSH)),
+        (situation(63, full=True, hungry_for=99.0), Wait()),  # a soft cap: more can come
+        (situation(63, full=True, stuck=True), Wait()),  # nobody is hungry
+        (situation(63, full=True, stuck=True, growing=True, hungry_for=0.5), Wait(1.5)),
         (
-            standing(63, full=True, stuck=True, growing=True, hungry_for=2.0),
+            situation(63, full=True, stuck=True, growing=True, hungry_for=2.0),
             Go(Trigger.BUFFER_FULL),
         ),
-        (standing(63, full=True, stuck=True, hungry_for=9.0, helped_for=1.5), Wait(0.5)),
-        (standing(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=1.5), Wait(0.5)),
-        (standing(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=2), MakeRoom()),
-        (standing(0, full=True, stuck=True, hungry_for=9, quiet_for=2), Wait()),
-        (standing(0, flush=True, full=True), Wait()),
+        (situation(63, full=True, stuck=True, hungry_for=9.0, helped_for=1.5), Wait(0.5)),
+        (situation(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=1.5), Wait(0.5)),
+        (
+            situation(0, full=True, stuck=True, growing=True, hungry_for=9, quiet_for=2),
+            MakeCapacity(),
+        ),
+        (situation(0, full=True, stuck=True, hungry_for=9, quiet_for=2), Wait()),
+        (situation(0, flush=True, full=True), Wait()),
     ],
 )
-def test_decisions(at: Situation, expected: Go | Wait | MakeRoom) -> None:
+def test_decisions(at: Situation, expected: Go | Wait | MakeCapacity) -> None:
     assert decide(CONFIG, at) == expected

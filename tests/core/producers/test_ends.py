@@ -4,10 +4,10 @@ import pytest
 
 from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep, StalenessPolicy
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Drained, DropReason
+from rollout_dispatcher.core.effects import Drained
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import Outcome
 from tests.support.cores import Bench
-from tests.support.memory import Memory
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED
@@ -27,7 +27,7 @@ def test_a_phase_ends_when_all_who_contributed_to_it_have_said_so() -> None:
     bench.push(half, by="q")
     bench.core.producer_connected("idle")
     bench.perform(bench.core.end_phase(2, bench.now, "p"))
-    assert bench.core.phase_waits(2) == ["q"]
+    assert bench.core.end_waits(2) == ["q"]
     assert push(bench, "p", "late") == (R,)  # its own word binds it
     assert push(bench, "q", "q1") == (A,)
     bench.push(make_sample("g1", policy_version=1, group_id="g", group_size=2), by="q")
@@ -36,13 +36,13 @@ def test_a_phase_ends_when_all_who_contributed_to_it_have_said_so() -> None:
     bench.hungry()
     bench.pass_time(3)
     bench.perform(bench.core.end_phase(2, bench.now, "q"))
-    assert bench.core.phase_waits(2) == []
+    assert bench.core.end_waits(2) == []
     assert push(bench, "q", "later") == (R,)
     for step in range(len(bench.planned)):
         bench.train(step)
     versions = [
-        {sample.policy_version for sample in bench.core.ledger.steps[step].samples()}
-        for step in bench.core.ledger.steps
+        {sample.policy_version for sample in bench.core._ledger.steps[step].samples()}
+        for step in bench.core._ledger.steps
     ]
     assert all(found in ({1}, {2}) for found in versions)
 
@@ -55,7 +55,7 @@ def test_who_is_gone_is_not_waited_for(for_good: bool) -> None:
     bench.perform(bench.core.end_stream(bench.now, "p"))
     bench.perform(bench.core.producer_lost("q", bench.now, for_good=for_good))
     if not for_good:
-        assert bench.core.stream_waits() == ["q"]
+        assert bench.core.end_waits(None) == ["q"]
         bench.pass_time(9.9)
         assert bench.core.statistics().run_state == "running"
         bench.pass_time(0.2)
@@ -74,13 +74,12 @@ def test_a_worker_with_nothing_to_do_does_not_end_what_others_have_not_begun() -
 
 
 def test_nor_does_a_restart_end_it() -> None:
-    bench, memory = Bench(durable=True), Memory()
+    bench = Bench(durable=True)
     for producer in "pq":
         bench.core.producer_connected(producer)
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(memory.remembered(), bench.now)
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     bench.perform(bench.core.tick(bench.now))
     assert bench.core.statistics().run_state == "running"
     assert push(bench, "q", "q0") == (A,)
@@ -144,13 +143,12 @@ def test_a_group_belongs_to_the_phase_of_its_oldest_member_whole() -> None:
 
 @pytest.mark.parametrize("says_so", [True, False])
 def test_what_producers_have_said_outlives_the_dispatcher(says_so: bool) -> None:
-    bench, memory = Bench(durable=True, producer_timeout=10.0), Memory()
+    bench = Bench(durable=True, producer_timeout=10.0)
     push(bench, "p", "p0")
     push(bench, "q", "q0")
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    memory.note(bench.core.take_facts(), bench.core.totals.as_json())
     bench.core = Dispatch(bench.core.config)
-    bench.core.restore(memory.remembered(), bench.now)
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     for producer in "pq":
         bench.core.producer_connected(producer)
     assert push(bench, "p", "late") == (R,)

@@ -10,7 +10,14 @@ from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.errors import GenerationFenced, RankRefused
-from tests.support.ledgers import hello, in_pairs_only, make_elastic_ledger, make_ledger, prepare
+from tests.support.ledgers import (
+    hello,
+    in_pairs_only,
+    join,
+    make_elastic_ledger,
+    make_ledger,
+    prepare,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,7 @@ def test_a_rank_that_cannot_be_seated_is_refused_and_nothing_changes(
 ) -> None:
     ledger = make_ledger()
     with pytest.raises(RankRefused, match=words):
-        ledger.join(greeting, 0.0)
+        join(ledger, greeting, 0.0)
     assert ledger.generation.number == 1
     assert ledger.generation.ready
     assert ledger.ranks[1].client_id == "rank-1"
@@ -37,7 +44,7 @@ def test_a_rank_that_cannot_be_seated_is_refused_and_nothing_changes(
 def test_a_number_of_ranks_that_no_step_can_have_is_refused_and_nothing_changes() -> None:
     ledger = make_elastic_ledger()
     with pytest.raises(RankRefused, match="no steps for 3 DP ranks: an odd number"):
-        ledger.join(RankHello("x", 0, 3, None), 0.0)
+        join(ledger, RankHello("x", 0, 3, None), 0.0)
     assert (ledger.generation.number, ledger.generation.dp_size, ledger.outgrown) == (1, 2, None)
     assert ledger.generation.ready
     assert prepare(ledger, 1) == [Release((0, 1), 1)]
@@ -58,9 +65,9 @@ def test_after_a_restart_the_number_of_ranks_is_that_of_the_last_generation_if_i
 @pytest.mark.parametrize(("generation", "words"), [(1, "is over"), (9, "was restarted")])
 def test_a_rank_of_another_generation_is_fenced(generation: int, words: str) -> None:
     ledger = make_ledger()
-    ledger.join(hello(0, None, client_id="new-0"), 0.0)
+    join(ledger, hello(0, None, client_id="new-0"), 0.0)
     with pytest.raises(GenerationFenced, match=words):
-        ledger.join(hello(1, generation), 0.0)
+        join(ledger, hello(1, generation), 0.0)
 
 
 @pytest.mark.parametrize("check_size", [None, in_pairs_only])
@@ -75,9 +82,9 @@ def test_the_first_group_of_a_run_has_the_ranks_that_were_configured(
         "dp_size= of its data-parallel dimension"
     )
     with pytest.raises(RankRefused, match=re.escape(words)):
-        ledger.join(RankHello("x", 0, 4, None), 0.0)
+        join(ledger, RankHello("x", 0, 4, None), 0.0)
     assert (ledger.generation.number, ledger.generation.dp_size, ledger.ranks) == (0, 2, {})
-    ledger.join(hello(0, None), 0.0)
+    join(ledger, hello(0, None), 0.0)
     assert (ledger.generation.number, ledger.generation.dp_size) == (1, 2)
 
 

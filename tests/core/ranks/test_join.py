@@ -7,6 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    FailRanks,
+    Redelivered,
+    RefuseRank,
+    Rewound,
+    WelcomeRank,
+)
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import (
@@ -41,7 +49,7 @@ def half_joined() -> Dispatch:
 
 def one_rank_away() -> Dispatch:
     core = under_way()
-    core.leave(1, core.ledger.ranks[1].client_id, 0.0)
+    core.leave(1, core._ledger.ranks[1].client_id, 0.0)
     return core
 
 
@@ -121,13 +129,13 @@ def test_a_hello_that_raises_leaves_everything_as_it_was(scene: str, data: st.Da
     core = SCENES[scene]()
     for _ in range(4):
         hello = data.draw(hellos)
-        before, generation = frozen(core), core.ledger.generation.number
+        before, generation = frozen(core), core._ledger.generation.number
         try:
             core.join(hello, 1000.0)
         except DispatcherError as error:
             assert_same(core, before, error)
         assert core.statistics().balanced
-        assert core.ledger.generation.number == generation + (
+        assert core._ledger.generation.number == generation + (
             hello.generation is None and frozen(core) != before
         )
 
@@ -167,7 +175,7 @@ def test_a_hello_that_tells_of_steps_that_never_were_is_refused(
 def test_a_hello_that_tells_of_more_micro_batches_than_a_step_has_is_refused() -> None:
     core = restarted()
     before = frozen(core)
-    (number,) = core.ledger.steps
+    (number,) = core._ledger.steps
     with pytest.raises(ProtocolError, match="9 micro-batches of step 4, which has 1"):
         core.join(RankHello("0.1", 0, 2, 1, received={number: 9}), 0.0)
     assert_same(core, before)
@@ -185,29 +193,60 @@ def test_a_rank_that_loads_another_run_s_checkpoint_of_the_same_step_is_refused(
 def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: int | None) -> None:
     core = half_joined()
     dp_rank = 0 if generation is None else 1
-    (step,) = core.ledger.steps
+    (step,) = core._ledger.steps
     core.join(
         RankHello(
             "new", dp_rank, 2, generation, taken=step, committed=step, received={step: 1},
         ),
         0.0,
     )  # fmt: skip
-    standing = core.ledger.ranks[dp_rank]
+    standing = core._ledger.ranks[dp_rank]
     assert (standing.taken, standing.prepared, standing.committed) == (step - 1,) * 3
 
 
 def test_a_rank_of_another_run_is_fenced_though_its_generation_has_the_same_number() -> None:
     core = half_joined()
-    number, before = core.ledger.generation.number, frozen(core)
+    number, before = core._ledger.generation.number, frozen(core)
     words = f"{number} is of run gone, .* serves run {core.run_id}: it was restarted without"
     with pytest.raises(GenerationFenced, match=words):
         core.join(RankHello("1.1", 1, 2, number, run_id="gone"), 0.0)
     assert_same(core, before)
     core.join(RankHello("1.1", 1, 2, number, run_id=core.run_id), 0.0)
-    assert core.ledger.ranks[1].connected
+    assert core._ledger.ranks[1].connected
 
 
 def test_a_rank_of_another_run_may_begin_a_generation_of_this_one() -> None:
     core = fresh()
     core.join(RankHello("0.1", 0, 2, None, run_id="gone"), 0.0)
-    assert core.ledger.generation.number == 1
+    assert core._ledger.generation.number == 1
+
+
+def test_who_is_fenced_hears_of_it_before_the_welcome_and_nobody_gets_a_step_before_his() -> None:
+    run = under_way_and_retained()
+    run.hungry()
+    founded = run.core.join(RankHello("new", 0, 2, None), run.now).effects
+    assert [type(effect) for effect in founded if not isinstance(effect, Redelivered)] == [
+        FailRanks, WelcomeRank, Deliver,
+    ]  # fmt: skip
+    assert WelcomeRank("new", 0, "run", 2, run.core._ledger.steps.committed) in founded
+
+
+def test_a_rewind_comes_before_the_welcome_that_tells_what_is_committed_now() -> None:
+    run = under_way_and_retained()
+    run.begin()
+    said = run.core.join(
+        RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 1)), run.now
+    ).effects
+    assert [type(effect) for effect in said[:2]] == [Rewound, WelcomeRank]
+    assert said[1] == WelcomeRank("0.2", 0, "run", 2, 1)
+
+
+def test_a_hello_that_fails_its_generation_is_refused_and_gets_no_welcome() -> None:
+    run = under_way_and_retained()
+    run.begin()
+    run.load(2, 0)
+    effects = run.say(1, 2, resume=CheckpointPosition("run", 1))
+    failed, refused = effects
+    assert isinstance(failed, FailRanks)
+    assert isinstance(refused, RefuseRank)
+    assert (refused.client_id, refused.error) == ("1.2", failed.error)

@@ -1,15 +1,20 @@
 """A process group of another size: open steps are planned again with the same samples."""
 
-from collections.abc import Iterable
-
 import pytest
 
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Deliver, Effect, EndRanks, PlanWanted, ReplanWanted
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    Effect,
+    EndRanks,
+    PlanWanted,
+    ReplanWanted,
+)
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
@@ -37,12 +42,12 @@ class Bench:
         self.asked: list[PlanWanted | ReplanWanted] = []
         self.log: list[Effect] = []
         if memory is not None:
-            self.core.restore(memory.remembered())
+            self.perform(self.core.restore(memory.remembered()))
             self.perform(self.core.tick(0.0))
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        self.memory.note(self.core.take_facts(), self.core.totals.as_json())
-        for effect in effects:
+    def perform(self, decision: Decision) -> None:
+        self.memory.note(decision.facts, decision.totals)
+        for effect in decision.effects:
             self.log.append(effect)
             if isinstance(effect, PlanWanted | ReplanWanted):
                 self.asked.append(effect)
@@ -52,7 +57,7 @@ class Bench:
         for rank in range(size):
             hello = RankHello(f"{id(self)}-{size}-{rank}", rank, size, generation, prefetch_steps=2)
             self.perform(self.core.join(hello, 0.0))
-            generation = self.core.ledger.generation.number
+            generation = self.core._ledger.generation.number
 
     def push(self, first: int, count: int) -> None:
         samples = tuple(make_sample(f"s{first + at}", 1 + at) for at in range(count))
@@ -84,11 +89,11 @@ class Bench:
         return found
 
     def content(self) -> dict[int, list[str]]:
-        steps = self.core.ledger.steps.values()
+        steps = self.core._ledger.steps.values()
         return {step.number: sorted(one.sample_id for one in step.samples()) for step in steps}
 
     def digests(self) -> dict[int, str]:
-        return {step.number: step.digest for step in self.core.ledger.steps.values()}
+        return {step.number: step.digest for step in self.core._ledger.steps.values()}
 
 
 def two_open_steps() -> Bench:
@@ -96,7 +101,7 @@ def two_open_steps() -> Bench:
     bench.join(2)
     bench.push(0, 8)
     bench.answer_all()
-    assert list(bench.core.ledger.steps) == [0, 1]
+    assert list(bench.core._ledger.steps) == [0, 1]
     bench.delivered()
     return bench
 
@@ -111,7 +116,7 @@ def test_open_steps_keep_number_order_and_samples(size: int) -> None:
     assert bench.delivered() == [(rank, step) for step in (0, 1) for rank in range(size)]
     assert bench.content() == before
     assert all(bench.digests()[step] != digests[step] for step in (0, 1))
-    assert {len(step.micro_batches) for step in bench.core.ledger.steps.values()} == {size}
+    assert {len(step.micro_batches) for step in bench.core._ledger.steps.values()} == {size}
 
 
 def test_the_books_know_nothing_of_a_new_plan() -> None:
@@ -125,8 +130,8 @@ def test_the_books_know_nothing_of_a_new_plan() -> None:
     assert after.balanced
     for name in ("steps_planned", "small_steps", "selection_bias", "in_flight", "buffered"):
         assert getattr(after, name) == getattr(before, name)
-    assert bench.core.totals.dispatched.samples == 8
-    assert [entry.skips for entry in bench.core.buffer.ready(9)] == [0, 0, 0]
+    assert bench.core._totals.dispatched.samples == 8
+    assert [entry.skips for entry in bench.core._buffer.ready(9)] == [0, 0, 0]
 
 
 def test_a_plan_for_ranks_that_are_gone_is_not_used() -> None:
@@ -138,10 +143,10 @@ def test_a_plan_for_ranks_that_are_gone_is_not_used() -> None:
     bench.join(4)
     assert bench.asked == [wanted]  # one question at a time
     bench.answer()
-    assert bench.core.ledger.steps == {}
+    assert bench.core._ledger.steps == {}
     assert [again.dp_size for again in bench.asked] == [4]
     bench.answer_all()
-    assert bench.core.ledger.steps[0].dp_size == 4
+    assert bench.core._ledger.steps[0].dp_size == 4
 
 
 def test_a_new_plan_that_comes_too_late_for_its_ranks_is_not_used() -> None:
@@ -156,22 +161,22 @@ def test_a_new_plan_that_comes_too_late_for_its_ranks_is_not_used() -> None:
     assert bench.digests() == before
     bench.join(4)
     bench.answer_all()
-    assert {step.dp_size for step in bench.core.ledger.steps.values()} == {4}
+    assert {step.dp_size for step in bench.core._ledger.steps.values()} == {4}
 
 
 def test_a_new_plan_of_a_step_that_was_committed_meanwhile_is_not_used() -> None:
     bench = two_open_steps()
     bench.join(4)
     bench.join(2)  # the steps fit again, and the first is trained before the planner answers
-    digest = bench.core.ledger.steps[0].digest
+    digest = bench.core._ledger.steps[0].digest
     for rank in (0, 1):
         bench.perform(bench.core.prepared(rank, 0, digest, 0.0))
     for rank in (0, 1):
         bench.perform(bench.core.commit(rank, 0, 0.0))
     bench.join(4)
     bench.answer_all()
-    assert list(bench.core.ledger.steps) == [1]
-    assert bench.core.ledger.steps[1].dp_size == 4
+    assert list(bench.core._ledger.steps) == [1]
+    assert bench.core._ledger.steps[1].dp_size == 4
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2])
@@ -182,7 +187,7 @@ def test_a_dispatcher_that_dies_in_the_middle_goes_on_with_the_new_size(answers:
     for _ in range(answers):
         bench.answer()
     after = Bench(bench.memory)
-    assert after.core.ledger.generation.dp_size == 4
+    assert after.core._ledger.generation.dp_size == 4
     assert after.digests() == bench.digests()
     assert after.content() == before
     bench.answer_all()
@@ -199,3 +204,24 @@ def test_the_end_is_told_only_behind_the_last_step_that_is_planned_again() -> No
     bench.answer_all()
     kinds = [type(effect) for effect in bench.log if isinstance(effect, Deliver | EndRanks)]
     assert kinds == [Deliver, Deliver, EndRanks]
+
+
+def test_a_step_keeps_what_its_plan_costs_and_a_new_plan_brings_its_own() -> None:
+    bench = two_open_steps()
+    for size in (2, 4, 1):
+        bench.join(size)
+        bench.answer_all()
+        for step in bench.core._ledger.steps.values():
+            tokens = [
+                [sum(entry.sample.tokens for entry in part) for part in rank]
+                for rank in step.micro_batches
+            ]
+            assert step.planned_cost is not None
+            assert step.planned_rank_cost is not None
+            assert step.planned_cost.tolist() == tokens
+            assert step.planned_rank_cost.tolist() == [sum(rank) for rank in tokens]
+
+
+def test_after_a_restart_nobody_knows_what_an_open_step_was_planned_to_cost() -> None:
+    steps = Bench(two_open_steps().memory).core._ledger.steps.values()
+    assert [(step.planned_cost, step.planned_rank_cost) for step in steps] == [(None, None)] * 2

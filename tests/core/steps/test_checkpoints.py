@@ -3,13 +3,18 @@
 import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Effect, EndRanks, FailRanks, Redelivered, Rewound
+from rollout_dispatcher.core.effects import (
+    Effect,
+    EndRanks,
+    FailRanks,
+    Redelivered,
+    Rewound,
+)
 from rollout_dispatcher.core.facts import CheckpointSaved, Remembered, Resumed, RunBegan
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
 from tests.support.cores import Bench
-from tests.support.memory import Memory
 
 
 class Run(Bench):
@@ -17,23 +22,17 @@ class Run(Bench):
 
     def __init__(self, *, retain: bool = True, steps: int = 6, begin: bool = True) -> None:
         super().__init__(batch=4, window=4, capacity=100, durable=True, retain=retain)
-        self.memory = Memory()
-        self.core.restore(Remembered())
+        self.perform(self.core.restore(Remembered()))
         self.births = 0
         self.push_plain(4 * steps)
         if begin:
             self.begin()
 
-    def perform(self, effects: list[Effect]) -> None:  # type: ignore[override]
-        if hasattr(self, "memory"):
-            self.memory.note(self.core.take_facts(), self.core.totals.as_json())
-        super().perform(effects)
-
     def begin(self) -> None:
         """A new generation; no rank has loaded anything yet."""
         self.births += 1
         self.say(0, None)
-        self.say(1, self.core.ledger.generation.number)
+        self.say(1, self.core._ledger.generation.number)
 
     def say(self, rank: int, generation: int | None, **more: object) -> list[Effect]:
         hello = RankHello(f"{rank}.{self.births}", rank, 2, generation, **more)  # type: ignore[arg-type]
@@ -44,18 +43,18 @@ class Run(Bench):
     def load(self, step: int, *ranks: int, run_id: str = "run") -> list[Effect]:
         effects: list[Effect] = []
         for rank in ranks or (0, 1):
-            generation = self.core.ledger.generation.number
+            generation = self.core._ledger.generation.number
             effects += self.say(rank, generation, resume=CheckpointPosition(run_id, step))
         return effects
 
     def run_to(self, last: int) -> list[str]:
         """Train every step up to there; the digests of those trained."""
         digests = []
-        while self.core.ledger.steps.committed < last:
+        while self.core._ledger.steps.committed < last:
             self.hungry()
             self.pass_time(3.0)
-            step = self.core.ledger.steps.committed + 1
-            digests.append(self.core.ledger.steps[step].digest)
+            step = self.core._ledger.steps.committed + 1
+            digests.append(self.core._ledger.steps[step].digest)
             self.train(step)
         return digests
 
@@ -63,7 +62,7 @@ class Run(Bench):
         """The dispatcher dies, and another goes on from what was noted."""
         before = self.core
         self.core = Dispatch(before.config, "another")
-        self.core.restore(self.memory.remembered())
+        self.perform(self.core.restore(self.memory.remembered()))
 
 
 def test_a_run_goes_back_to_a_checkpoint_and_gives_the_same_steps_again() -> None:
@@ -85,11 +84,11 @@ def test_steps_that_come_again_are_opened_as_ranks_have_room() -> None:
     run.run_to(5)
     run.begin()
     run.load(-1)
-    assert list(run.core.ledger.steps) == [0]
+    assert list(run.core._ledger.steps) == [0]
     assert run.core.statistics().open_steps == 6
     assert any(isinstance(e, Redelivered) and e.reason == "rewind" for e in run.log)
     run.run_to(0)
-    assert len(run.core.ledger.steps) <= 2
+    assert len(run.core._ledger.steps) <= 2
 
 
 def test_what_is_retained_holds_no_payload_and_no_room_in_the_buffer() -> None:
@@ -102,25 +101,26 @@ def test_what_is_retained_holds_no_payload_and_no_room_in_the_buffer() -> None:
     assert at.buffered + at.in_flight + 12 == before.accepted
     run.begin()
     run.load(0)
-    rewound = [step for step in run.core.ledger.steps.uncommitted() if step.number in (1, 2)]
+    rewound = [step for step in run.core._ledger.steps.uncommitted() if step.number in (1, 2)]
     assert not any(sample.is_in_memory for step in rewound for sample in step.samples())
 
 
 def test_a_saved_checkpoint_releases_what_it_covers_for_good() -> None:
     run = Run()
     run.run_to(3)
-    run.core.checkpoint_saved(1, 3)  # only DP rank 0's word counts
+    run.facts.clear()
+    run.perform(run.core.checkpoint_saved(1, 3))  # only DP rank 0's word counts
     assert run.core.statistics().steps_retained == 4
     for _ in range(2):
-        run.core.checkpoint_saved(0, 1)
-        run.core.checkpoint_saved(0, 0)  # late news of an older one changes nothing
+        run.perform(run.core.checkpoint_saved(0, 1))
+        run.perform(run.core.checkpoint_saved(0, 0))  # late news of an older one changes nothing
     assert run.core.statistics().steps_retained == 2
-    assert run.core.take_facts() == [CheckpointSaved(1)]
+    assert run.facts == [CheckpointSaved(1)]
     run.begin()
     with pytest.raises(CheckpointRefused, match="oldest that run run can go back to is one after"):
         run.load(0)
     run.load(1)
-    assert run.core.ledger.steps.committed == 1
+    assert run.core._ledger.steps.committed == 1
 
 
 def test_a_checkpoint_ahead_of_what_was_heard_commits_the_steps_it_covers() -> None:
@@ -129,14 +129,14 @@ def test_a_checkpoint_ahead_of_what_was_heard_commits_the_steps_it_covers() -> N
     run.hungry()
     run.pass_time(3.0)
     for rank in (0, 1):
-        digest = run.core.ledger.steps[2].digest
+        digest = run.core._ledger.steps[2].digest
         run.perform(run.core.prepared(rank, 2, digest, run.now))
     run.perform(run.core.commit(0, 2, run.now))  # rank 1 is killed before its word is heard
     run.begin()
     run.load(2)
     at = run.core.statistics()
     assert (at.steps_committed, at.steps_rewound, at.in_flight) == (3, 0, 4 * at.open_steps)
-    assert run.core.ledger.steps.committed == 2
+    assert run.core._ledger.steps.committed == 2
     assert at.balanced
 
 
@@ -159,7 +159,7 @@ def test_without_retained_steps_the_run_goes_on_and_says_how_many_are_missing() 
     assert Rewound(after=1, steps=0, samples=0, missing=3) in run.load(1)
     at = run.core.statistics()
     assert (at.steps_not_rewound, at.samples_rewound, at.steps_retained) == (3, 0, 0)
-    assert run.core.ledger.steps.committed == 4
+    assert run.core._ledger.steps.committed == 4
     run.run_to(5)
     assert run.core.statistics().balanced
 
@@ -170,15 +170,15 @@ def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
     run.begin()
     run.load(1, 0, 0, 1)
     run.run_to(2)
-    received = dict.fromkeys(run.core.ledger.steps, 1)
+    received = dict.fromkeys(run.core._ledger.steps, 1)
     run.restart()
     for rank in (0, 1):
         run.say(
-            rank, run.core.ledger.generation.number, resume=CheckpointPosition("run", 1),
+            rank, run.core._ledger.generation.number, resume=CheckpointPosition("run", 1),
             taken=2, committed=2, received=received,
         )  # fmt: skip
     assert run.core.run_id == "run"
-    assert run.core.ledger.steps.committed == 2
+    assert run.core._ledger.steps.committed == 2
     assert run.core.statistics().steps_rewound == 3
 
 
@@ -200,8 +200,8 @@ def test_ranks_that_load_different_checkpoints_all_fail_before_any_step(other: i
     run.begin()
     run.load(1, 0)
     if other is None:
-        taken = run.core.ledger.ranks[1].taken
-        (failed,) = run.core.demand(1, taken, run.now, hungry=True)
+        taken = run.core._ledger.ranks[1].taken
+        (failed,) = run.core.demand(1, taken, run.now, hungry=True).effects
     else:
         failed = next(e for e in run.load(other, 1) if isinstance(e, FailRanks))
     assert isinstance(failed, FailRanks)
@@ -219,7 +219,7 @@ def test_no_step_is_released_before_every_rank_has_said_where_it_goes_on() -> No
     run = Run()
     run.perform(run.core.demand(0, -1, run.now, hungry=True))
     for rank in (0, 1):
-        digest = run.core.ledger.steps[0].digest
+        digest = run.core._ledger.steps[0].digest
         run.perform(run.core.prepared(rank, 0, digest, run.now))
     assert "Release" not in {type(effect).__name__ for effect in run.log}
     run.perform(run.core.demand(1, -1, run.now, hungry=True))
@@ -247,9 +247,9 @@ def test_word_of_prepared_steps_that_crosses_a_rewind_is_ignored() -> None:
     run = Run()
     run.run_to(3)
     run.begin()
-    late = run.core.ledger.steps[4]
+    late = run.core._ledger.steps[4]
     run.load(1, 0)
-    assert run.core.prepared(1, 4, late.digest, run.now) == []
+    assert not run.core.prepared(1, 4, late.digest, run.now).effects
     run.load(1, 1)
     assert run.run_to(4)
 
@@ -285,9 +285,9 @@ def test_a_dispatcher_that_no_longer_retains_lets_go_of_what_was_retained() -> N
     run.restart()
     assert run.core.statistics().steps_retained == 2
     again = Run(retain=False).core
-    again.restore(run.memory.remembered())
+    restored = again.restore(run.memory.remembered())
     assert again.statistics().steps_retained == 0
-    assert CheckpointSaved(1) in again.take_facts()
+    assert CheckpointSaved(1) in restored.facts
 
 
 def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
@@ -295,14 +295,13 @@ def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
     run.run_to(1)
     run.begin()
     hello = RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 0))
-    run.core.join(hello, run.now)
-    assert run.core.take_facts() == [Resumed(0)]
+    joined = run.core.join(hello, run.now)
+    assert joined.facts == [Resumed(0)]
 
 
 def test_a_new_run_notes_its_name_and_one_that_goes_on_keeps_it() -> None:
     fresh = Dispatch(Run().core.config, "named")
-    fresh.restore(Remembered())
-    assert fresh.take_facts() == [RunBegan("named")]
+    assert fresh.restore(Remembered()).facts == [RunBegan("named")]
     later = Dispatch(fresh.config, "other")
-    later.restore(Remembered(run_id="named"))
-    assert (later.run_id, later.take_facts()) == ("named", [])
+    assert not later.restore(Remembered(run_id="named")).facts
+    assert later.run_id == "named"

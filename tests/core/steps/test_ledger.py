@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.effects import Deliver, Effect, FailRanks, Redelivered, Release
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    Effect,
+    FailRanks,
+    Redelivered,
+    Release,
+)
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
@@ -12,6 +18,7 @@ from rollout_dispatcher.plan import Plan, Sync
 from tests.support.ledgers import (
     begin,
     hello,
+    join,
     make_elastic_ledger,
     make_ledger,
     open_step,
@@ -70,9 +77,9 @@ def test_another_digest_fails_the_generation_on_all_ranks() -> None:
     assert "another plan" in str(failed.error)
     assert ledger.generation.failed is failed.error
     with pytest.raises(GenerationFenced):
-        ledger.join(hello(1), 0.0)
-    ledger.join(hello(0, None, client_id="new-0"), 0.0)
-    ledger.join(hello(1, 2, client_id="new-1"), 0.0)
+        join(ledger, hello(1), 0.0)
+    join(ledger, hello(0, None, client_id="new-0"), 0.0)
+    join(ledger, hello(1, 2, client_id="new-1"), 0.0)
     begin(ledger)
     assert prepare(ledger, 0) == [Release((0, 1), 0)]
 
@@ -84,7 +91,7 @@ def test_no_release_while_a_rank_is_away_and_release_when_it_is_back() -> None:
     ledger.leave(0, "rank-0")
     assert prepare(ledger, 0, 1) == []
     assert ledger.steps[0].state is StepState.PREPARED
-    ledger.join(hello(0, received={0: 1}), 0.0)
+    join(ledger, hello(0, received={0: 1}), 0.0)
     assert ledger.release_ready() == [Release((0, 1), 0)]
 
 
@@ -94,7 +101,7 @@ def test_a_live_rank_that_reconnects_goes_on_where_it_was() -> None:
     open_step(ledger)
     prepare(ledger, 0)
     ledger.leave(1, "rank-1")
-    effects = ledger.join(hello(1, received={0: 3}), 0.0)
+    effects = join(ledger, hello(1, received={0: 3}), 0.0)
     assert [effect for effect in effects if isinstance(effect, Deliver)] == [
         Deliver(1, 0, 3),
         Deliver(1, 1, 0),
@@ -109,7 +116,7 @@ def test_a_rank_that_says_it_committed_before_the_cut_is_believed() -> None:
     prepare(ledger, 0)
     ledger.commit(0, 0)
     ledger.leave(1, "rank-1")
-    effects = ledger.join(hello(1, committed=0, taken=0), 0.0)
+    effects = join(ledger, hello(1, committed=0, taken=0), 0.0)
     assert effects == []
     assert [done.number for done in ledger.commit(1, ledger.ranks[1].committed)] == [0]
 
@@ -119,7 +126,7 @@ def test_a_new_process_of_the_same_generation_starts_at_the_steps_beginning() ->
     open_step(ledger)
     prepare(ledger, 0)
     ledger.leave(1, "rank-1")
-    effects = ledger.join(hello(1, client_id="other", received={0: 3}), 0.0)
+    effects = join(ledger, hello(1, client_id="other", received={0: 3}), 0.0)
     assert Deliver(1, 0, 0) in effects
 
 
@@ -132,11 +139,11 @@ def test_a_new_generation_gets_every_open_step_again_identical_and_acknowledgeme
     prepare(ledger, 0)
     ledger.commit(0, 0)
     digests = {number: step.digest for number, step in ledger.steps.items()}
-    effects = ledger.join(hello(0, None, client_id="new-0"), 1.0)
+    effects = join(ledger, hello(0, None, client_id="new-0"), 1.0)
     assert isinstance(effects[0], FailRanks)
     assert effects[0].client_ids == ("rank-0", "rank-1")
     assert effects[-2:] == [Deliver(0, 0), Deliver(0, 1)]
-    effects = ledger.join(hello(1, 2, client_id="new-1"), 1.0)
+    effects = join(ledger, hello(1, 2, client_id="new-1"), 1.0)
     assert effects == [Deliver(1, 0), Deliver(1, 1)]
     assert {number: step.digest for number, step in ledger.steps.items()} == digests
     assert {step.state for step in ledger.steps.values()} == {StepState.PLANNED}
@@ -147,10 +154,10 @@ def test_a_new_generation_gets_every_open_step_again_identical_and_acknowledgeme
 
 def grow(ledger: StepLedger, dp_size: int) -> list[Effect]:
     """A whole process group of another size takes over."""
-    effects = ledger.join(RankHello("new-0", 0, dp_size, None), 1.0)
+    effects = join(ledger, RankHello("new-0", 0, dp_size, None), 1.0)
     for dp_rank in range(1, dp_size):
         greeting = RankHello(f"new-{dp_rank}", dp_rank, dp_size, ledger.generation.number)
-        effects += ledger.join(greeting, 1.0)
+        effects += join(ledger, greeting, 1.0)
     begin(ledger)
     return effects
 
@@ -176,7 +183,7 @@ def test_steps_for_another_number_of_ranks_go_out_one_by_one_once_they_are_plann
     assert Redelivered(0, "new-size") in effects
     assert [effect for effect in effects if isinstance(effect, Deliver)] == []
     assert replan(ledger) == [Deliver(rank, 0) for rank in range(4)]
-    late = ledger.join(RankHello("new-3", 3, 4, ledger.generation.number), 2.0)
+    late = join(ledger, RankHello("new-3", 3, 4, ledger.generation.number), 2.0)
     assert [effect for effect in late if isinstance(effect, Deliver)] == [Deliver(3, 0)]
     assert replan(ledger) == [Deliver(rank, 1) for rank in range(4)]
     assert ledger.outgrown is None
@@ -191,7 +198,7 @@ def test_steps_for_another_number_of_ranks_go_out_one_by_one_once_they_are_plann
 def test_nobody_can_speak_of_a_step_before_it_is_planned_again() -> None:
     ledger = make_elastic_ledger()
     digest = ledger.steps[0].digest
-    ledger.join(RankHello("new-0", 0, 4, None), 1.0)
+    join(ledger, RankHello("new-0", 0, 4, None), 1.0)
     with pytest.raises(ProtocolError, match="not open"):
         ledger.prepared(0, 0, digest)
     with pytest.raises(ProtocolError, match="committed step 0 before it was prepared"):
@@ -200,7 +207,7 @@ def test_nobody_can_speak_of_a_step_before_it_is_planned_again() -> None:
         "new-1", 1, 4, ledger.generation.number, taken=1, committed=1, received={0: 1, 1: 1}
     )
     for _ in ("as a stranger", "as one that is known"):
-        ledger.join(boast, 1.0)
+        join(ledger, boast, 1.0)
         rank = ledger.ranks[1]
         assert (rank.taken, rank.prepared, rank.committed) == (-1, -1, -1)
 
@@ -231,8 +238,8 @@ def test_a_step_is_wanted_when_every_rank_has_room_for_one_more() -> None:
 
 def test_without_prefetch_a_step_is_wanted_only_by_the_hungry() -> None:
     ledger = StepLedger(2, 4)
-    ledger.join(hello(0, None, prefetch_steps=0), 0.0)
-    ledger.join(hello(1, prefetch_steps=0), 0.0)
+    join(ledger, hello(0, None, prefetch_steps=0), 0.0)
+    join(ledger, hello(1, prefetch_steps=0), 0.0)
     assert not ledger.wanted
     ledger.demand(0, -1, hungry=True)
     assert ledger.hungry

@@ -12,8 +12,7 @@ from random import Random
 import pytest
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import DropReason
-from rollout_dispatcher.core.facts import Accepted, Dropped
+from rollout_dispatcher.core.facts import Accepted, Dropped, DropReason
 from rollout_dispatcher.journal.files.blocks import _HEADER, HEADER_SIZE, MAGIC, draft
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK, Front
 from rollout_dispatcher.sample import DType, Field, Sample, Schema

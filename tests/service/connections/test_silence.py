@@ -66,7 +66,7 @@ class Connection:
         self._peer = Peer(router, limits, clock)
         self.transport = MemoryTransport()
         self._peer.connection_made(self.transport)
-        generation = None if dp_rank == 0 else router.core.ledger.generation.number
+        generation = None if dp_rank == 0 else router.core.generation
         self.say(
             m.HelloRank(client_id=f"r{dp_rank}", dp_rank=dp_rank, dp_size=2, generation=generation)
         )
@@ -110,7 +110,7 @@ async def test_a_pause_of_an_hour_with_heartbeats_trips_nothing() -> None:
             heart.check(clock())
         router.close_silent(away=0.0)
     assert not any(rank.transport.is_closing() for rank in ranks)
-    assert (router.absent_ranks(), silent_ranks(router)) == ([], 0)
+    assert (list(router.core.statistics().absent_ranks), silent_ranks(router)) == ([], 0)
     router.close()
 
 
@@ -130,7 +130,7 @@ async def test_silence_is_noticed_after_the_timeout_and_not_before(
     silent.hang_up_if_closed()
     assert (silent.transport.is_closing(), alive.transport.is_closing()) == (True, False)
     assert "rank r0 was silent for 60 s" in caplog.text
-    assert (router.absent_ranks(), silent_ranks(router)) == ([0], 1)
+    assert (list(router.core.statistics().absent_ranks), silent_ranks(router)) == ([0], 1)
     router.close()
 
 

@@ -74,7 +74,7 @@ def ignore(_: JournalError) -> None:
 
 async def test_without_a_journal_the_gate_stands_open() -> None:
     barrier, said = DurabilityBarrier(None, ignore), list[str]()
-    barrier.note([StreamEnded()], dict)
+    barrier.note([StreamEnded()], {})
     barrier.after(partial(said.append, "answer"))
     await barrier.settled()
     assert said == ["answer"]
@@ -85,11 +85,11 @@ async def test_an_answer_waits_for_the_facts_noted_before_it_and_order_is_kept()
     log, said = SlowLog(), list[str]()
     barrier = DurabilityBarrier(log, ignore)
     barrier.after(partial(said.append, "before any fact"))
-    barrier.note([StreamEnded()], lambda: {"a": 1})
+    barrier.note([StreamEnded()], {"a": 1})
     barrier.after(partial(said.append, "first"))
-    barrier.note([StreamEnded()], dict)
+    barrier.note([StreamEnded()], {})
     barrier.after(partial(said.append, "second"))
-    barrier.note([], dict)
+    barrier.note([], {})
     barrier.after(partial(said.append, "third"))
     assert said == ["before any fact"]
     await log.durable(1)
@@ -105,10 +105,10 @@ async def test_what_a_thunk_adds_waits_for_its_own_facts() -> None:
 
     def answer_and_note_more() -> None:
         said.append("answer")
-        barrier.note([StreamEnded()], dict)
+        barrier.note([StreamEnded()], {})
         barrier.after(partial(said.append, "consequence"))
 
-    barrier.note([StreamEnded()], dict)
+    barrier.note([StreamEnded()], {})
     barrier.after(answer_and_note_more)
     await log.durable(1)
     assert said == ["answer"]
@@ -119,7 +119,7 @@ async def test_what_a_thunk_adds_waits_for_its_own_facts() -> None:
 async def test_settled_returns_when_everything_noted_is_durable() -> None:
     log = SlowLog()
     barrier = DurabilityBarrier(log, ignore)
-    barrier.note([StreamEnded()], dict)
+    barrier.note([StreamEnded()], {})
     waiting = asyncio.ensure_future(barrier.settled())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -166,11 +166,11 @@ async def test_a_speaker_of_too_many_unanswered_messages_is_held_until_half_are_
     log, loud, quiet = SlowLog(), Chatterbox(), Chatterbox()
     barrier = DurabilityBarrier(log, ignore)
     barrier.heard(loud)  # answered at once
-    barrier.note([StreamEnded()], dict)
+    barrier.note([StreamEnded()], {})
     for message in range(1, MAX_UNANSWERED):
         barrier.heard(loud)
         if message == MAX_UNANSWERED // 2:
-            barrier.note([StreamEnded()], dict)
+            barrier.note([StreamEnded()], {})
     assert loud.told == []
     barrier.heard(loud)
     barrier.heard(quiet)

@@ -1,14 +1,15 @@
 """A restart with settings that what is buffered does not fit is refused at once, with a remedy."""
 
 import asyncio
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import DropReason, Effect, PlanWanted, PushAnswered
+from rollout_dispatcher.core.effects import PlanWanted, PushAnswered
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
@@ -39,26 +40,24 @@ class Life:
 
     async def push(self, *samples: Sample, first: int = 0) -> None:
         """Accepted, all of them."""
-        effects = self.core.push(Push("p", first, samples), 0.0)
-        answers = [effect for effect in effects if isinstance(effect, PushAnswered)]
+        decision = self.core.push(Push("p", first, samples), 0.0)
+        answers = [effect for effect in decision.effects if isinstance(effect, PushAnswered)]
         assert [set(answer.outcomes) for answer in answers] == [{Outcome.ACCEPTED}]
-        await self._note()
+        self._perform(decision, 0.0)
+        await self._barrier.settled()
 
     async def plan(self) -> None:
         """A rank joins and gets a step, as nothing more comes."""
         hello = RankHello("r", 0, 1, None, prefetch_steps=1, hungry=True)
         self._perform(self.core.join(hello, 0.0), 0.0)
         self._perform(self.core.end_stream(10.0, force=True), 10.0)
-        await self._note()
+        await self._barrier.settled()
 
-    def _perform(self, effects: Iterable[Effect], now: float) -> None:
-        for effect in effects:
+    def _perform(self, decision: Decision, now: float) -> None:
+        self._barrier.note(decision.facts, decision.totals)
+        for effect in decision.effects:
             if isinstance(effect, PlanWanted):
                 self._perform(self.core.planned(effect, self._planner.plan(effect), now), now)
-
-    async def _note(self) -> None:
-        self._barrier.note(self.core.take_facts(), self.core.totals.as_json)
-        await self._barrier.settled()
 
     def end(self) -> None:
         assert self.journal.close()

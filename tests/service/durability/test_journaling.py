@@ -31,8 +31,8 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
     assert journal is not None
     barrier = DurabilityBarrier(journal, on_broken=lambda _: None)
     clock.reading = 5_000.0  # it jumps ahead, or the time of day is set back afterwards
-    core.push(Push("p", 0, (make_sample("s"),)), clock())
-    barrier.note(core.take_facts(), core.totals.as_json)
+    pushed = core.push(Push("p", 0, (make_sample("s"),)), clock())
+    barrier.note(pushed.facts, pushed.totals)
     await barrier.settled()
     assert journal.close()
 

@@ -50,6 +50,11 @@ class SampleBuffer:
         return self._held.samples
 
     @property
+    def units(self) -> str:
+        """What is counted: samples or groups."""
+        return "groups" if self._by_groups else "samples"
+
+    @property
     def held_tokens(self) -> int:
         """Tokens of all held samples."""
         return self._held.tokens
@@ -177,8 +182,7 @@ class SampleBuffer:
         """The soft cap that is reached, or would be with so much more ready."""
         limits = self.limits
         if self.ready_units + units >= limits.samples:
-            counted = "groups" if self._by_groups else "samples"
-            return BufferFull(counted, self.ready_units, limits.samples)
+            return BufferFull(self.units, self.ready_units, limits.samples)
         if limits.tokens is not None and self._ready_tokens + tokens >= limits.tokens:
             return BufferFull("tokens", self._ready_tokens, limits.tokens)
         return None

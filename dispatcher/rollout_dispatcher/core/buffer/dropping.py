@@ -11,8 +11,8 @@ from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
-from rollout_dispatcher.core.effects import DropReason
-from rollout_dispatcher.core.facts import Dropped, GroupSized, Note
+from rollout_dispatcher.core.buffer.phases import before_phase
+from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.totals import Totals
 
@@ -62,6 +62,19 @@ class Dropping:
         """Give a group up of which members may still come; these are refused, and told why."""
         self._closed_groups.close(group.group_id, why, group.missing, now)
         self.give_up(group, reason)
+
+    def give_up_groups(self) -> None:
+        """No further member of any group comes."""
+        for group in list(self._buffer.groups):
+            self.give_up(group)
+
+    def forbid_before(self, version: int, now: float, *, untracked: bool) -> None:
+        """Give up groups that belong before this phase; untracked: those without a version, too."""
+        belongs = before_phase(version)
+        why = f"the phase before policy version {version} has ended without all of its members"
+        for group in [group for group in self._buffer.groups if group.entries]:
+            if belongs(group.oldest) and (untracked or group.oldest is not None):
+                self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
 
     def resize(self, group: OpenGroup, size: int) -> None:
         """The group has so many members in all, those included that are lost."""

@@ -3,8 +3,7 @@
 Staleness of a sample is the policy version that its step will train with, minus its own. DP rank 0
 reports a version with the number of the first step that it trains with it; from there on the
 version rises by one every `steps_per_version` steps, as far as steps are planned and not committed.
-A sample without a version is never stale; a group is judged by its oldest version. A phase that has
-ended is dispatched before anything newer.
+A sample without a version is never stale; a group is judged by its oldest version.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.plan import BoolArray
 
@@ -33,33 +31,16 @@ class NextStep:
     committed: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """version: nothing older belongs to newer phases. ticket: the first sample after its end."""
-
-    version: int
-    ticket: int
-
-    def precedes(self, entry: Entry) -> bool:
-        """Whether a sample belongs before its end; one without a version by when it came."""
-        known = entry.version
-        return entry.ticket < self.ticket if known is None else known < self.version
-
-
 class Freshness:
-    """Policy versions and phases of one run."""
+    """Policy versions of one run."""
 
     def __init__(
         self, max_staleness: int | None, policy: StalenessPolicy, steps_per_version: int = 1
     ) -> None:
         self._max_staleness, self._policy = max_staleness, policy
         self._steps_per_version = steps_per_version
-        self._phases: list[_Phase] = []
-        self._looked_at = -1
         self._first_step = 0
         self.reported: int | None = None
-
-    # -- versions ---------------------------------------------------------------------------
 
     def report(self, version: int, first_step: int) -> bool:
         """DP rank 0 trains these weights from that step on; returns whether that is news.
@@ -82,18 +63,26 @@ class Freshness:
         per_version = self._steps_per_version
         return self.reported + min(since // per_version, -(-ahead // per_version))
 
+    @property
+    def drops(self) -> bool:
+        """Whether samples may ever be too stale."""
+        return self._max_staleness is not None and self._policy is _DROP
+
     def stale(self, step: NextStep) -> Callable[[Entry], bool] | None:
         """What that step may no longer train on; None if nothing is ever dropped."""
-        version = self.training_version(step)
-        if version is None or self._max_staleness is None or self._policy is not _DROP:
+        if self._max_staleness is None or not self.drops:
+            return None
+        if (version := self.training_version(step)) is None:
             return None
         return _older_than(version - self._max_staleness)
 
     def must_go(self, entries: list[Entry], step: NextStep, batch: int) -> BoolArray:
         """Samples too stale for any step after that one: the oldest ones, about a batch."""
         due = np.zeros(len(entries), np.bool_)
+        if self._max_staleness is None:
+            return due
         version = self.training_version(NextStep(step.number + 1, step.committed))
-        if version is None or self._max_staleness is None:
+        if version is None:
             return due
         expires = _older_than(version - self._max_staleness)
         expiring = [at for at, entry in enumerate(entries) if expires(entry)]
@@ -101,58 +90,8 @@ class Freshness:
         due[expiring[:batch]] = True
         return due
 
-    # -- phases -----------------------------------------------------------------------------
-
-    def end_phase(self, version: int, ticket: int) -> None:
-        """Samples older than `version`, and before `ticket`, go before anything newer."""
-        if all(phase.version != version for phase in self._phases):
-            self._phases.append(_Phase(version, ticket))
-            self._phases.sort(key=lambda phase: phase.version)
-            self._looked_at = -1
-
-    @property
-    def phases(self) -> tuple[int, ...]:
-        """Phases that have ended and may still have samples, oldest first."""
-        return tuple(phase.version for phase in self._phases)
-
-    @property
-    def flushing(self) -> bool:
-        """Whether an ended phase may still have samples."""
-        return bool(self._phases)
-
-    def window(self, buffer: SampleBuffer, limit: int) -> list[Entry]:
-        """The samples that the next plan may choose from, oldest first."""
-        self._forget_empty(buffer)
-        return buffer.ready(limit, self._phases[0].precedes if self._phases else None)
-
-    def count(self, buffer: SampleBuffer, limit: int) -> int:
-        """How many units are ready for the next plan, and at most `limit` of them in a phase."""
-        if not self.flushing:
-            return buffer.ready_units
-        found = self.window(buffer, limit)
-        return buffer.units_of(found) if self._phases else buffer.ready_units
-
-    def lacking(self, buffer: SampleBuffer, batch: int) -> int:
-        """Units that are ready fewer than a step needs; 0 or less if one could be planned."""
-        if self.flushing:
-            self._forget_empty(buffer)
-        return 0 if self._phases else batch - buffer.ready_units
-
-    def _forget_empty(self, buffer: SampleBuffer) -> None:
-        """A phase of which nothing is ready is over; only what leaves can bring that about."""
-        if self._looked_at == buffer.departures:
-            return
-        self._looked_at = buffer.departures
-        while self._phases and not any(map(self._phases[0].precedes, buffer.entries())):
-            self._phases.pop(0)
-
 
 _DROP = StalenessPolicy.DROP
-
-
-def before_phase(version: int | None) -> Callable[[int | None], bool]:
-    """Whether a policy version belongs before that phase; an unknown one does."""
-    return lambda known: version is None or known is None or known < version
 
 
 def _older_than(version: int) -> Callable[[Entry], bool]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
 from rollout_dispatcher.sample import Sample
 

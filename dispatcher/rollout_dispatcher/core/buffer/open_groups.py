@@ -157,7 +157,7 @@ class OpenGroups:
                 del self._of_producer[producer]
 
     @property
-    def has_room_for_empty(self) -> bool:
+    def may_open_empty(self) -> bool:
         """Whether one more may be opened before its first member."""
         return len(self._groups) < MAX_EMPTY
 

@@ -10,17 +10,26 @@ them waits for it. Nothing is planned that is not wanted. Of what is wanted:
     a whole batch, grown since the last trial           try: used if within `target_excess`
     producers wait at a hard cap, hungry for `max_wait`
         and something is ready                          plan a smaller step
-        and nothing is, nor has anything come meanwhile make room: give a group up
+        and nothing is, nor has anything come meanwhile make capacity: give a group up
     otherwise                                           wait
 """
 
 import math
 from dataclasses import dataclass
-
-from rollout_dispatcher.core.effects import Trigger
+from enum import StrEnum
 
 #: Sums of floats fall short of what they were added up to: a wait that is over must not go on.
 ROUNDING_S = 1e-6
+
+
+class Trigger(StrEnum):
+    """Why a step was planned when it was."""
+
+    WINDOW_FULL = "window-full"
+    TARGET_EXCESS = "target-excess"
+    MAX_WAIT = "max-wait"
+    BUFFER_FULL = "buffer-full"
+    FLUSH = "flush"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +80,15 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeRoom:
+class MakeCapacity:
     """Open groups fill the memory, and none can become whole: give one up."""
 
 
-def decide(config: TriggerConfig, at: Situation) -> Go | Wait | MakeRoom:
+#: What a decision may be.
+Decided = Go | Wait | MakeCapacity
+
+
+def decide(config: TriggerConfig, at: Situation) -> Decided:
     """Decide for a wanted step."""
     if at.ready >= config.window:
         return Go(Trigger.WINDOW_FULL)
@@ -100,7 +113,7 @@ def _decide_whole_batch(config: TriggerConfig, at: Situation) -> Go | Wait:
     return Wait(None if at.hungry_for is None else config.max_wait - at.hungry_for)
 
 
-def _decide_stuck(config: TriggerConfig, at: Situation, hungry_for: float) -> Go | Wait | MakeRoom:
+def _decide_stuck(config: TriggerConfig, at: Situation, hungry_for: float) -> Decided:
     waited = min(hungry_for, at.helped_for)
     if not at.ready:
         waited = min(waited, at.quiet_for)
@@ -108,4 +121,4 @@ def _decide_stuck(config: TriggerConfig, at: Situation, hungry_for: float) -> Go
         return Wait(config.max_wait - waited)
     if at.ready:
         return Go(Trigger.BUFFER_FULL)
-    return MakeRoom() if at.growing else Wait()
+    return MakeCapacity() if at.growing else Wait()

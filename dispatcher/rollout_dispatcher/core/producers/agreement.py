@@ -10,8 +10,8 @@ first. Invariant: an end is decided once and ended once, phases in the order of 
 from collections.abc import Callable
 from enum import IntEnum
 
-from rollout_dispatcher.core.buffer.admission import Admission
-from rollout_dispatcher.core.buffer.freshness import before_phase
+from rollout_dispatcher.core.admission.admission import Admission
+from rollout_dispatcher.core.buffer.phases import before_phase
 from rollout_dispatcher.core.producers.producers import Producers
 
 
@@ -32,6 +32,25 @@ class Agreement:
         self._producers, self._admission = producers, admission
         self._asked: dict[End, _Stage] = {}
         self._forced: set[End] = set()
+
+    # -- producers say so -------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether any producer has contributed anything."""
+        return self._producers.begun
+
+    def ends_phase(self, producer: str, version: int) -> tuple[int, bool]:
+        """A producer pushes nothing older than `version`; returns all that it has said so far."""
+        self._producers.ends_phase(producer, version)
+        return self._producers.word(producer)
+
+    def ends_stream(self, producer: str) -> tuple[int, bool]:
+        """A producer pushes nothing more; returns all that it has said so far."""
+        self._producers.ends_stream(producer)
+        return self._producers.word(producer)
+
+    # -- ends come --------------------------------------------------------------------------
 
     @property
     def pending(self) -> list[End]:
@@ -66,6 +85,8 @@ class Agreement:
 
     def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
         """Decide what everybody has agreed to, and end what is decided and has come in."""
+        if not self._asked:
+            return
         for end in self.pending:
             if self._asked[end] is _Stage.ASKED:
                 if end not in self._forced and self.waits_for(end):

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from rollout_dispatcher.core.config import SizeCheck
 from rollout_dispatcher.core.effects import FailRanks
-from rollout_dispatcher.core.ranks.rank_state import Everyone, RankHello, RankState
+from rollout_dispatcher.core.ranks.rank_state import AllRanks, RankHello, RankState
 from rollout_dispatcher.errors import (
     CheckpointRefused,
     ConfigError,
@@ -39,7 +39,7 @@ def check_run(hello: RankHello, run_id: str) -> None:
 
 
 class Generation:
-    """A number, and the standings of the DP ranks that belong to it.
+    """A number, and the states of the DP ranks that belong to it.
 
     dp_size: DP ranks of the current generation; of the first one, before it has begun.
     check_size: which other numbers of ranks a new generation may bring; None: no other.
@@ -55,8 +55,8 @@ class Generation:
         self.resumed: int | None = None
         #: What it has failed with.
         self.failed: DispatcherError | None = None
-        self._prepared, self._committed = Everyone(self.ranks), Everyone(self.ranks)
-        self._with_room = Everyone(self.ranks)
+        self._prepared, self._committed = AllRanks(self.ranks), AllRanks(self.ranks)
+        self._taking = AllRanks(self.ranks)
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
         """Be what an earlier process knew; no rank is seated yet.
@@ -88,11 +88,10 @@ class Generation:
         )
         return [FailRanks(fenced, error)] if fenced else []
 
-    def fail(self, error: DispatcherError, *also: str) -> list[FailRanks]:
-        """End it with one error on all of its ranks, and on clients `also`."""
+    def fail(self, error: DispatcherError) -> list[FailRanks]:
+        """End it with one error on all of its ranks."""
         self.failed = error
-        clients = dict.fromkeys([*(rank.client_id for rank in self.ranks.values()), *also])
-        return [FailRanks(tuple(clients), error)]
+        return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
     # -- who may join -----------------------------------------------------------------------
 
@@ -235,11 +234,11 @@ class Generation:
         """Whether every DP rank has applied this step."""
         return self._committed.all(self.dp_size, lambda rank: rank.committed >= step)
 
-    def has_room_after(self, last: int) -> bool:
+    def takes_after(self, last: int) -> bool:
         """Whether every DP rank of a live generation is connected and takes a step after `last`."""
-        return self.failed is None and self._with_room.all(
+        return self.failed is None and self._taking.all(
             self.dp_size,
-            lambda rank: rank.connected and rank.has_room_after(last) and self.agrees(rank),
+            lambda rank: rank.connected and rank.takes_after(last) and self.agrees(rank),
         )
 
     @property

@@ -1,6 +1,6 @@
 """A DP rank as the ledger knows it: how it introduces itself, and what it has said since.
 
-A rank prepares, takes and commits steps in order, so its standing is a few watermarks over step
+A rank prepares, takes and commits steps in order, so its state is a few watermarks over step
 numbers. Invariant: no watermark is above the last step that the rank can have been given, whatever
 it says; within a generation none falls, unless the rank loads a checkpoint or another process takes
 its place.
@@ -147,12 +147,12 @@ class RankState:
         """Whether it waits for the step after `last`."""
         return self.hungry and self.taken == last
 
-    def has_room_after(self, last: int) -> bool:
+    def takes_after(self, last: int) -> bool:
         """Whether it takes a step after `last`, ahead of its training loop or for it."""
         return last - self.taken < self.prefetch_steps or self.waits_after(last)
 
 
-class Everyone:
+class AllRanks:
     """Asks whether something holds for every DP rank, once for every word that a rank says.
 
     Most of the time it does not, so the rank that was found wanting last is asked first, and the

@@ -11,7 +11,12 @@ from collections.abc import Iterable, Mapping
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import SizeCheck
-from rollout_dispatcher.core.effects import Deliver, Effect, Redelivered, Release
+from rollout_dispatcher.core.effects import (
+    Deliver,
+    Effect,
+    Redelivered,
+    Release,
+)
 from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.core.ranks.rank_state import RankHello, RankState
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
@@ -51,24 +56,16 @@ class StepLedger:
                 step.check_received(count)
         return self.generation.believed(hello)
 
-    def join(self, hello: RankHello, now: float) -> list[Effect]:
-        """Admit a DP rank, fencing an older generation if it brings a new one.
-
-        Raises RankRefused or GenerationFenced; nothing has changed then.
-        """
-        self.generation.check(hello)
-        if hello.generation is not None:
-            return self._seat(hello, now)
+    def begin(self, hello: RankHello) -> list[Effect]:
+        """A rank that may join asks for a new generation: the one before is fenced."""
         fenced = self.generation.begin(hello)
-        return [*fenced, *self.steps.start_over(hello.dp_size), *self._seat(hello, now)]
+        return [*fenced, *self.steps.start_over(hello.dp_size)]
 
-    def leave(self, dp_rank: int, client_id: str, *, for_good: bool = False) -> None:
-        """A connection is gone; its steps stay open."""
-        rank = self.ranks.get(dp_rank)
-        if rank is not None and rank.client_id == client_id:
-            rank.went(for_good=for_good)
+    def seat(self, hello: RankHello, now: float) -> list[Effect]:
+        """Give a rank that may join its place; returns its deliveries.
 
-    def _seat(self, hello: RankHello, now: float) -> list[Effect]:
+        hello: as `check` believed it.
+        """
         known = self.ranks.get(hello.dp_rank)
         if known is not None and hello.resume is not None and not known.begun:
             known = None  # it has loaded a checkpoint since, and let go of what it was given
@@ -93,6 +90,12 @@ class StepLedger:
             if known is not None:
                 effects.append(Redelivered(number, "reconnect"))
         return effects
+
+    def leave(self, dp_rank: int, client_id: str, *, for_good: bool = False) -> None:
+        """A connection is gone; its steps stay open."""
+        rank = self.ranks.get(dp_rank)
+        if rank is not None and rank.client_id == client_id:
+            rank.went(for_good=for_good)
 
     def _open_through(self, told: int) -> list[Effect]:
         """Open what a rank speaks of that has outlived the dispatcher that opened it."""
@@ -179,12 +182,14 @@ class StepLedger:
 
     def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
         """Add the next step; returns its first delivery to every rank, if none comes before it."""
-        step = self.steps.add(_lay_out(plan, entries), self.generation.dp_size, now)
+        dp_size = self.generation.dp_size
+        step = self.steps.add(_lay_out(plan, entries), dp_size, now, plan.cost)
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
         """Replace an outgrown step's plan; returns the delivery of what it held back."""
-        self.steps.replace(number, _lay_out(plan, entries), self.generation.dp_size)
+        dp_size = self.generation.dp_size
+        self.steps.replace(number, _lay_out(plan, entries), dp_size, plan.cost)
         return self._deliver_after(number - 1)
 
     def open_waiting(self) -> list[Effect]:
@@ -228,7 +233,7 @@ class StepLedger:
         """Whether every DP rank has room for one more step."""
         if len(self.steps) >= self._max_open_steps:
             return False
-        return self.generation.has_room_after(self.steps.last)
+        return self.generation.takes_after(self.steps.last)
 
     @property
     def hungry(self) -> bool:

@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, takewhile
 
+from rollout_dispatcher.core.buffer.freshness import NextStep
 from rollout_dispatcher.core.effects import Redelivered
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepEvent, step_digest
+from rollout_dispatcher.plan import FloatArray
 
 
 class OpenSteps(Mapping[int, OpenStep]):
@@ -69,6 +71,11 @@ class OpenSteps(Mapping[int, OpenStep]):
         return self.next_step - self.num_uncommitted - 1
 
     @property
+    def next(self) -> NextStep:
+        """The step that is planned next."""
+        return NextStep(self.next_step, self.committed)
+
+    @property
     def last(self) -> int:
         """The last step that was opened, -1 for none."""
         return (self._waiting[0].number if self._waiting else self.next_step) - 1
@@ -79,22 +86,36 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     # -- what becomes of them ---------------------------------------------------------------
 
-    def add(self, micro_batches: MicroBatches, dp_size: int, now: float) -> OpenStep:
-        """The next step was planned; it is open at once unless others wait."""
+    def add(
+        self,
+        micro_batches: MicroBatches,
+        dp_size: int,
+        now: float,
+        cost: FloatArray | None = None,
+    ) -> OpenStep:
+        """The next step was planned, at this cost; it is open at once unless others wait."""
         number = self.next_step
         self.next_step += 1
         digest = step_digest(number, micro_batches)
-        step = OpenStep(number, micro_batches, digest, now, dp_size=dp_size)
+        step = OpenStep(number, micro_batches, digest, now, dp_size=dp_size, planned_cost=cost)
         if self._waiting:  # it was being planned when the trainer rewound
             self._waiting.append(step)
         else:
             self._open[number] = step
         return step
 
-    def replace(self, number: int, micro_batches: MicroBatches, dp_size: int) -> None:
-        """An open step was planned again, for so many DP ranks."""
+    def replace(
+        self,
+        number: int,
+        micro_batches: MicroBatches,
+        dp_size: int,
+        cost: FloatArray | None = None,
+    ) -> None:
+        """An open step was planned again, for so many DP ranks, at this cost."""
         digest, planned_at = step_digest(number, micro_batches), self._open[number].planned_at
-        self._open[number] = OpenStep(number, micro_batches, digest, planned_at, dp_size=dp_size)
+        self._open[number] = OpenStep(
+            number, micro_batches, digest, planned_at, dp_size=dp_size, planned_cost=cost
+        )
 
     def open_waiting(self) -> OpenStep:
         """Open the first step of those that wait; there has to be one."""

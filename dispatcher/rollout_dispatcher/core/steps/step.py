@@ -18,6 +18,7 @@ from hashlib import blake2b
 
 from rollout_dispatcher.core.buffer.entry import Entry, in_journal
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
+from rollout_dispatcher.plan import FloatArray
 from rollout_dispatcher.sample import Sample
 
 
@@ -71,6 +72,8 @@ class OpenStep:
 
     dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
     simulation seats one rank that speaks for all, so the two may differ.
+    planned_cost: float64[R, M], what its plan estimates for each micro-batch; None of a step that
+    an earlier process planned, as the journal does not keep it.
     """
 
     number: int
@@ -79,6 +82,7 @@ class OpenStep:
     planned_at: float
     state: StepState = StepState.PLANNED
     dp_size: int = 0
+    planned_cost: FloatArray | None = None
 
     def __post_init__(self) -> None:
         self.dp_size = self.dp_size or len(self.micro_batches)
@@ -89,6 +93,11 @@ class OpenStep:
         if after is None:
             raise IllegalTransition(self.state, event)
         self.state = after
+
+    @property
+    def planned_rank_cost(self) -> FloatArray | None:
+        """float64[R], what its plan estimates for each DP rank; None where `planned_cost` is."""
+        return None if self.planned_cost is None else self.planned_cost.sum(axis=1)
 
     def check_received(self, count: int) -> None:
         """Raise ProtocolError if a rank cannot have so many of its micro-batches."""

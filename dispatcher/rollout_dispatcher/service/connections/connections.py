@@ -28,6 +28,7 @@ class Connections:
         self.producers: dict[str, Peer] = {}
         self.seats: dict[str, Seat] = {}
         self._enders: dict[str, bool] = {}
+        self._hellos: dict[str, Peer] = {}
 
     # -- the end of the stream
 
@@ -53,6 +54,14 @@ class Connections:
         return all(self._enders.values())
 
     # -- DP ranks
+
+    def said_hello(self, peer: Peer) -> None:
+        """The core has decided on what this DP rank's connection said: it is seated or refused."""
+        self._hellos[peer.client_id] = peer
+
+    def take_hello(self, client_id: str) -> Peer:
+        """The connection on whose hello was decided, once."""
+        return self._hellos.pop(client_id)
 
     def seat(self, peer: Peer, dp_rank: int) -> Seat:
         """This connection speaks for its client, as this DP rank, now."""

@@ -108,10 +108,10 @@ class DurabilityBarrier:
             raise JournalError(f"there is no journal to read the payload of sample {ticket} from")
         return self._journal.fetch(ticket)
 
-    def note(self, facts: Sequence[Fact], totals: Callable[[], Mapping[str, object]]) -> None:
+    def note(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> None:
         """Have facts made durable, and the totals with them."""
         if facts and self._journal is not None:
-            self._noted = self._journal.append(facts, totals())
+            self._noted = self._journal.append(facts, totals)
 
     def after(self, then: Callable[[], None]) -> None:
         """Run `then` once everything noted so far is durable; at once if it is."""

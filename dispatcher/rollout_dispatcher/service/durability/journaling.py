@@ -55,7 +55,9 @@ def open_journal(
         raise
     if config.group_size != memory.group_size:
         journal.append([GroupSizeSet(config.group_size)], memory.totals)
-    core.restore(memory, clock())
+    restored = core.restore(memory, clock())
+    if restored.facts:
+        journal.append(restored.facts, restored.totals)
     metrics.watch_journal(journal)
     log.info(
         "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from aiohttp import web
@@ -15,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.effects import Effect
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.errors import DispatcherError, ReceivingFull
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.http.body import Body
@@ -70,25 +71,25 @@ class HttpPlane:
 
     async def readyz(self, _: web.Request) -> web.Response:
         """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
-        state, failure = self._router.core.statistics().run_state, self._router.barrier.failure
-        ready = state == "running" and failure is None
-        lines = [f"{'ok' if ready else 'not ready'}: {failure or state}"]
+        at, failure = self._router.core.statistics(), self._router.barrier.failure
+        ready = at.run_state == "running" and failure is None
+        lines = [f"{'ok' if ready else 'not ready'}: {failure or at.run_state}"]
         lines.append(
             f"the next step waits for: {self._router.core.waits_for(self._router.clock())}"
         )
-        if absent := self._router.absent_ranks():
-            lines.append(f"absent DP ranks: {', '.join(map(str, absent))}")
+        if at.absent_ranks:
+            lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
         return web.Response(text="\n".join(lines) + "\n", status=200 if ready else 503)
 
     async def statusz(self, _: web.Request) -> web.Response:
         """A snapshot for a person."""
         at = self._router.core.statistics()
         status = dataclasses.asdict(at)
+        del status["lengths"]  # a histogram, for /metrics
         status |= {
             "version": __version__,
             "accepted": at.accepted,
             "balanced": at.balanced,
-            "absent_ranks": self._router.absent_ranks(),
             "waits_for": self._router.core.waits_for(self._router.clock()),
             "config": self._router.config.model_dump(mode="json"),
         }
@@ -172,14 +173,14 @@ class HttpPlane:
             return _invalid(error)
         core, now = self._router.core, self._router.clock()
         if version is None:
-            return await self._tell(lambda: core.end_stream(now, force=force), core.stream_waits)
-        return await self._tell(
-            lambda: core.end_phase(version, now, force=force), lambda: core.phase_waits(version)
-        )
+            end = partial(core.end_stream, now, force=force)
+        else:
+            end = partial(core.end_phase, version, now, force=force)
+        return await self._tell(end, partial(core.end_waits, version))
 
     async def _tell(
         self,
-        say: Callable[[], list[Effect]],
+        say: Callable[[], Decision],
         waits: Callable[[], list[str]] = list,
     ) -> web.Response:
         """Answer once what was said is durable; waits: producers whose word is still awaited."""

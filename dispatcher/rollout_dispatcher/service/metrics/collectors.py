@@ -13,8 +13,7 @@ from prometheus_client.core import (
 )
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.planning.lengths import LengthCounts
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.statistics import LengthStatistics, Statistics
 from rollout_dispatcher.service.config.options import ServeConfig
 
 if TYPE_CHECKING:
@@ -41,14 +40,13 @@ class PerRank:
 
     def collect(self) -> Iterator[Metric]:
         """Both families."""
+        dp_size = self._core.statistics().dp_size
         for name, text, values in (
             ("rank_wait_seconds", "Time each rank's training loop was blocked.", self.wait),
             ("rank_dispatched_cost", "Estimated cost planned for each rank.", self.cost),
         ):
             family = CounterMetricFamily(f"dispatcher_{name}", text, labels=["dp_rank"])
-            for dp_rank in sorted(
-                rank for rank in values if rank < self._core.ledger.generation.dp_size
-            ):
+            for dp_rank in sorted(rank for rank in values if rank < dp_size):
                 family.add_metric([str(dp_rank)], values[dp_rank])
             yield family
 
@@ -68,7 +66,7 @@ class CoreCollector:
         at = self._core.statistics()
         yield from self._counters(at)
         yield from self._gauges(at)
-        yield _lengths(self._core.totals.arrived)
+        yield _lengths(at.lengths)
         if self._config.per_rank_metrics:
             yield self._last_seen(at)
 
@@ -82,7 +80,6 @@ class CoreCollector:
         yield labelled("samples_received", "Samples pushed, by outcome.", "outcome", at.received)
         yield labelled("samples_dropped", "Accepted samples given up.", "reason", at.dropped)
         yield labelled("steps_planned", "Steps, by trigger.", "trigger", at.steps_planned)
-        totals = self._core.totals
         for name, text, value in (
             ("received_tokens", "Tokens of accepted samples.", at.received_tokens),
             ("received_bytes", "Payload bytes of accepted samples.", at.received_bytes),
@@ -96,11 +93,7 @@ class CoreCollector:
                 "Steps trained after the checkpoint that was loaded, and gone.",
                 at.steps_not_rewound,
             ),
-            (
-                "dispatched_tokens",
-                "Tokens of planned samples.",
-                totals.dispatched.tokens,
-            ),
+            ("dispatched_tokens", "Tokens of planned samples.", at.dispatched_tokens),
         ):
             yield CounterMetricFamily(f"dispatcher_{name}", text, value=value)
 
@@ -163,8 +156,8 @@ class CoreCollector:
             "When a rank was last heard of.",
             labels=["dp_rank"],
         )
-        for dp_rank, seen in at.last_seen.items():
-            family.add_metric([str(dp_rank)], seen + offset)
+        for dp_rank, rank in at.ranks.items():
+            family.add_metric([str(dp_rank)], rank.last_seen + offset)
         return family
 
 
@@ -193,8 +186,8 @@ class JournalCollector:
         yield errors
 
 
-def _lengths(counts: LengthCounts) -> Metric:
-    buckets = [(f"{bound - 1}", below) for bound, below in counts.octaves()]
+def _lengths(counts: LengthStatistics) -> Metric:
+    buckets = [(f"{bound - 1}", below) for bound, below in counts.octaves]
     return HistogramMetricFamily(
         "dispatcher_sample_tokens",
         "Tokens of accepted samples.",

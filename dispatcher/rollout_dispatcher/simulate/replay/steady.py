@@ -7,7 +7,7 @@ warm-up, in which the window ages as far as it will.
 
 from collections.abc import Callable, Iterable
 
-from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.plan import Oversize, PlanConfig
 from rollout_dispatcher.simulate.epochs import Unit
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualDispatch, VirtualStep
@@ -64,7 +64,7 @@ class _Refill:
         self._next: Unit = ()
 
     def __call__(self) -> None:
-        room = self._window - len(self._virtual.core.buffer)
+        room = self._window - self._virtual.core.statistics().buffered
         if not self._groups_matter:
             samples = [self._fetch()[0] for _ in range(room)]
             self._virtual.push(samples, may_hold=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollout_dispatcher.core.effects import DropReason
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.simulate.epochs import Epochs, doomed
@@ -95,14 +95,14 @@ class _Producers:
     def _arrive(self, sample: Sample) -> None:
         if sample.sample_id in self._doomed:
             self._virtual.drop((sample,), str(DropReason.OVERSIZE))
-        elif not self._blocked or self._virtual.core.buffer.is_expected(sample):
+        elif not self._blocked or self._virtual.core.is_expected(sample):
             self._virtual.push((sample,), may_hold=True)
         else:
             self._waiting.append(sample)
 
     def _catch_up(self) -> None:
         """Push what waits while there is room, and behind it the members of begun groups."""
-        is_expected = self._virtual.core.buffer.is_expected
+        is_expected = self._virtual.core.is_expected
         progress = True
         while progress:
             progress = False

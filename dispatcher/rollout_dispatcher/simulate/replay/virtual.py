@@ -10,22 +10,22 @@ entered the window, and every step is announced once, in order.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Deliver,
-    Effect,
     PlanWanted,
     PushAnswered,
     Release,
     StepPlanned,
-    Trigger,
 )
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
@@ -115,7 +115,7 @@ class VirtualDispatch:
     def join(self) -> None:
         """The ranks connect, and have room for a step."""
         for rank in range(self.core.config.dp_size):
-            generation = self.core.ledger.generation.number if rank else None
+            generation = self.core.generation if rank else None
             hello = RankHello(f"rank{rank}", rank, self.core.config.dp_size, generation)
             self._perform(self.core.join(hello, self.now))
         self.demand(-1, hungry=False)  # they begin where the run stands
@@ -136,22 +136,24 @@ class VirtualDispatch:
 
     # -- the shell's part -------------------------------------------------------------------
 
-    def _perform(self, effects: Iterable[Effect]) -> None:
-        queue = deque(effects)
+    def _perform(self, decision: Decision) -> None:
+        queue = deque(decision.effects)
         while queue:
             effect = queue.popleft()
             if isinstance(effect, PlanWanted):
                 began = time.perf_counter()
                 found = plan(effect.window, self._setting.plan, effect.take)
                 self._planning = effect, time.perf_counter() - began
-                queue.extend(self.core.planned(effect, found, self.now))
+                queue.extend(self.core.planned(effect, found, self.now).effects)
             elif isinstance(effect, StepPlanned):
                 self._announce(effect)
             elif isinstance(effect, PushAnswered):
                 self._answered(effect)
             elif isinstance(effect, Deliver):
-                digest = self.core.ledger.steps[effect.step].digest
-                queue.extend(self.core.prepared(effect.dp_rank, effect.step, digest, self.now))
+                step = self.core.step(effect.step)
+                assert step is not None
+                reply = self.core.prepared(effect.dp_rank, step.number, step.digest, self.now)
+                queue.extend(reply.effects)
             elif isinstance(effect, Release):
                 self.released.append(effect.step)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.buffer.admission import Admission
+from rollout_dispatcher.core.admission.deciding import Deciding
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.effects import Effect, PushHeld
 from rollout_dispatcher.core.facts import Accepted, Fact
@@ -24,18 +24,18 @@ LIMITS = [
 OTHER = Schema((Field("input_ids", DType.INT64), Field("reward", DType.FLOAT32, per_token=False)))
 
 
-class SampleBySample(Admission):
-    """Admission that decides nothing as a whole."""
+class SampleBySample(Deciding):
+    """Decides nothing as a whole."""
 
-    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
-        self._decide_each(push, now, in_line=in_line)
+    def decide(self, push: Push, now: float, *, in_line: bool) -> None:
+        self.decide_each(push, now, in_line=in_line)
 
 
 @dataclass
 class Side:
     """An admission, and what can be seen of it."""
 
-    kind: type[Admission]
+    kind: type[Deciding]
     limits: BufferLimits
 
     def __post_init__(self) -> None:
@@ -51,9 +51,9 @@ class Side:
             [_shown(fact) for fact in self.facts],
             [(entry.ticket, entry.group, entry.sample.sample_id) for entry in buffer.ready(99)],
             (len(buffer), buffer.held_tokens, buffer.held_bytes, len(buffer.groups)),
-            str(self.admission.pressed),
+            str(self.admission.capacity.pressed),
             self.totals.as_json(),
-            self.admission.num_held,
+            len(self.admission.held),
         )
 
 
@@ -116,7 +116,7 @@ def _end(version: int) -> Act:
     """The phase before this version ends; after the last one, the stream does."""
 
     def act(side: Side) -> Sequence[Effect]:
-        side.admission.oldest_version = version
+        side.admission.eligibility.oldest_version = version
         return side.admission.close("over") if version == 4 else ()
 
     return act
@@ -133,6 +133,6 @@ _acts = st.one_of(
 @settings(max_examples=500)
 @given(st.sampled_from(LIMITS), st.lists(_acts, min_size=4, max_size=12))
 def test_both_ways_to_decide_come_to_the_same(limits: BufferLimits, acts: list[Act]) -> None:
-    at_once, one_by_one = Side(Admission, limits), Side(SampleBySample, limits)
+    at_once, one_by_one = Side(Deciding, limits), Side(SampleBySample, limits)
     for act in acts:
         assert at_once.seen(act(at_once)) == one_by_one.seen(act(one_by_one))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.buffer.admission import MAX_UNANSWERED, Admission
+from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.effects import Effect, PushAnswered, PushHeld, PushRecalled
@@ -92,7 +92,7 @@ def test_a_push_that_finds_no_room_is_held_and_answered_once_there_is() -> None:
     assert admission.retry(1.0) == []
     buffer.take(buffer.ready(1))
     assert outcomes(admission.retry(2.0)) == [("p", 0, (A, A, A))]
-    assert admission.num_held == 0
+    assert len(admission.held) == 0
 
 
 def test_what_is_accepted_of_a_push_that_waits_for_the_rest_is_accepted_once() -> None:
@@ -112,7 +112,7 @@ def test_a_smaller_sample_finds_room_where_a_larger_one_before_it_does_not() -> 
     admission.push(push("p", 0, samples[0]), 0.0, may_hold=False)
     answers = admission.push(push("p", 1, *samples[1:]), 0.0, may_hold=False)
     assert outcomes(answers) == [("p", 1, (F, A))]
-    assert admission.at_hard_cap
+    assert admission.capacity.at_hard_cap
 
 
 def test_what_would_never_find_room_is_refused_though_others_wait() -> None:
@@ -155,7 +155,7 @@ def test_members_of_a_group_that_begins_while_they_wait_come_in_with_it() -> Non
     buffer.take(buffer.ready(1))
     # `g0` begins its group; then `a` fills the buffer; `g1` belongs to what is open by now.
     assert sorted(outcomes(admission.retry(1.0))) == [(("p"), at, (A,)) for at in (1, 2, 3)]
-    assert admission.num_held == 0
+    assert len(admission.held) == 0
 
 
 def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() -> None:
@@ -168,7 +168,7 @@ def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() 
     assert admission.is_stuck(0.0)
     buffer.take(buffer.ready(1))
     assert outcomes(admission.retry(0.0)) == [("p", 2, (A,))]
-    assert not admission.at_hard_cap
+    assert not admission.capacity.at_hard_cap
 
 
 def test_over_http_a_hard_cap_is_forgotten_when_nobody_asks_any_more() -> None:
@@ -207,14 +207,14 @@ def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
 def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100), batch=9, note=lambda _: None)
     admission, room = lobby.admission, [70]
-    admission.journal_has_room = lambda _, nbytes: nbytes <= room[0]
+    admission.capacity.journal_takes = lambda _, nbytes: nbytes <= room[0]
     held = admission.push(plain("p", 0, 3), 0.0, may_hold=True)  # of 32 bytes each
     assert isinstance(held[0], PushHeld)
     assert (held[0].full.cap, lobby.buffer.ready_units) == ("journal", 2)
     assert admission.is_stuck(0.0)
     room[0] = 40
     assert admission.retry(0.0) == []  # what was let in is not with the journal yet
-    admission.noted()
+    admission.capacity.noted()
     assert outcomes(admission.retry(0.0)) == [("p", 0, (A, A, A))]
 
 
@@ -283,7 +283,7 @@ def test_payloads_of_held_pushes_are_bounded_and_asked_for_when_their_turn_comes
     assert second == PushRecalled("p", 3)  # one is ready, one more may come
     assert admission.retry(0.0) == []  # it is on its way
     assert outcomes(admission.push(plain("p", 3), 0.0, may_hold=True)) == [("p", 3, (A,))]
-    assert (admission.num_held, admission.held.nbytes, admission.held.asked_samples) == (1, 0, 0)
+    assert (len(admission.held), admission.held.nbytes, admission.held.asked_samples) == (1, 0, 0)
 
 
 def test_a_payload_that_comes_again_may_not_be_another() -> None:
@@ -296,7 +296,7 @@ def test_a_producer_that_is_gone_leaves_no_payload_behind() -> None:
     lobby = crowded(held_bytes=1000)
     assert lobby.admission.held.nbytes == 96
     lobby.admission.producer_gone("p")
-    assert (lobby.admission.num_held, lobby.admission.held.nbytes) == (0, 0)
+    assert (len(lobby.admission.held), lobby.admission.held.nbytes) == (0, 0)
 
 
 def test_held_pushes_go_in_order_of_arrival_and_later_ones_wait_behind_them() -> None:
@@ -357,7 +357,7 @@ def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
 
 def test_a_sample_of_an_ended_phase_comes_too_late() -> None:
     admission, _ = make_admission()
-    admission.oldest_version = 3
+    admission.eligibility.oldest_version = 3
     late, new = make_sample("a", policy_version=2), make_sample("b", policy_version=3)
     assert outcomes(admission.push(push("p", 0, late, new), 0.0, may_hold=True)) == [
         ("p", 0, (R, A))

@@ -1,0 +1,152 @@
+"""Admission: every push is answered once, when all of its samples are decided.
+
+Pushes of which samples are held back wait here in order of arrival, at most `credits` of them a
+producer; what exceeds that is answered `full`. When something leaves they are tried again: in order
+until one is held back, and all of them while no step can be planned.
+"""
+
+from collections.abc import Callable
+
+from rollout_dispatcher.core.admission.capacity import Capacity
+from rollout_dispatcher.core.admission.deciding import Deciding
+from rollout_dispatcher.core.admission.eligibility import Eligibility
+from rollout_dispatcher.core.admission.held_pushes import HeldPushes
+from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
+from rollout_dispatcher.core.facts import FloorRaised, Note
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.errors import ProtocolError
+
+#: Sample numbers that a producer may have above its floor, each of which is remembered; far above
+#: what its credits allow, and a bound on what a producer can cost that never raises its floor.
+MAX_UNANSWERED = 1 << 20
+
+
+class Admission:
+    """Answers pushes, and holds those that wait. credits_: pushes of one producer that may."""
+
+    def __init__(
+        self,
+        deciding: Deciding,
+        eligibility: Eligibility,
+        capacity: Capacity,
+        held: HeldPushes,
+        note: Note | None,
+        *,
+        credits_: int,
+    ) -> None:
+        self._deciding, self.eligibility, self.capacity = deciding, eligibility, capacity
+        self.held, self._note, self._credits = held, note, credits_
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether a producer waits at a hard cap; over HTTP it asks again and again."""
+        capacity = self.capacity
+        return capacity.at_hard_cap and (len(self.held) > 0 or capacity.was_asked_for(now))
+
+    # -- pushes -----------------------------------------------------------------------------
+
+    def push(self, push: Push, now: float, *, may_hold: bool) -> list[Effect]:
+        """Decide what can be decided now; hold or refuse the rest.
+
+        Raises ProtocolError for a floor so low that it would have too much remembered, and for a
+        payload that was asked for again and is another.
+        """
+        if push.producer and push.numbers.stop - push.floor > MAX_UNANSWERED:
+            raise ProtocolError(
+                f"sample number {push.first_seq} with a floor of {push.floor}: a producer may have "
+                f"{MAX_UNANSWERED} unanswered samples; raise the floor to the lowest number that "
+                "may be sent again"
+            )
+        if (known := self.held.find_emptied(push.producer, push.first_seq)) is not None:
+            self.held.refill(known, push.samples)
+            return self._try(known, now) + self.retry(now)
+        memory = self.eligibility.memory
+        raised = bool(push.producer) and memory.raise_floor(push.producer, push.floor)
+        if raised and self._note is not None:
+            self._note(FloorRaised(push.producer, push.floor))
+        in_line = len(self.held) > 0 and self.capacity.shortfall() <= 0
+        self._deciding.decide(push, now, in_line=in_line)
+        if push.is_decided:
+            return [push.answer(), *self._let_members_in(now)]
+        if may_hold and len(self.held.of_producer(push.producer)) < self._credits:
+            self.held.add(push)
+            return [PushHeld(push.producer, push.first_seq, self.capacity.reached())]
+        self._deciding.fill(push)
+        return [push.answer()]
+
+    def retry(self, now: float) -> list[Effect]:
+        """Something has left: let held pushes in, first come first served."""
+        self.capacity.pressed = None
+        effects: list[Effect] = []
+        while self.held:
+            first = self.held.first()
+            effects += self._try(first, now)
+            if first in self.held:
+                break
+        if self.held and self.capacity.shortfall() > 0:
+            # A smaller one may fit, or is a missing member.
+            for push in list(self.held)[1:]:
+                effects += self._try(push, now)
+        return effects + self._let_members_in(now)
+
+    def producer_gone(self, producer: str) -> None:
+        """A connection is lost: what it still had waiting was never accepted."""
+        for push in self.held.of_producer(producer):
+            self.held.remove(push)
+
+    def excuse_held(self) -> None:
+        """What waits now may come in though it would be refused if it came later."""
+        for push in self.held:
+            push.excused = True
+
+    def waits(self, belongs: Callable[[int | None], bool]) -> bool:
+        """Whether an excused sample of such a policy version still waits."""
+        return any(
+            belongs(sample.policy_version)
+            for push in self.held
+            if push.excused
+            for sample in push.waiting
+        )
+
+    def close(self, reason: str) -> list[Effect]:
+        """Accept nothing more; answer what waits."""
+        self.eligibility.closed = reason
+        effects: list[Effect] = []
+        for push in list(self.held):
+            self._deciding.refuse_rest(push, reason)
+            self.held.remove(push)
+            effects.append(push.answer())
+        return effects
+
+    # -- pushes that wait ---------------------------------------------------------------------
+
+    def _let_members_in(self, now: float) -> list[Effect]:
+        """Samples that wait and whose group has begun meanwhile."""
+        effects: list[Effect] = []
+        while self._deciding.begun:
+            for push in self.held.of_group(self._deciding.begun.pop()):
+                if not self.held.is_emptied(push):
+                    self._deciding.decide_each(push, now, in_line=True)
+                    effects += self._after_try(push)
+        return effects
+
+    def _try(self, push: Push, now: float) -> list[Effect]:
+        """Decide a held push as far as that is possible now."""
+        if self.held.is_emptied(push):
+            return self._recall(push, now)
+        self._deciding.decide(push, now, in_line=False)
+        return self._after_try(push)
+
+    def _after_try(self, push: Push) -> list[Effect]:
+        if push.is_decided:
+            self.held.remove(push)
+            return [push.answer()]
+        self.held.weigh(push)
+        return []
+
+    def _recall(self, push: Push, now: float) -> list[Effect]:
+        """Ask for the payload again if it can come in, and not as much as can is on its way."""
+        first, asked = push.waiting[0], self.held.asked_samples
+        if (full := self.capacity.holds_back_after(asked, first)) is not None:
+            self.capacity.press(full, now)
+            return []
+        return [PushRecalled(push.producer, push.first_seq)] if self.held.ask(push, now) else []

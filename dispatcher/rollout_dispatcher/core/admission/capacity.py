@@ -1,0 +1,119 @@
+"""Capacity: which cap holds a sample back, now and the last time that one was.
+
+A sample is held back only
+
+    at the hard cap     if its bytes would exceed what may be in memory, or the journal has no
+                        capacity for it
+    at a soft cap       if it is reached by ready samples, a step could be planned of what is
+                        ready, and the sample belongs to no open group
+
+so while ranks cannot be given a step, whatever may make one comes in: nobody waits for a producer
+that waits for us.
+"""
+
+from collections.abc import Callable, Sequence
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.entry import Amount, Entry
+from rollout_dispatcher.errors import BufferFull
+from rollout_dispatcher.sample import Sample, SamplesByField
+
+#: Caps that nothing but leaving samples can lift.
+HARD_CAPS = ("bytes", "journal")
+#: A producer that cannot be held, as over HTTP, and has not asked again for so long has gone.
+ASKS_AGAIN_S = 5.0
+
+
+class Capacity:
+    """The caps on what comes in.
+
+    shortfall: units that are ready fewer than a step needs, 0 or less if one could be planned.
+    """
+
+    def __init__(self, buffer: SampleBuffer, shortfall: Callable[[], int]) -> None:
+        self._buffer, self.shortfall = buffer, shortfall
+        #: Whether the journal takes so many samples of so many bytes; None without one.
+        self.journal_takes: Callable[[int, int], bool] | None = None
+        #: What was accepted and is not with the journal yet.
+        self._unnoted = Amount()
+        #: The cap that last held a sample back, until something leaves.
+        self.pressed: BufferFull | None = None
+        self._asked_at = 0.0
+        #: When a sample last came in, or one that waits was last helped.
+        self.last_moved = 0.0
+        #: Since when payloads are on their way from memory to the journal; None if none is.
+        self.helped_since: float | None = None
+
+    # -- what a cap lets in -----------------------------------------------------------------
+
+    def admits_all(self, samples: SamplesByField, amount: Amount) -> bool:
+        """Whether not even the last of these samples, all without a group, is held back."""
+        if self._hard_cap(amount.nbytes, amount.samples) is not None:
+            return False
+        before, tokens = amount.samples - 1, amount.tokens - samples.tokens[-1]
+        return self._buffer.soft_cap(before, tokens) is None or self.shortfall() > before
+
+    def holds_back(self, sample: Sample) -> BufferFull | None:
+        """The cap that holds this sample back now, if one does."""
+        full = self._hard_cap(sample.memory_bytes)
+        if full is None and (full := self._buffer.soft_cap()) is not None:
+            passes = self._buffer.is_expected(sample) or self.shortfall() > 0
+            full = None if passes else full
+        return full
+
+    def holds_back_after(self, coming: int, sample: Sample) -> BufferFull | None:
+        """The cap that holds a sample back whose payload is not here, behind so many others."""
+        full = self._hard_cap(sample.nbytes)
+        if full is None and self.shortfall() <= coming and not self._buffer.is_expected(sample):
+            full = self._buffer.soft_cap(coming)
+        return full
+
+    def _hard_cap(self, nbytes: int, samples: int = 1) -> BufferFull | None:
+        """The hard cap that so many samples and bytes more would exceed, if they would."""
+        if self.journal_takes is not None:
+            unnoted, held = self._unnoted, self._buffer.held_bytes
+            if not self.journal_takes(samples + unnoted.samples, nbytes + unnoted.nbytes):
+                return BufferFull("journal", held, held)
+        return self._buffer.hard_cap(nbytes)
+
+    # -- what comes in ------------------------------------------------------------------------
+
+    def came_in(self, entries: Sequence[Entry], now: float) -> None:
+        """These were accepted, and the journal, if there is one, does not count them yet."""
+        self.last_moved = now
+        if self.journal_takes is not None:
+            self._unnoted += Amount.of_entries(entries)
+
+    def noted(self) -> None:
+        """What was accepted is with the journal: it counts that from now on."""
+        if self._unnoted.samples:
+            self._unnoted = Amount()
+
+    # -- what was held back ---------------------------------------------------------------------
+
+    def press(self, full: BufferFull, now: float) -> None:
+        """Remember what holds samples back: of several caps a hard one."""
+        if full.cap in HARD_CAPS:
+            self._asked_at = now
+        self.pressed = self.pressed if self.at_hard_cap else full
+
+    @property
+    def at_hard_cap(self) -> bool:
+        """Whether a sample was held back that only leaving samples can let in."""
+        return self.pressed is not None and self.pressed.cap in HARD_CAPS
+
+    @property
+    def is_helped(self) -> bool:
+        """Whether capacity is on its way: payloads leave memory for a journal that takes them."""
+        pressed = self.pressed
+        return self.helped_since is not None and pressed is not None and pressed.cap == "bytes"
+
+    def was_asked_for(self, now: float) -> bool:
+        """Whether somebody found a hard cap of late who asks again and again, as over HTTP."""
+        return now - self._asked_at <= ASKS_AGAIN_S
+
+    def reached(self) -> BufferFull:
+        """What a producer is told who is held back."""
+        buffer = self._buffer
+        reached = self.pressed or buffer.soft_cap()
+        return reached or BufferFull("samples", buffer.ready_units, buffer.limits.samples)

@@ -1,0 +1,117 @@
+"""Deciding on the samples of one push: duplicate, refused, accepted, or held back for now.
+
+Most pushes are of new and valid samples without a group for which there is capacity, or for none of
+them: these are decided as a whole. Others are decided sample by sample, which comes to the same and
+takes longer.
+"""
+
+from collections.abc import Callable
+
+from rollout_dispatcher.core.admission.capacity import Capacity
+from rollout_dispatcher.core.admission.eligibility import Eligibility
+from rollout_dispatcher.core.admission.outcomes import Outcomes
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.entry import Amount
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
+
+#: Why a sample is refused that its group will lack from now on. Not: what claims to be of a group
+#: that is another, or comes when everything is over.
+MEMBER_LOST = frozenset(
+    (
+        "empty",
+        "too-long",
+        "loss-tokens",
+        "schema",
+        "larger-than-buffer",
+        "unknown-store",
+        "phase-ended",
+        "group-overflows",
+    )
+)
+
+#: Called when a group's member is refused for good: the group's id, its size if that is told, why,
+#: and now.
+OnLost = Callable[[str, int | None, str, float], None]
+
+
+class Deciding:
+    """Lets samples into the buffer. lost: what becomes of a group whose member is refused."""
+
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        eligibility: Eligibility,
+        capacity: Capacity,
+        outcomes: Outcomes,
+        lost: OnLost,
+    ) -> None:
+        self._buffer, self._eligibility, self._capacity = buffer, eligibility, capacity
+        self._outcomes, self._lost = outcomes, lost
+        #: Groups that have begun of late: members of them that wait may come in.
+        self.begun: list[str] = []
+
+    def decide(self, push: Push, now: float, *, in_line: bool) -> None:
+        """Decide the samples of a push as far as they may come in.
+
+        in_line: others wait already, so only members of open groups may pass them.
+        """
+        samples = self._eligibility.plain(push)
+        if samples is None:
+            self.decide_each(push, now, in_line=in_line)
+        elif in_line:
+            return  # every one of them waits
+        elif self._capacity.admits_all(samples, amount := Amount.of(samples)):
+            entries = self._outcomes.accept_all(push, samples, amount, now)
+            self._capacity.came_in(entries, now)
+        else:
+            self.decide_each(push, now, in_line=False)
+
+    def decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
+        """The same, sample by sample."""
+        accepted: list[Sample] = []
+        for index in push.undecided:
+            sample, seq = push.samples[index], push.first_seq + index
+            given_id = sample.sample_id if push.named else None
+            if self._eligibility.memory.seen(push.producer, seq, given_id):
+                self._outcomes.settle(push, index, Outcome.DUPLICATE)
+                continue
+            try:
+                self._eligibility.check(push, sample, now)
+            except SampleRefused as error:
+                self._refuse(push, index, error, now)
+                continue
+            if in_line and not self._buffer.is_expected(sample):
+                continue
+            if (full := self._capacity.holds_back(sample)) is not None:
+                self._capacity.press(full, now)
+                continue
+            if self._buffer.is_grouped(sample):
+                self._note_beginning(sample)
+                sample = self._buffer.sized(sample)
+            self._capacity.came_in([self._outcomes.accept(push, index, sample, now)], now)
+            accepted.append(sample)
+        self._outcomes.count(accepted)
+
+    def fill(self, push: Push) -> None:
+        """What is not decided of a push finds no capacity, and cannot wait for any."""
+        for index in push.undecided:
+            self._outcomes.settle(push, index, Outcome.FULL)
+
+    def refuse_rest(self, push: Push, why: str) -> None:
+        """What is not decided of a push will not come in any more."""
+        for index in push.undecided:
+            self._outcomes.refuse(push, index, why)
+
+    def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> None:
+        self._outcomes.refuse(push, index, str(error))
+        sample, seq = push.samples[index], push.first_seq + index
+        lost = error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)
+        if lost and self._eligibility.memory.refuse(push.producer, seq):
+            size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
+            self._lost(str(sample.group_id), size, f"a member was refused ({error})", now)
+
+    def _note_beginning(self, sample: Sample) -> None:
+        if sample.group_id is not None and not self._buffer.is_expected(sample):
+            self.begun.append(str(sample.group_id))

@@ -1,0 +1,76 @@
+"""Eligibility: which samples may come in at all, now or later, whatever the capacity.
+
+Most pushes are of new and valid samples without a group: these are told from others as a whole, by
+what decides on each of them too.
+"""
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.sample import Sample, SamplesByField
+
+
+class Eligibility:
+    """What refuses samples. memory: of what was accepted before."""
+
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        producers: Producers,
+        closed_groups: ClosedGroups,
+        memory: DuplicateMemory,
+    ) -> None:
+        self._buffer, self._producers = buffer, producers
+        self._closed_groups, self.memory = closed_groups, memory
+        #: Set once nothing more is accepted; says why.
+        self.closed: str | None = None
+        #: Samples of weights older than this come too late: their phase has ended.
+        self.oldest_version = 0
+
+    def plain(self, push: Push) -> SamplesByField | None:
+        """The samples of a push, if capacity is all that they need and none of them is decided."""
+        first = next(iter(push.samples), None)
+        if first is None or self._buffer.is_grouped(first):
+            return None  # the usual exceptions, found before anything is computed
+        samples = SamplesByField.of(push.samples)
+        plain = (
+            self.closed is None
+            and not any(push.outcomes)
+            and self._buffer.are_plain(samples)
+            and not self._producers.has_ended(push.producer)
+            and self._is_young(push, samples)
+            and self.memory.are_new(push.producer, push.numbers, push.given_ids)
+        )
+        return samples if plain else None
+
+    def check(self, push: Push, sample: Sample, now: float) -> None:
+        """Raise SampleRefused if this sample may not come in, now or later."""
+        if self.closed is not None and not push.excused:
+            raise SampleRefused("closed", self.closed)
+        if self._producers.has_ended(push.producer) and not push.excused:
+            raise SampleRefused("closed", "this producer has ended its stream")
+        version = sample.policy_version
+        if version is not None and version < (oldest := self._oldest_for(push)):
+            raise SampleRefused(
+                "phase-ended",
+                f"sample {sample.sample_id} is of policy version {version}, whose phase has ended; "
+                f"push samples of version {oldest} or newer",
+            )
+        self._buffer.check(sample)
+        if self._buffer.is_grouped(sample):
+            assert sample.group_id is not None
+            if (why := self._closed_groups.why_refused(sample.group_id, now)) is not None:
+                raise SampleRefused("group-closed", f"group {sample.group_id} was given up: {why}")
+            self._buffer.check_group(sample)
+
+    def _is_young(self, push: Push, samples: SamplesByField) -> bool:
+        versions = [version for version in samples.policy_versions if version is not None]
+        return not versions or min(versions) >= self._oldest_for(push)
+
+    def _oldest_for(self, push: Push) -> int:
+        if push.excused:
+            return 0
+        return max(self.oldest_version, self._producers.phase(push.producer))

@@ -1,0 +1,78 @@
+"""Outcomes: what becomes of a sample is written down everywhere that has to know.
+
+Invariant: whatever is accepted is in the buffer, remembered against a repetition, counted, and a
+fact if facts are kept; every outcome is in its push's answer and in the totals.
+"""
+
+from collections.abc import Sequence
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.entry import Amount, Entry
+from rollout_dispatcher.core.facts import Accepted, Note
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.sample import Outcome, Sample, SamplesByField
+
+
+class Outcomes:
+    """Carries out what is decided of samples.
+
+    note: None where nobody keeps facts: one for each sample is not built for nobody.
+    """
+
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        totals: Totals,
+        producers: Producers,
+        memory: DuplicateMemory,
+        note: Note | None,
+    ) -> None:
+        self._buffer, self._totals, self._producers = buffer, totals, producers
+        self._memory, self._note = memory, note
+
+    def accept_all(
+        self, push: Push, samples: SamplesByField, amount: Amount, now: float
+    ) -> list[Entry]:
+        """Every sample of a push comes in; they are plain, and this much together."""
+        entries = self._buffer.add_all(push.samples, amount, push.producer, now)
+        self._remember(push, entries, push.numbers)
+        push.outcomes = [Outcome.ACCEPTED] * len(entries)
+        self._totals.accepted(samples.tokens, amount.nbytes)
+        return entries
+
+    def accept(self, push: Push, index: int, sample: Sample, now: float) -> Entry:
+        """One sample of a push comes in; `count` follows, once for all of them."""
+        entry, seq = self._buffer.add(sample, push.producer, now), push.first_seq + index
+        self._remember(push, [entry], range(seq, seq + 1))
+        push.outcomes[index] = Outcome.ACCEPTED
+        return entry
+
+    def count(self, accepted: Sequence[Sample]) -> None:
+        """These have come in one by one."""
+        nbytes = sum(sample.memory_bytes for sample in accepted)
+        self._totals.accepted([sample.tokens for sample in accepted], nbytes)
+
+    def settle(self, push: Push, index: int, outcome: Outcome) -> None:
+        """One sample of a push does not come in."""
+        push.outcomes[index] = outcome
+        self._totals.received[outcome] += 1
+
+    def refuse(self, push: Push, index: int, why: str) -> None:
+        """One sample of a push never will, and its producer is told why."""
+        push.errors[index] = why
+        self.settle(push, index, Outcome.REFUSED)
+
+    def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
+        """Entries of a push are accepted, under these numbers."""
+        given_ids = [entry.sample.sample_id for entry in entries] if push.named else ()
+        self._memory.accept(push.producer, numbers, given_ids)
+        versions = [entry.sample.policy_version for entry in entries]
+        oldest = min((version for version in versions if version is not None), default=None)
+        self._producers.contributed(push.producer, oldest)
+        if self._note is not None:
+            for entry, seq in zip(entries, numbers, strict=True):
+                given_id = entry.sample.sample_id if push.named else None
+                self._note(Accepted(entry, push.producer, seq, given_id))

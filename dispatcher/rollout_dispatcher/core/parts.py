@@ -1,0 +1,114 @@
+"""The parts of one run, wired together: each is given those that it asks or tells.
+
+Read from top to bottom: what is remembered, what is buffered, who comes in, how it ends, what the
+ranks hold, how steps come into being, what producers say.
+"""
+
+from rollout_dispatcher.core.admission.admission import Admission
+from rollout_dispatcher.core.admission.capacity import Capacity
+from rollout_dispatcher.core.admission.deciding import Deciding
+from rollout_dispatcher.core.admission.eligibility import Eligibility
+from rollout_dispatcher.core.admission.held_pushes import HeldPushes
+from rollout_dispatcher.core.admission.outcomes import Outcomes
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
+from rollout_dispatcher.core.buffer.dropping import Dropping
+from rollout_dispatcher.core.buffer.freshness import Freshness
+from rollout_dispatcher.core.buffer.open_groups import OpenGroups
+from rollout_dispatcher.core.buffer.phases import Phases
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.facts import Note, Remembered
+from rollout_dispatcher.core.lifecycle import Lifecycle
+from rollout_dispatcher.core.planning.booking import Booking
+from rollout_dispatcher.core.planning.planning import Planning
+from rollout_dispatcher.core.planning.relief import Relief
+from rollout_dispatcher.core.planning.selection import Selection
+from rollout_dispatcher.core.planning.timing import Timing
+from rollout_dispatcher.core.producers.agreement import Agreement
+from rollout_dispatcher.core.producers.closing import Closing
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.producers.ends import Ends
+from rollout_dispatcher.core.producers.presence import Presence
+from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.ranks.joining import Joining
+from rollout_dispatcher.core.steps.checkpoints import Checkpoints
+from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.core.waiting import Waiting
+
+
+class Parts:
+    """Parts that decide, by name; `Dispatch` tells each what is its."""
+
+    def __init__(self, config: DispatchConfig, note: Note) -> None:
+        batch = config.trigger.batch
+        kept = note if config.durable else None  # what is as large as a push or a window
+        self.totals = Totals()
+        self.producers = Producers(config.producer_timeout)
+        self.memory = DuplicateMemory(config.id_horizon)
+        closed_groups = ClosedGroups(config.group_timeout)
+
+        groups = OpenGroups(self.producers.__contains__, config.group_timeout)
+        self.buffer = SampleBuffer(
+            config.limits, groups,
+            groups_matter=config.groups_matter, by_groups=config.by_groups,
+        )  # fmt: skip
+        self.phases = Phases(self.buffer, batch)
+        self.freshness = Freshness(
+            config.max_staleness, config.staleness_policy, config.steps_per_version
+        )
+        self.dropping = Dropping(
+            self.buffer, self.totals, closed_groups, self.memory, note, keep=config.keep_incomplete
+        )
+
+        self.capacity = Capacity(self.buffer, self.phases.shortfall)
+        eligibility = Eligibility(self.buffer, self.producers, closed_groups, self.memory)
+        outcomes = Outcomes(self.buffer, self.totals, self.producers, self.memory, kept)
+        deciding = Deciding(
+            self.buffer, eligibility, self.capacity, outcomes, self.dropping.lost_member
+        )
+        self.held = HeldPushes(config.limits.held_bytes)
+        self.admission = Admission(
+            deciding, eligibility, self.capacity, self.held, kept, credits_=config.producer_credits
+        )
+
+        self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
+        self.lifecycle = Lifecycle(
+            self.buffer, self.ledger, self.dropping,
+            batch=batch, flush_partial=config.flush_partial,
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(self.ledger, self.totals, note, retain=config.retain)
+        self.joining = Joining(self.ledger, self.checkpoints, self.freshness, self.lifecycle, note)
+
+        self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
+        selection = Selection(config, self.buffer, self.phases, self.freshness, self.ledger)
+        self.relief = Relief(config, self.buffer, self.admission, self.dropping, selection)
+        booking = Booking(self.buffer, self.ledger, self.freshness, self.totals, kept, batch=batch)
+        self.planning = Planning(
+            self.ledger, self.timing, selection, self.relief, booking, target=config.target_excess
+        )
+
+        self.presence = Presence(self.producers, groups, self.admission, self.dropping)
+        self.closing = Closing(self.buffer, self.held, closed_groups, self.dropping, self.memory)
+        self.agreement = Agreement(self.producers, self.admission)
+        self.ends = Ends(
+            self.agreement, eligibility, self.dropping,
+            phases=self.phases, lifecycle=self.lifecycle, note=note,
+        )  # fmt: skip
+        self.waiting = Waiting(
+            batch, ledger=self.ledger, buffer=self.buffer, admission=self.admission,
+            phases=self.phases, agreement=self.agreement,
+        )  # fmt: skip
+
+    def restore(self, memory: Remembered, now: float) -> None:
+        """Go on where an earlier process stopped: all who had contributed may still come back."""
+        self.totals.restore(memory.totals)
+        if memory.policy_version is not None:
+            self.freshness.report(memory.policy_version, memory.policy_step or 0)
+        said = {name: memory.words.get(name, (0, False)) for name in memory.producers}
+        accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}
+        self.producers.restore(said, now, contributed=accepted)
+        self.memory.restore(memory.producers, memory.given_ids)
+        self.buffer.restore(memory.entries, memory.next_ticket, now)
+        self.ends.restore(memory, now)
+        self.checkpoints.restore(memory)

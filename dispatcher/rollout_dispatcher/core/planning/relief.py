@@ -1,0 +1,96 @@
+"""Relief: what makes capacity, and lets in who was held back for want of it.
+
+Samples leave the buffer in steps, or are dropped; payloads of groups that lack members go to the
+journal, if there is one, and come back for their step; and if nothing else can go on, the youngest
+beginning of a group is given up.
+"""
+
+from rollout_dispatcher.core.admission.admission import Admission
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.dropping import Dropping
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.effects import Effect, GroupGivenUp, PayloadsToJournal
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.planning.selection import Selection
+
+#: Capacity that was made shows after this share of `max_wait`: before, no more is made.
+RELIEF_SHOWS_AFTER = 1 / 8
+
+
+class Relief:
+    """Makes capacity."""
+
+    def __init__(
+        self,
+        config: DispatchConfig,
+        buffer: SampleBuffer,
+        admission: Admission,
+        dropping: Dropping,
+        selection: Selection,
+    ) -> None:
+        self._durable, self._max_wait = config.durable, config.trigger.max_wait
+        self._buffer, self._admission, self._capacity = buffer, admission, admission.capacity
+        self._dropping, self._selection = dropping, selection
+        self._departures = 0
+
+    # -- who was held back --------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Who was held back may come in now, though nothing has left the buffer."""
+        self._departures = -1
+
+    def let_in(self, now: float) -> list[Effect]:
+        """Let in who was held back, if something has left since."""
+        effects: list[Effect] = []
+        while self._departures != self._buffer.departures:
+            self._departures = self._buffer.departures
+            effects += self._admission.retry(now)
+        return effects
+
+    # -- what goes ------------------------------------------------------------------------------
+
+    def help(self, now: float) -> list[Effect]:
+        """Beginnings of groups fill the memory: the journal takes their payloads, if there is one.
+
+        They come back for their step.
+        """
+        capacity = self._capacity
+        if not self._durable or capacity.helped_since is not None or capacity.pressed is None:
+            return []
+        if capacity.pressed.cap != "bytes" or capacity.shortfall() <= 0:
+            return []
+        entries = tuple(
+            entry
+            for group in self._buffer.groups
+            for entry in group.entries
+            if entry.sample.is_in_memory
+        )
+        if not entries:
+            return []
+        capacity.helped_since = now
+        return [PayloadsToJournal(entries)]
+
+    def drop_unwanted(self, now: float) -> list[Effect]:
+        """Drop what the next step may not have, and what comes in for it."""
+        effects: list[Effect] = []
+        if not self._selection.drops:
+            return effects
+        while sum(self._dropping.ready(*unwanted) for unwanted in self._selection.unwanted()):
+            effects += self._admission.retry(now)
+        return effects
+
+    def give_up_youngest(self, now: float) -> list[Effect]:
+        """Beginnings of groups fill the memory: the youngest is given up, and its producers told.
+
+        There is one with samples, or nobody would be held back.
+        """
+        cap = self._capacity.pressed
+        # What a journal can take then shows after a while, but not after all of the wait again.
+        self._capacity.last_moved = now - self._max_wait * (1 - RELIEF_SHOWS_AFTER)
+        youngest = [group for group in self._buffer.groups if group.entries][-1]
+        given_up = len(youngest.entries)
+        why = "there was no room for all open groups; raise --buffer-bytes or use a journal"
+        self._dropping.forbid(youngest, why, DropReason.NO_ROOM, now)
+        effects = self._admission.retry(now)
+        assert cap is not None
+        return [GroupGivenUp(youngest.group_id, given_up, cap), *effects]

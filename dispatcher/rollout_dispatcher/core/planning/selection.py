@@ -1,0 +1,56 @@
+"""What to plan: the window that the next step may choose from, and what may not be in it."""
+
+from collections.abc import Callable, Iterator
+
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.buffer.freshness import Freshness
+from rollout_dispatcher.core.buffer.phases import Phases
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.effects import PlanWanted
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.planning.requests import request_plan
+from rollout_dispatcher.core.planning.trigger import Go
+from rollout_dispatcher.core.steps.ledger import StepLedger
+
+
+class Selection:
+    """Looks at the buffer for the next step."""
+
+    def __init__(
+        self,
+        config: DispatchConfig,
+        buffer: SampleBuffer,
+        phases: Phases,
+        freshness: Freshness,
+        ledger: StepLedger,
+    ) -> None:
+        self._batch, self._window = config.trigger.batch, config.trigger.window
+        self._drop_above = config.drop_above
+        self._buffer, self._phases, self._freshness = buffer, phases, freshness
+        self._ledger = ledger
+        #: Whether these settings ever have samples dropped.
+        self.drops = config.drop_above is not None or freshness.drops
+
+    @property
+    def ready(self) -> int:
+        """Units that a plan could choose from; of those that are flushed at most a window."""
+        return self._phases.count(self._window)
+
+    def request(self, go: Go) -> PlanWanted:
+        """Ask for a plan of the next step."""
+        entries = self._phases.window(self._window)
+        due = self._freshness.must_go(entries, self._ledger.steps.next, self._batch)
+        take = min(self._batch, self._buffer.units_of(entries))
+        return request_plan(entries, due, take, self._ledger.generation.dp_size, go)
+
+    def units_of(self, wanted: PlanWanted) -> int:
+        """How many units a plan was to choose from."""
+        return self._buffer.units_of(wanted.entries)
+
+    def unwanted(self) -> Iterator[tuple[DropReason, Callable[[Entry], bool]]]:
+        """What the next step may not have, and why."""
+        if (above := self._drop_above) is not None:
+            yield DropReason.OVERSIZE, lambda entry: entry.sample.tokens > above
+        if (is_stale := self._freshness.stale(self._ledger.steps.next)) is not None:
+            yield DropReason.STALE, is_stale

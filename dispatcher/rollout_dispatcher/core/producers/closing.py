@@ -1,0 +1,82 @@
+"""Producers close groups, and withdraw members of them: a group is whole sooner, or never."""
+
+from collections.abc import Iterable
+
+from rollout_dispatcher.core.admission.held_pushes import HeldPushes
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
+from rollout_dispatcher.core.buffer.dropping import Dropping
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+
+
+class Closing:
+    """What producers say of groups. memory: what each has said once is not heard again."""
+
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        held: HeldPushes,
+        closed_groups: ClosedGroups,
+        dropping: Dropping,
+        memory: DuplicateMemory,
+    ) -> None:
+        self._buffer, self._held, self._closed_groups = buffer, held, closed_groups
+        self._dropping, self._memory = dropping, memory
+
+    def close(
+        self,
+        group_id: str,
+        size: int | None,
+        keep: bool | None,
+        now: float,
+        *,
+        said: tuple[str, int] | None,
+    ) -> None:
+        """A group is closed, unless this has been heard before; see `_close`.
+
+        said: by which producer, and the number that it gave to this: it is heard once.
+        """
+        if said is None or self._memory.hears_close(*said):
+            self._close(group_id, size, keep, now, numbered=said is not None)
+
+    def _close(
+        self, group_id: str, size: int | None, keep: bool | None, now: float, *, numbered: bool
+    ) -> None:
+        """No member beyond `size` will come, or none but those that are held back.
+
+        An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
+        size was to be told now. numbered: it is certain that this is not said again; else nothing
+        comes of it for a group that was whole already.
+        """
+        groups, waiting = self._buffer.groups, self._held.members(group_id)
+        keep = self._dropping.keep if keep is None else keep
+        group, limit = groups.get(group_id), self._buffer.limits.group
+        if group is None:
+            known = self._closed_groups.closed(group_id, now, for_good=size is None)
+            if known or (groups.completed(group_id) and not numbered):
+                return
+            if size is not None and groups.may_open_empty:
+                group = groups.open(group_id, size, now)
+        elif size is None and (keep or group.size is None):
+            size = len(group.entries) + group.lost + waiting
+        if group is None:
+            if waiting:
+                self._closed_groups.close(group_id, "it was closed", waiting, now)
+        elif size is None:
+            self._dropping.give_up(group, keep=False)
+            self._closed_groups.close(group_id, "it was closed", waiting, now)
+        elif limit is not None and size > limit:
+            why = f"it has {size} samples, and a step takes at most {limit}"
+            self._dropping.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+        else:
+            self._dropping.resize(group, size)
+
+    def withdraw(
+        self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
+    ) -> None:
+        """A producer gives up these samples of a group, which will lack each of them, once."""
+        for seq in numbers:
+            if self._memory.refuse(producer, seq):
+                why = "a member was withdrawn by its producer"
+                self._dropping.lost_member(group_id, size, why, now)
