@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: 100,000 inputs, most for the session alone; says what was tried.
+"""`python -m tests.fuzz`: 100,000 inputs, most for the sessions alone; says what was tried.
 
 Exit code 0 if nothing was found; otherwise the input that showed it is printed.
 """
@@ -12,22 +12,31 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from tests.fuzz.campaign import fuzz_as_ranks, fuzz_beside_work, fuzz_session
+from tests.fuzz.campaign import (
+    fuzz_as_ranks,
+    fuzz_beside_work,
+    fuzz_client_sessions,
+    fuzz_session,
+)
 
 #: Shares of the inputs.
-BESIDE_WORK, AS_RANKS = 0.15, 0.05
+BESIDE_WORK, AS_RANKS, CLIENTS = 0.15, 0.05, 0.1
 
 
 def main() -> int:
-    """Run all three campaigns; the exit code."""
+    """Run all four campaigns; the exit code."""
     options = _options()
-    beside, as_ranks = (int(options.inputs * share) for share in (BESIDE_WORK, AS_RANKS))
+    shares = (BESIDE_WORK, AS_RANKS, CLIENTS)
+    beside, as_ranks, clients = (int(options.inputs * share) for share in shares)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         folders = [Path(name) / part for part in ("work", "ranks")]
         for folder in folders:
             folder.mkdir()
         campaigns: dict[str, Callable[[], dict[str, object]]] = {
-            "session": partial(fuzz_session, options.inputs - beside - as_ranks, options.seed),
+            "session": partial(
+                fuzz_session, options.inputs - beside - as_ranks - clients, options.seed
+            ),
+            "client sessions": partial(fuzz_client_sessions, clients, options.seed),
             "beside work": partial(fuzz_beside_work, folders[0], beside, options.seed),
             "as ranks": partial(fuzz_as_ranks, folders[1], as_ranks, options.seed),
         }

@@ -1,8 +1,9 @@
 """Campaigns: many inputs, each drawn by hypothesis from a seed, until one shows a fault.
 
-*Session*: the sans-IO session alone. *Beside work*: strangers and producers on a real dispatcher
-whose good producer and ranks work meanwhile. *As ranks*: peers that may begin generations, which
-is no attack; afterwards a good group trains all that was pushed meanwhile.
+*Session*: the sans-IO session alone, the dispatcher's and those of clients. *Beside work*:
+strangers and producers on a real dispatcher whose good producer and ranks work meanwhile. *As
+ranks*: peers that may begin generations, which is no attack; afterwards a good group trains all
+that was pushed meanwhile.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from rollout_dispatcher.protocol import messages as m
 from tests.fuzz.arena import DP_SIZE, Arena, Work, arena, is_harmless
 from tests.fuzz.inputs import streams
-from tests.fuzz.session import check_session, inputs
+from tests.fuzz.session import check_session, client_inputs, inputs
 
 #: Every so many inputs the good peers are asked for a sign of work.
 ROUND = 100
@@ -38,6 +39,12 @@ RANKS = (
 def fuzz_session(examples: int, number: int) -> dict[str, object]:
     """So many inputs for the session; raises what they show."""
     _each(inputs, examples, number, lambda drawn: check_session(*drawn))
+    return {"inputs": examples}
+
+
+def fuzz_client_sessions(examples: int, number: int) -> dict[str, object]:
+    """So many inputs for the sessions of clients; raises what they show."""
+    _each(client_inputs, examples, number, lambda drawn: check_session(*drawn))
     return {"inputs": examples}
 
 

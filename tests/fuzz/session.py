@@ -1,4 +1,4 @@
-"""The sans-IO session under any bytes, cut anywhere: what must be true of it."""
+"""The sans-IO session of each side under any bytes, cut anywhere: what must be true of it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -33,31 +33,53 @@ RANKS: set[type[m.Message]] = {
     m.Ping,
     m.Bye,
 }
-LEGAL: dict[SessionState, set[type[m.Message]]] = {
-    SessionState.AWAIT_HELLO: {m.HelloProducer, m.HelloRank},
-    SessionState.PRODUCER: PRODUCERS,
-    SessionState.RANK: RANKS,
+TO_PRODUCERS: set[type[m.Message]] = {m.Pushed, m.Blocked, m.Resend, m.Pong, m.Error}
+TO_RANKS: set[type[m.Message]] = {
+    m.StepHeader,
+    m.MicroBatch,
+    m.Release,
+    m.End,
+    m.Pong,
+    m.Error,
+}
+LEGAL: dict[Side, dict[SessionState, set[type[m.Message]]]] = {
+    Side.DISPATCHER: {
+        SessionState.AWAIT_HELLO: {m.HelloProducer, m.HelloRank},
+        SessionState.PRODUCER: PRODUCERS,
+        SessionState.RANK: RANKS,
+    },
+    Side.PRODUCER: {
+        SessionState.PRODUCER_GREETS: {m.WelcomeProducer, m.Error},
+        SessionState.PRODUCER: TO_PRODUCERS,
+    },
+    Side.RANK: {
+        SessionState.RANK_GREETS: {m.WelcomeRank, m.Error},
+        SessionState.RANK: TO_RANKS,
+    },
 }
 WELCOMES: dict[type[m.Message], m.Message] = {
     m.HelloProducer: EXAMPLES[m.WelcomeProducer],
     m.HelloRank: EXAMPLES[m.WelcomeRank],
 }
 
-inputs = st.tuples(
-    streams(HELLOS), st.lists(st.integers(1, 200), max_size=6), st.sampled_from([1, 9, 1 << 20])
+_cuts = st.lists(st.integers(1, 200), max_size=6), st.sampled_from([1, 9, 1 << 20])
+inputs = st.tuples(streams(HELLOS), *_cuts)
+#: What a client hears from what it takes for a dispatcher.
+client_inputs = st.tuples(
+    streams(tuple(WELCOMES.values())), *_cuts, st.sampled_from([Side.PRODUCER, Side.RANK])
 )
 
 Heard = list[tuple[m.Message, tuple[bytes, ...]]]
 
 
-def check_session(stream: bytes, cuts: list[int], rest: int) -> None:
+def check_session(stream: bytes, cuts: list[int], rest: int, side: Side = Side.DISPATCHER) -> None:
     """The session hears the same however the stream is cut, or fails for the same reason.
 
     Whether its frames have to wait for room makes no difference either.
     """
-    whole = _hear(stream, [], len(stream) or 1)
-    assert _hear(stream, cuts, rest) == whole, "the cuts make a difference"
-    assert _hear(stream, cuts, rest, wait=True) == whole, "waiting makes a difference"
+    whole = _hear(side, stream, [], len(stream) or 1)
+    assert _hear(side, stream, cuts, rest) == whole, "the cuts make a difference"
+    assert _hear(side, stream, cuts, rest, wait=True) == whole, "waiting makes a difference"
     pushes = [(message, spans) for message, spans in whole[0] if isinstance(message, m.Push)]
     for (message, spans), payload in zip(pushes, _payloads(stream), strict=False):
         assert b"".join(spans) == payload, "a push is not cut where its frame ends"
@@ -88,33 +110,44 @@ def welcome(session: Session, message: m.Message) -> None:
 
 
 def _hear(
-    stream: bytes, cuts: list[int], rest: int, *, wait: bool = False
+    side: Side, stream: bytes, cuts: list[int], rest: int, *, wait: bool = False
 ) -> tuple[Heard, type[ProtocolError] | None]:
-    session = Session(Side.DISPATCHER, LIMITS)
+    session = Session(side, LIMITS)
+    if side is not Side.DISPATCHER:
+        session.say(HELLOS[side is Side.RANK])
     heard: Heard = []
     at, sizes = 0, iter(cuts)
     try:
         while at < len(stream):
             part = stream[at : at + next(sizes, rest)]
             at += len(part)
-            _feed(session, part, heard, wait=wait)
+            _feed(session, part, heard, LEGAL[side], wait=wait)
     except ProtocolError as error:
         return heard, type(error)
     return heard, None
 
 
-def _feed(session: Session, part: bytes, heard: Heard, *, wait: bool) -> None:
+def _feed(
+    session: Session,
+    part: bytes,
+    heard: Heard,
+    legal: dict[SessionState, set[type[m.Message]]],
+    *,
+    wait: bool,
+) -> None:
     while part:
         before = session.state
         target = session.get_buffer()
-        limits = HANDSHAKE_LIMITS if before is SessionState.AWAIT_HELLO else LIMITS
+        limits = (
+            LIMITS if before in {SessionState.PRODUCER, SessionState.RANK} else HANDSHAKE_LIMITS
+        )
         most = max(STAGING_BYTES, limits.header + limits.payload)
         assert len(target) <= most, f"memory for {len(target)} bytes"
         taken = min(len(target), len(part))
         target[:taken] = part[:taken]
         part = part[taken:]
         for message, payload in _received(session, taken, wait=wait):
-            assert type(message) in LEGAL.get(before, ()), f"{message!r} in {before}"
+            assert type(message) in legal.get(before, ()), f"{message!r} in {before}"
             heard.append((message, tuple(map(bytes, payload))))
             welcome(session, message)
             before = session.state

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.campaign import fuzz_as_ranks, fuzz_beside_work, fuzz_session
+from tests.fuzz.campaign import (
+    fuzz_as_ranks,
+    fuzz_beside_work,
+    fuzz_client_sessions,
+    fuzz_session,
+)
 from tests.fuzz.planted import IN_SERVICE, IN_SESSION
 
 SEED = 11
@@ -12,6 +17,10 @@ SEED = 11
 
 def test_no_bytes_confuse_the_session() -> None:
     fuzz_session(1500, SEED)
+
+
+def test_no_bytes_confuse_the_sessions_of_clients() -> None:
+    fuzz_client_sessions(600, SEED)
 
 
 @pytest.mark.e2e
