@@ -1,9 +1,9 @@
 """Campaigns: many inputs, each drawn by hypothesis from a seed, until one shows a fault.
 
-*Session*: the sans-IO session alone, the dispatcher's and clients'. *Beside work*: strangers and
-producers on a real dispatcher whose good producer and ranks work meanwhile. *As ranks*: peers
-that may begin generations, which is no attack; afterwards a good group trains all that was pushed
-meanwhile.
+*Session*: the sans-IO session alone, the dispatcher's and those of clients. *Beside work*:
+strangers and producers on a real dispatcher whose good producer and ranks work meanwhile. *As
+ranks*: peers that may begin generations, which is no attack; afterwards a good group trains all
+that was pushed meanwhile.
 """
 
 from collections.abc import Callable

@@ -130,6 +130,14 @@ HEARS: dict[Side, Table] = {
     Side.DISPATCHER: {**_PRODUCER_SAYS, **_RANK_SAYS},
 }
 
+
+def _by_state(table: Table) -> dict[SessionState, dict[type[m.Message], SessionState]]:
+    found: dict[SessionState, dict[type[m.Message], SessionState]] = {state: {} for state in S}
+    for (state, kind), after in table.items():
+        found[state][kind] = after
+    return found
+
+
 #: Messages and their payloads, as they become complete.
 Heard = Iterator[tuple[m.Message, Sequence[memoryview]]]
 
@@ -149,8 +157,8 @@ class Session:
         memory: Callable[[int], memoryview] = lambda nbytes: memoryview(bytearray(nbytes)),
         offer: versions.Offer = versions.OURS,
     ) -> None:
-        self.state = SessionState.AWAIT_HELLO
-        self._says, self._hears = SAYS[side], HEARS[side]
+        self._says, self._hears = _by_state(SAYS[side]), _by_state(HEARS[side])
+        self._enter(SessionState.AWAIT_HELLO)
         self._memory, self._limits, self._offer = memory, limits, offer
         self.terms = versions.agree(offer, offer)
         self._reader = FrameReader(HANDSHAKE_LIMITS)
@@ -168,10 +176,15 @@ class Session:
         self._note(m.MESSAGES[frame[2]])
 
     def _note(self, kind: type[m.Message]) -> None:
-        after = self._says.get((self.state, kind))
+        after = self._may_say.get(kind)
         if after is None:
             raise IllegalTransition(self.state, f"saying {kind.__name__}")
-        self.state = after
+        if after is not self.state:
+            self._enter(after)
+
+    def _enter(self, state: SessionState) -> None:
+        self.state = state
+        self._may_say, self._may_hear = self._says[state], self._hears[state]
 
     # -- what we hear
 
@@ -224,12 +237,14 @@ class Session:
 
     def _accept(self, frame: Frame) -> tuple[m.Message, Sequence[memoryview]]:
         message = self._message
-        self.state = self._after(type(message))  # it may have changed since the header came
-        self._reader.limits = self._limits
+        after = self._after(type(message))  # we may have said something since the header came
+        if after is not self.state:
+            self._enter(after)
+            self._reader.limits = self._limits
         return message, frame.parts
 
     def _after(self, kind: type[m.Message]) -> SessionState:
-        after = self._hears.get((self.state, kind))
+        after = self._may_hear.get(kind)
         if after is None:
             raise ProtocolError(f"{kind.__name__} is not legal in state {self.state}")
         return after
