@@ -20,7 +20,7 @@ from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import EVERYBODY, Access
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.connections.connections import Connections, Seat
+from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
@@ -51,7 +51,7 @@ class Router:
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         metrics.watch_receiving(self.receiving)
         self._connections = Connections()
-        self.barrier = DurabilityBarrier(journal, self._broken, self._journal_has_room)
+        self.barrier = DurabilityBarrier(journal, self.fail, self._journal_has_room)
         if journal is not None:
             core.heed_journal(self.barrier.has_room)
         self._effect_runner = EffectRunner(
@@ -84,7 +84,13 @@ class Router:
 
     def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message."""
-        self._hear(peer, message, spans)
+        try:
+            self._hear(peer, message, spans)
+        except DispatcherError:
+            raise
+        except Exception as error:  # a bug of ours, and who knows what state it has left
+            self.fail(error)
+            return
         if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
             self.barrier.heard(peer)
 
@@ -125,11 +131,17 @@ class Router:
             case m.EndStream():
                 self._connections.ends(peer.client_id)
                 self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
-            case _ if (seat := self._connections.seat_of(peer)) is not None:
-                self._rank_said(seat.dp_rank, message, now)
+            case _ if (rank := self._connections.rank_of(peer)) is not None:
+                self._rank_said(rank.dp_rank, message, now)
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""
+        try:
+            self._lost(peer, reason)
+        except Exception as error:
+            self.fail(error)
+
+    def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
         connections.peers.discard(peer)
         if not for_good:
@@ -139,17 +151,14 @@ class Router:
             connections.left(peer.client_id, for_good=for_good)
             gone = self.core.producer_lost(peer.client_id, self.clock(), for_good=for_good)
             self.perform(gone)
-        if (seat := connections.seat_of(peer)) is not None:
-            connections.unseat(peer.client_id)
-            self._hungry_since.pop(seat.dp_rank, None)
-            log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
+        if (rank := connections.rank_of(peer)) is not None:
+            connections.detach(peer.client_id)
+            self._hungry_since.pop(rank.dp_rank, None)
+            log.info("DP rank %d disconnected (%s)", rank.dp_rank, reason)
             self.perform(
-                self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
+                self.core.leave(rank.dp_rank, peer.client_id, self.clock(), for_good=for_good)
             )
         self._completion.check()
-
-    def _broken(self, error: DispatcherError) -> None:
-        self._effect_runner.fail(error)
 
     def _journal_has_room(self) -> None:
         self.perform(self.core.journal_has_room(self.clock()))
@@ -210,7 +219,7 @@ class Router:
             peer.forget()
         else:
             self.metrics.connections.labels("rank").inc()
-        seat = self._connections.seat(peer, message.dp_rank)
+        rank = self._connections.attach(peer, message.dp_rank)
         generation = self.core.ledger.generation.number
         log.info(
             "DP rank %d of %d joined generation %d", message.dp_rank, message.dp_size, generation
@@ -224,7 +233,7 @@ class Router:
             layout=self.config.layout,
             heartbeat_interval_s=self.config.heartbeat_interval,
         )
-        self.barrier.after(partial(self._welcome, seat, welcome))
+        self.barrier.after(partial(self._welcome, rank, welcome))
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         self.perform(effects)
         if message.policy_version is not None:
@@ -238,19 +247,19 @@ class Router:
         """
         if hello.generation is None:
             self._hungry_since.clear()
-            if self._connections.seat_of(peer) is not None:  # it leaves its own place itself
-                self._connections.unseat(peer.client_id)
+            if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
+                self._connections.detach(peer.client_id)
         # Facts first: a new generation's number is durable before anybody hears of it.
         self.perform(effect for effect in effects if isinstance(effect, FailRanks))
         if (failed := self.core.ledger.generation.failed) is not None:
             raise failed
         return [effect for effect in effects if not isinstance(effect, FailRanks)]
 
-    def _welcome(self, seat: Seat, welcome: m.WelcomeRank) -> None:
+    def _welcome(self, rank: RankConnection, welcome: m.WelcomeRank) -> None:
         # What was decided before its hello and waits at the barrier too is not for this connection.
-        if self._connections.holds(seat):
-            seat.peer.welcomed = True
-            seat.peer.send(welcome)
+        if self._connections.is_attached(rank):
+            rank.peer.welcomed = True
+            rank.peer.send(welcome)
 
     def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
         self.core.seen(dp_rank, now)
@@ -291,7 +300,7 @@ class Router:
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._connections.producers.values()]
-        watched += [(seat.peer, config.rank_timeout) for seat in self._connections.seats.values()]
+        watched += [(rank.peer, config.rank_timeout) for rank in self._connections.ranks.values()]
         for peer, timeout in watched:
             unheard = now - peer.last_heard if peer.held else away
             peer.last_heard = min(now, peer.last_heard + unheard)
@@ -319,6 +328,16 @@ class Router:
     def absent_ranks(self) -> list[int]:
         """DP ranks of the current generation that left without a goodbye."""
         return self.core.ledger.generation.absent
+
+    def fail(self, error: BaseException) -> None:
+        """Something broke that we cannot go on without; `finished` raises the first such error."""
+        self._effect_runner.fail(error)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has broken, if anything has."""
+        failure = self._effect_runner.failure
+        return None if failure.cancelled() or not failure.done() else failure.exception()
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
