@@ -2,13 +2,14 @@
 
     cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
-Words are sample, plan and errors.
+Words are sample, plan and errors. The package itself is a door to the service, opened when asked.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
 dispatcher knows them.
 """
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ MAY_IMPORT = {
         "simulate": "core balance",
         "journal": "core",
         "service": "journal transport core protocol security balance",
+        "door": "service",
         "cli": "service simulate journal transport core protocol security balance",
         "workers": "transport protocol security balance",
     }.items()
@@ -48,6 +50,7 @@ THIRD_PARTY = {
     "simulate": {"numpy"},
     "journal": {"lmdb"},
     "service": {"aiohttp", "numpy", "prometheus_client", "pydantic"},
+    "door": set(),
     "cli": {"numpy", "prometheus_client", "pydantic"},
     "workers": {"numpy", "pydantic", "torch"},
 }
@@ -97,7 +100,7 @@ def imported(tree: ast.Module, module: str) -> Iterator[str]:
 
 def breaches(text: str, module: str) -> list[str]:
     """What is wrong with the imports of a module with this source."""
-    part = part_of(module)
+    part = "door" if module == "rollout_dispatcher" else part_of(module)
     assert part in MAY_IMPORT, f"{module} has no place in the house; give it one here"
     found = []
     for name in imported(ast.parse(text), module):
@@ -139,6 +142,8 @@ def test_nothing_unpickles(path: Path) -> None:
         ("rollout_dispatcher.balance.cost.models", "import scipy"),
         ("rollout_dispatcher.core.dispatch", "def f():\n    import asyncio"),
         ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher.protocol.frame import Frame"),
+        ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher import Dispatcher"),
+        ("rollout_dispatcher", "import rollout_dispatcher.cli.main"),
         ("rollout_dispatcher.protocol.frame", "import socket"),
         ("rollout_dispatcher.service.server", "import torch"),
         ("rollout_dispatcher.service.server", "from rollout_dispatcher.cli import main"),
@@ -163,6 +168,15 @@ def test_a_breach_would_be_seen(module: str, text: str) -> None:
 )
 def test_a_call_that_unpickles_would_be_seen(text: str) -> None:
     assert unpickling_calls(text) != []
+
+
+@pytest.mark.parametrize("name", ["", ".errors", ".sample", ".plan", ".protocol.endpoint"])
+def test_a_word_of_ours_costs_no_server(name: str) -> None:
+    heavy = "{'aiohttp', 'prometheus_client', 'pydantic', 'asyncio', 'torch'}"
+    script = f"import sys, rollout_dispatcher{name}; print({heavy} & sys.modules.keys())"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_only_the_source_roots_are_imported() -> None:

@@ -1,9 +1,9 @@
 """One dispatcher, as an object: what `dispatcher serve` runs, and others in programs of their own.
 
-It lives on the event loop that starts it and leaves alone what belongs to the process: signals,
-logging, the collector of garbage, metrics of others. So several may run side by side. Invariant:
-whatever was accepted and is given up by its end is named in the log, and `drain`, `drained` and
-`stop` say that there was some.
+It lives on the event loop that starts it, is called from there only, and leaves alone what belongs
+to the process: signals, logging, the garbage collector, metrics of others. So several may run side
+by side. Invariant: whatever was accepted and is given up by its end is named in the log, and
+`drain`, `drained` and `stop` say that there was some.
 """
 
 import asyncio
@@ -71,6 +71,8 @@ class Dispatcher:
     @property
     def endpoint(self) -> str:
         """The first address of the sample plane, for `RolloutProducer` and `MicroBatchStream`."""
+        if not self.endpoints:
+            raise NotServing("the dispatcher was not started, and has no address yet")
         return self.endpoints[0]
 
     @property
@@ -106,22 +108,24 @@ class Dispatcher:
         with, and NotServing if it is stopped meanwhile.
         """
         router = self._started
-        try:
-            await router.finished()
-        except Exception:
-            self._was_told = True
-            raise
+        if not self._is_over:
+            try:
+                await router.finished()
+            except Exception:
+                self._was_told = True
+                raise
+        losses = router.core.losses
+        if losses.samples and not self._is_over:
+            log.error("%s; with --journal-dir they would wait for the next start", losses)
         self._is_over = True
-        losses = router.core.losses.samples
-        if losses:
-            remedy = "with --journal-dir they would wait for the next start"
-            log.error("%s; %s", router.core.losses, remedy)
-        return not losses
+        return not losses.samples
 
     async def drain(self) -> bool:
         """Accept nothing more, and wait until what is here is trained on, for `drain_timeout`.
 
-        Returns and raises as `drained` does; False if the time was too short.
+        Where no ranks are, nobody will train on it: it is dropped. With a journal it can wait for
+        the next dispatcher instead, after `stop`. Returns and raises as `drained` does; False if
+        the time was too short.
         """
         router = self._serving
         router.perform(router.core.drain(router.clock()))
@@ -135,7 +139,7 @@ class Dispatcher:
         """End at once; what is here waits in the journal, or is given up if there is none.
 
         Returns whether nothing that was accepted is given up. Raises what the dispatcher broke
-        with, unless it was raised before. Harmless after the end.
+        with, unless it was raised before. Once it has ended: True, and nothing happens.
         """
         kept = await self._end()
         failure = None if self._router is None else self._router.failure
@@ -190,7 +194,7 @@ class Dispatcher:
             return True
         self._serves = False
         try:
-            return self._is_over or await self._keep()
+            return await (self.drained() if self._is_over else self._keep())
         finally:
             await self._open.aclose()
 
