@@ -2,7 +2,8 @@
 
     cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
-Words are sample, plan and errors. The package itself is a door to the service, opened when asked.
+Words are sample, plan and errors.
+The package itself leads to the service, which is loaded when it is asked for.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
 dispatcher knows them.
@@ -34,7 +35,7 @@ MAY_IMPORT = {
         "simulate": "core balance",
         "journal": "core",
         "service": "journal transport core protocol security balance",
-        "door": "service",
+        "package": "service",
         "cli": "service simulate journal transport core protocol security balance",
         "workers": "transport protocol security balance",
     }.items()
@@ -50,7 +51,7 @@ THIRD_PARTY = {
     "simulate": {"numpy"},
     "journal": {"lmdb"},
     "service": {"aiohttp", "numpy", "prometheus_client", "pydantic"},
-    "door": set(),
+    "package": set(),
     "cli": {"numpy", "prometheus_client", "pydantic"},
     "workers": {"numpy", "pydantic", "torch"},
 }
@@ -100,7 +101,7 @@ def imported(tree: ast.Module, module: str) -> Iterator[str]:
 
 def breaches(text: str, module: str) -> list[str]:
     """What is wrong with the imports of a module with this source."""
-    part = "door" if module == "rollout_dispatcher" else part_of(module)
+    part = "package" if module == "rollout_dispatcher" else part_of(module)
     assert part in MAY_IMPORT, f"{module} has no place in the house; give it one here"
     found = []
     for name in imported(ast.parse(text), module):

@@ -37,6 +37,7 @@ class SocketListener(Listener):
         self._sock, self._handler = sock, handler
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
         self._loop.add_reader(sock, self._accept)
         self._check = self._loop.call_later(CHECK_SECONDS, self._check_listening)
 
@@ -51,6 +52,7 @@ class SocketListener(Listener):
 
     def close(self) -> None:
         """Accept no more; tasks are cancelled."""
+        self._closed = True
         self._loop.remove_reader(self._sock)
         self._check.cancel()
         if self._retry is not None:
@@ -118,6 +120,8 @@ class SocketListener(Listener):
         self._check = self._loop.call_later(CHECK_SECONDS, self._check_listening)
 
     def _die(self, error: BaseException) -> None:
+        if self._closed:
+            return
         self.close()
         failed = ListenerFailed(self.endpoint, error)
         failed.__cause__ = error
