@@ -8,7 +8,7 @@ from typing import Final
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.transport.interface import ConnectionHandler, Listener, Transport
 from rollout_dispatcher.transport.plain_sockets import PlainSockets
-from rollout_dispatcher.transport.tls_sockets import TlsSockets
+from rollout_dispatcher.transport.tls.sockets import TlsSockets
 
 TRANSPORTS: Final[Mapping[str, Transport]] = {
     "tcp": PlainSockets(),

@@ -21,9 +21,9 @@ from rollout_dispatcher.transport.interface import (
     Transport,
 )
 from rollout_dispatcher.transport.listener import SocketListener
-from rollout_dispatcher.transport.paced_tls import PacedTls
 from rollout_dispatcher.transport.plain import StreamProtocol
 from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
+from rollout_dispatcher.transport.tls.paced import PacedTls
 
 log = logging.getLogger(__name__)
 
