@@ -3,6 +3,7 @@
     cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
 Words are sample, payload, spans, stores, plan and errors.
+The package itself leads to the service, which is loaded when it is asked for.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
 dispatcher knows them.
@@ -10,6 +11,7 @@ dispatcher knows them.
 
 import ast
 import dataclasses
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,7 @@ MAY_IMPORT = {
         "simulate": "core balance",
         "journal": "core",
         "service": "journal transport core protocol security balance",
+        "package": "service",
         "cli": "service simulate journal transport core protocol security balance",
         "workers": "transport protocol security balance",
     }.items()
@@ -54,6 +57,7 @@ THIRD_PARTY = {
     "simulate": {"numpy"},
     "journal": {"lmdb"},
     "service": {"aiohttp", "numpy", "prometheus_client", "pydantic"},
+    "package": set(),
     "cli": {"numpy", "prometheus_client", "pydantic"},
     "workers": {"numpy", "pydantic", "torch"},
 }
@@ -107,7 +111,7 @@ def imported(tree: ast.Module, module: str) -> Iterator[str]:
 
 def breaches(text: str, module: str) -> list[str]:
     """What is wrong with the imports of a module with this source."""
-    part = part_of(module)
+    part = "package" if module == "rollout_dispatcher" else part_of(module)
     assert part in MAY_IMPORT, f"{module} has no place in the house; give it one here"
     found = []
     for name in imported(ast.parse(text), module):
@@ -149,6 +153,8 @@ def test_nothing_unpickles(path: Path) -> None:
         ("rollout_dispatcher.balance.cost.models", "import scipy"),
         ("rollout_dispatcher.core.dispatch", "def f():\n    import asyncio"),
         ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher.protocol.frame import Frame"),
+        ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher import Dispatcher"),
+        ("rollout_dispatcher", "import rollout_dispatcher.cli.main"),
         ("rollout_dispatcher.protocol.frame", "import socket"),
         ("rollout_dispatcher.service.server", "import torch"),
         ("rollout_dispatcher.service.server", "from rollout_dispatcher.cli import main"),
@@ -213,6 +219,15 @@ def test_the_core_has_no_parts_that_others_see() -> None:
     config = DispatchConfig(1, BufferLimits(1, 1, None, 1, 1), TriggerConfig(1, 1, 1.0))
     parts = {name for name in vars(Dispatch(config)) if not name.startswith("_")}
     assert parts == {"config", "run_id"}
+
+
+@pytest.mark.parametrize("name", ["", ".errors", ".sample", ".plan", ".protocol.endpoint"])
+def test_a_word_of_ours_costs_no_server(name: str) -> None:
+    heavy = "{'aiohttp', 'prometheus_client', 'pydantic', 'asyncio', 'torch'}"
+    script = f"import sys, rollout_dispatcher{name}; print({heavy} & sys.modules.keys())"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_only_the_source_roots_are_imported() -> None:

@@ -16,10 +16,10 @@ from rollout_dispatcher.cli.fields import flag_of, format_value
 from rollout_dispatcher.cli.main import COMMANDS
 from rollout_dispatcher.cli.options import load_config
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.journaling import open_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.server import core_config
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -1,3 +1,28 @@
-"""Rollout dispatcher: buffers RL samples and streams balanced micro-batches to DP ranks."""
+"""Rollout dispatcher: buffers RL samples and streams balanced micro-batches to DP ranks.
+
+To run one inside a program of your own: `Dispatcher` and `ServeConfig`. They are loaded when first
+asked for, so that who needs a word of ours (`rollout_dispatcher.errors`: every error that we raise
+on purpose) does not wait for a server's libraries.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.service.config.options import ServeConfig
+    from rollout_dispatcher.service.dispatcher import Dispatcher
 
 __version__ = "0.1.0"
+__all__ = ["Dispatcher", "ServeConfig", "__version__"]
+
+_HOMES = {
+    "Dispatcher": "rollout_dispatcher.service.dispatcher",
+    "ServeConfig": "rollout_dispatcher.service.config.options",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that a public name lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rollout_dispatcher' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -14,6 +14,8 @@
     +-- ConnectionLimit      too many connections; retry later
     +-- Unauthorized         the token or certificate is missing or wrong
     +-- TlsFailed            no TLS session with the other side, and trying again will not help
+    +-- ListenerFailed       an address accepts no more connections, and will not again
+    +-- NotServing           a dispatcher is used before its start, after its end, or started twice
     +-- Stopping             the dispatcher stops and will go on from its journal; reconnect
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
@@ -174,6 +176,21 @@ class TlsFailed(DispatcherError):
     """The two sides do not agree on TLS, or one does not trust the other's certificate."""
 
     code = "tls"
+
+
+class ListenerFailed(DispatcherError):
+    """An address accepts no more connections, and will not again."""
+
+    code = "listener"
+
+    def __init__(self, endpoint: object, reason: object) -> None:
+        super().__init__(f"nobody can connect to {endpoint} any more ({reason}); start it again")
+
+
+class NotServing(DispatcherError):
+    """A dispatcher is used before its start or after its end, or is started a second time."""
+
+    code = "not-serving"
 
 
 class Stopping(DispatcherError):

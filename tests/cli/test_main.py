@@ -1,10 +1,7 @@
 """The command: exit codes, one-line errors, and help that shows what can be done."""
 
-import http.server
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,41 +91,6 @@ def test_a_checked_config_can_be_given_back(
 
 def _settings(shown: str) -> list[str]:
     return [line.partition("  #")[0] for line in shown.splitlines()]
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    """Not ready at first, then ready; what a dispatcher looks like while it starts."""
-
-    answers: Iterator[int]
-
-    def do_GET(self) -> None:
-        self.send_response(next(self.answers) if self.path == "/readyz" else 404)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
-
-
-def test_wait_ready_waits_until_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    _Answer.answers = iter([503, 503, 200])
-    with http.server.HTTPServer(("127.0.0.1", 0), _Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            code = main(["wait-ready", "--http", f"127.0.0.1:{server.server_port}"])
-        finally:
-            server.shutdown()
-            thread.join()
-    assert code == 0
-    assert next(_Answer.answers, None) is None
-
-
-def test_wait_ready_gives_up_and_says_what_it_saw(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nowhere = f"unix:{tmp_path}/absent.sock"
-    assert main(["wait-ready", "--http", nowhere, "--timeout", "1ms"]) == 1
-    assert "No such file" in capsys.readouterr().err
 
 
 def test_the_command_is_installed_and_survives_a_reader_that_leaves() -> None:

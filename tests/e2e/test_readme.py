@@ -1,5 +1,6 @@
 """The README's integration, run as it stands: its server, its producer, its trainer."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_dispatcher.protocol.messages import EndStream
 from tests.e2e.harness import finish, running
-from tests.support.client import Trainer
+from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -151,6 +153,34 @@ def test_the_balancing_alone_runs_as_written() -> None:
     assert [len(part) for part in names["ranks"]] == [4, 4]
     restored = np.concatenate([chunk["reward"] for chunk in names["chunks"]])[names["inverse"]]
     assert restored.tolist() == names["rewards"].tolist()
+
+
+async def test_a_dispatcher_inside_of_a_program_runs_as_written() -> None:
+    class Workers:
+        """A producer and two ranks, who wait for each other's answers in a thread."""
+
+        def __init__(self, endpoint: str) -> None:
+            self._task = asyncio.create_task(asyncio.to_thread(self._work, endpoint))
+
+        def _work(self, endpoint: str) -> None:
+            producer, trainer = Producer(endpoint, "p"), Trainer(endpoint, 2)
+            producer.push([3] * 16)
+            producer.send(EndStream())
+            producer.bye()
+            while trainer.train():
+                pass
+            trainer.bye()
+
+        async def wait(self) -> None:
+            await self._task
+
+    async def start_workers(endpoint: str) -> Workers:
+        return Workers(endpoint)
+
+    names: dict[str, Any] = {"start_workers": start_workers}
+    exec(block("Dispatcher(config)"), names)
+    async with asyncio.timeout(60):
+        assert await names["main"]() == (True, 16)
 
 
 def test_the_credentials_are_made_as_written() -> None:

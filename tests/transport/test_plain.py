@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.outbox import MAX_BUFFERS
-from rollout_dispatcher.transport.listener import Listener
 from rollout_dispatcher.transport.plain import HIGH_WATER_BYTES, StreamProtocol, StreamTransport
+from rollout_dispatcher.transport.schemes import listen
+from tests.support.listening import Heard
 
 #: More than the kernel keeps between two sockets.
 MUCH = 16 << 20
@@ -186,15 +188,41 @@ async def test_a_paused_reader_leaves_bytes_with_the_kernel() -> None:
 @pytest.mark.asyncio
 async def test_a_reset_is_told_with_its_error() -> None:
     recorder = Recorder()
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as theirs:
-        listener = Listener(listening, lambda: recorder)
+    handler = Heard(lambda: recorder).handler
+    async with listen(Endpoint("127.0.0.1", 0), handler) as listener:
+        theirs = socket.socket()
         theirs.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(theirs, listening.getsockname())
+        await loop.sock_connect(theirs, (listener.endpoint.host, listener.endpoint.port))
         await loop.sock_sendall(theirs, b"hello")
         await recorder.until(lambda: recorder.heard)
         linger_none = b"\x01\x00\x00\x00\x00\x00\x00\x00"
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger_none)
         theirs.close()
         assert isinstance(await recorder.lost, ConnectionResetError)
-        listener.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("failing", ["get_buffers", "buffer_updated", "eof_received"])
+async def test_a_protocol_that_fails_ends_its_own_connection_and_no_other(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    error = MemoryError("so large a frame")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    async with connection() as (_, well, theirs):
+        ours, others = socket.socketpair()
+        recorder = Recorder()
+        monkeypatch.setattr(recorder, failing, fail)
+        StreamTransport(asyncio.get_running_loop(), ours, recorder)
+        with others:
+            others.send(b"x")
+            others.shutdown(socket.SHUT_WR)
+            assert await recorder.lost is error
+        assert [context["exception"] for context in told] == [error]
+        theirs.send(b"on")
+        await well.until(lambda: well.heard == b"on")

@@ -153,14 +153,19 @@ def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dic
     return found
 
 
-def _from_file(model: type[BaseModel], path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a --config file says. Raises ConfigError if it cannot be read."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"--config {path} cannot be read: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _from_file(model: type[BaseModel], path: Path) -> dict[str, Any]:
+    values = read_toml(path)
     for key in values:
         if key not in model.model_fields:
             raise ConfigError(f"{path}: unknown key {key}{nearest(key, model.model_fields)}")

@@ -23,7 +23,7 @@ from rollout_dispatcher.cli.simulate_options import (
 )
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Strategy
-from rollout_dispatcher.service.server import core_config
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.simulate.recommend import recommend
 from rollout_dispatcher.simulate.replay.virtual import Setting
 from rollout_dispatcher.simulate.report.figures import summary

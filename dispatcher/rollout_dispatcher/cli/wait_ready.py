@@ -1,31 +1,43 @@
-"""`dispatcher wait-ready`: ask `/readyz` until it says yes or the time is up."""
+"""`dispatcher wait-ready`: ask `/readyz` until it says yes or the time is up.
+
+Whom it asks is found as `serve` finds where to listen: a flag, the environment, the config file,
+the default. It is content with a dispatcher only, and, where it is told which, with that run only.
+"""
 
 import http.client
+import json
 import os
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollout_dispatcher.cli.options import Parser
+from rollout_dispatcher.cli.options import ENV_PREFIX, NONE, Parser, read_toml
 from rollout_dispatcher.errors import ConfigError, DispatcherError
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import client_tls
+from rollout_dispatcher.service.config.types import HTTP_PLANE, RUN_HEADER
 from rollout_dispatcher.service.config.units import DURATION
 
 #: Often enough to be prompt, seldom enough not to be seen in a profile.
 POLL_SECONDS = 0.1
+#: Listening there is listening on all addresses; this one is among them.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  nothing is bound here
 
 EPILOG = """\
 examples:
   dispatcher wait-ready && torchrun --nproc-per-node 8 train.py
+  dispatcher wait-ready --ready-file ready.json   # of this very serve --ready-file ready.json
   dispatcher wait-ready --http unix:/run/dispatcher-http.sock --timeout 2s
   dispatcher wait-ready --http tls://dispatcher.example:9471 --tls-ca ca.pem
 
-It shows no token and no certificate, as probes need none.
+It shows no token and no certificate, as probes need none. In the environment of a dispatcher that
+has DISPATCHER_TLS_CERT it speaks TLS.
 
-exit codes: 0 ready, 1 not ready in time, 2 usage
+exit codes: 0 ready, 1 not ready in time, or another server answered, 2 usage
 """
 
 
@@ -35,14 +47,74 @@ class NotReady(DispatcherError):
     code = "not-ready"
 
 
+class NoDispatcher(DispatcherError):
+    """What answers there is no dispatcher, and waiting will not make it one."""
+
+    code = "no-dispatcher"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Whom to wait for.
+
+    http: its HTTP plane; None: where `ready_file` says. run_id: which run; None: the one that
+    `ready_file` says, or any. The file is read anew each time, as it may be written any moment.
+    """
+
+    http: Endpoint | None
+    run_id: str | None = None
+    ready_file: Path | None = None
+
+    def look(self) -> tuple[Endpoint, str | None]:
+        """Address and run (None: any). Raises OSError or ValueError while the file is not there."""
+        if self.ready_file is None:
+            assert self.http is not None
+            return self.http, self.run_id
+        said = json.loads(self.ready_file.read_text(encoding="utf-8"))
+        try:
+            at = self.http or reachable(Endpoint.parse(said["http"]))
+            return at, self.run_id or str(said["run_id"])
+        except (ConfigError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{self.ready_file} is no --ready-file of a dispatcher") from None
+
+
 def run(argv: Sequence[str]) -> int:
-    """Wait; raises NotReady when the time is up."""
+    """Wait; raises NotReady when the time is up, NoDispatcher when somebody else answers."""
+    args = _parser().parse_strictly(argv)
+    try:
+        timeout = DURATION.parse(args.timeout)
+    except ValueError as error:
+        raise ConfigError(f"--timeout {args.timeout}: {error}") from None
+    assert isinstance(timeout, int | float)
+    expected = Expected(_address(args, os.environ), args.run_id, args.ready_file)
+    wait_ready(expected, float(timeout), tls_ca=args.tls_ca, insecure=args.insecure)
+    return 0
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="dispatcher wait-ready",
         description="Wait until a dispatcher is ready to take samples and ranks.",
         epilog=EPILOG,
     )
-    parser.add_argument("--http", default="127.0.0.1:9471", help="its HTTP plane [%(default)s]")
+    parser.add_argument("--config", metavar="FILE", help="the TOML file that serve reads")
+    parser.add_argument(
+        "--http",
+        metavar="ADDRESS",
+        help="its HTTP plane [$DISPATCHER_HTTP, http in the --config file, else "
+        f"{HTTP_PLANE}; with --ready-file, what that says]",
+    )
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="wait for the dispatcher that writes this file (serve --ready-file), and no other",
+    )
+    parser.add_argument(
+        "--run-id",
+        metavar="ID",
+        help="wait for this run and no other; /statusz and the log show it",
+    )
     parser.add_argument(
         "--tls-ca",
         type=Path,
@@ -56,37 +128,73 @@ def run(argv: Sequence[str]) -> int:
         help="do not verify the certificate, as probes from inside a container do not",
     )
     parser.add_argument("--timeout", default="60s", help="give up after this long [%(default)s]")
-    args = parser.parse_strictly(argv)
-    try:
-        timeout = DURATION.parse(args.timeout)
-    except ValueError as error:
-        raise ConfigError(f"--timeout {args.timeout}: {error}") from None
-    assert isinstance(timeout, int | float)
-    http_plane = Endpoint.parse(args.http)
-    tls = client_tls(args.tls_ca) if http_plane.tls else None
-    if tls is not None and args.insecure:
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    wait_ready(http_plane, float(timeout), tls)
-    return 0
+    return parser
 
 
-def wait_ready(http_plane: Endpoint, timeout: float, tls: ssl.SSLContext | None = None) -> None:
-    """Return once `/readyz` answers 200; raises NotReady after `timeout` seconds."""
+def _address(args: Namespace, environ: Mapping[str, str]) -> Endpoint | None:
+    """Where to ask, with the precedence of `serve`; None where the ready file says so."""
+    if args.http is not None:
+        return reachable(Endpoint.parse(args.http))
+    if args.ready_file is not None:
+        return None
+    path = args.config or environ.get(f"{ENV_PREFIX}CONFIG")
+    said = read_toml(Path(path)) if path else {}
+    for name in "http", "tls_cert":
+        said[name] = environ.get(ENV_PREFIX + name.upper(), said.get(name))
+    at = HTTP_PLANE if said["http"] is None else Endpoint.parse(str(said["http"]))
+    # `serve` speaks TLS on all its TCP addresses once it has a certificate.
+    secured = said["tls_cert"] not in (None, NONE) and not at.path
+    return reachable(replace(at, tls=at.tls or secured))
+
+
+def reachable(at: Endpoint) -> Endpoint:
+    """Where a client finds what listens there. Raises ConfigError for a port that is not known."""
+    if not at.path and at.port == 0:
+        raise ConfigError(
+            f"{at} takes any free port, which only the dispatcher knows; give its --ready-file"
+        )
+    return replace(at, host=_LOOPBACK.get(at.host, at.host))
+
+
+def wait_ready(
+    expected: Expected, timeout: float, *, tls_ca: Path | None = None, insecure: bool = False
+) -> None:
+    """Return once `/readyz` answers 200 for the run that is expected.
+
+    Raises NotReady after `timeout` seconds; NoDispatcher for a 200 of somebody else.
+    """
     deadline = time.monotonic() + timeout
+    why = "there was no time to ask"
     while (left := deadline - time.monotonic()) > 0:
-        answer = probe(http_plane, left, tls)
-        if answer == "ready":
+        why = _look_and_ask(expected, left, tls_ca, insecure=insecure)
+        if not why:
             return
         time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     raise NotReady(
-        f"{http_plane} was not ready within {timeout:g} s ({probe(http_plane, 1.0, tls)}); "
+        f"{expected.http or expected.ready_file} was not ready within {timeout:g} s ({why}); "
         "is this the --http address of the dispatcher?"
     )
 
 
-def probe(http_plane: Endpoint, timeout: float, tls: ssl.SSLContext | None = None) -> str:
-    """`ready`, or in a few words why not."""
-    connection = _Connection(http_plane, min(timeout, 5.0), tls)
+def _look_and_ask(
+    expected: Expected, timeout: float, tls_ca: Path | None, *, insecure: bool
+) -> str:
+    """Nothing if it is ready, else in a few words why not."""
+    try:
+        at, run_id = expected.look()
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    tls = client_tls(tls_ca) if at.tls else None
+    if tls is not None and insecure:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return probe(at, timeout, tls, run_id)
+
+
+def probe(
+    at: Endpoint, timeout: float, tls: ssl.SSLContext | None = None, run_id: str | None = None
+) -> str:
+    """Nothing if it is ready, else in a few words why not. Raises NoDispatcher."""
+    connection = _Connection(at, min(timeout, 5.0), tls)
     try:
         connection.request("GET", "/readyz")
         response = connection.getresponse()
@@ -95,7 +203,17 @@ def probe(http_plane: Endpoint, timeout: float, tls: ssl.SSLContext | None = Non
         return f"{type(error).__name__}: {error}"
     finally:
         connection.close()
-    return "ready" if response.status == 200 else f"HTTP {response.status} {body}"
+    answers = response.headers.get(RUN_HEADER)
+    if response.status != 200:  # a proxy answers too, before the dispatcher is there
+        return f"HTTP {response.status} {body}"
+    if answers is None:
+        raise NoDispatcher(
+            f"{at} is no dispatcher: its /readyz answers 200 without {RUN_HEADER}, as the server "
+            f"{response.headers.get('Server', 'without a name')}; give --http of the dispatcher"
+        )
+    if run_id not in (None, answers):
+        return f"it is ready, but of run {answers} instead of {run_id}"
+    return ""
 
 
 class _Connection(http.client.HTTPConnection):

@@ -37,6 +37,13 @@ class Endpoint:
             "unix:/path/to/socket"
         )
 
+    @property
+    def scheme(self) -> str:
+        """Which transport it is for: `tcp`, `tls` or `unix`."""
+        if self.path:
+            return "unix"
+        return "tls" if self.tls else "tcp"
+
     def __str__(self) -> str:
         if self.path:
             return f"unix:{self.path}"

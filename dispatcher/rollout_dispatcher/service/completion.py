@@ -8,6 +8,7 @@ import asyncio
 import logging
 
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.errors import NotServing
 from rollout_dispatcher.service.connections.connections import Connections
 
 log = logging.getLogger(__name__)
@@ -29,12 +30,14 @@ class Completion:
         """
         failure.add_done_callback(lambda _: self._over.set())
         await self._over.wait()
+        if failure.cancelled():
+            raise NotServing("the dispatcher was stopped before the stream had ended")
         if failure.done():
             failure.result()
 
     def check(self) -> None:
         """Something has happened that may have been the last thing."""
-        if not self._core.drained or self._connections.seats:
+        if not self._core.drained or self._connections.ranks:
             return
         if self._core.deserted and self._connections.end_is_known:
             self._over.set()
@@ -49,6 +52,6 @@ class Completion:
 
     def _give_up(self) -> None:
         self._timer = None
-        if not self._connections.seats:
+        if not self._connections.ranks:
             log.warning("a client left without a goodbye and did not come back")
             self._over.set()

@@ -13,14 +13,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.errors import DispatcherError, JournalError
+from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.payload import InJournal, InMemory
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
@@ -29,13 +29,15 @@ from rollout_dispatcher.protocol.assemble import filler, micro_batch, step_heade
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.connections.connections import Connections, Seat
+from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
 
 log = logging.getLogger(__name__)
+
+_T = TypeVarTuple("_T")
 
 #: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
 AT_ONCE = (e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.WelcomeProducer, e.RefuseRank)
@@ -73,7 +75,7 @@ class EffectRunner:
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
         self._headers: dict[int, tuple[str, bytes]] = {}
-        self._deliveries: deque[tuple[Seat, OpenStep, e.Deliver]] = deque()
+        self._deliveries: deque[tuple[RankConnection, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._explained_at, self._explained = -math.inf, ""
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
@@ -111,10 +113,10 @@ class EffectRunner:
                 number = self._core.generation
                 self._barrier.after(partial(self._tell_generation, number, effect))
             elif isinstance(effect, e.WelcomeRank):
-                self._barrier.after(partial(self._welcome_rank, self._seat(effect), effect))
+                self._barrier.after(partial(self._welcome_rank, self._attach(effect), effect))
             elif isinstance(effect, e.FailRanks):
-                unseated = self._connections.unseat(*effect.client_ids)
-                self._barrier.after(partial(_fail, unseated, effect.error))
+                detached = self._connections.detach(*effect.client_ids)
+                self._barrier.after(partial(_fail, detached, effect.error))
             else:
                 self._barrier.after(partial(self._do, effect))
         self._set_timer()
@@ -122,6 +124,8 @@ class EffectRunner:
     def fail(self, error: BaseException) -> None:
         """Something of ours broke; the first such error is what the service ends with."""
         if not self.failure.done():
+            unexpected = None if isinstance(error, DispatcherError) else error
+            log.critical("the dispatcher has failed: %s", error, exc_info=unexpected)
             self.failure.set_exception(error)
 
     def close(self) -> None:
@@ -139,7 +143,7 @@ class EffectRunner:
     def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
         if self._planner.plans_here(effect):
             # A turn later: what was written before, such as a producer's answer, leaves first.
-            asyncio.get_running_loop().call_soon(self._plan_here, effect)
+            asyncio.get_running_loop().call_soon(self._run, self._plan_here, effect)
         else:
             self._planner.plan_in_thread(effect, partial(self._planned, effect), self.fail)
 
@@ -155,22 +159,22 @@ class EffectRunner:
         )
         peer.send(welcome)
 
-    def _seat(self, effect: e.WelcomeRank) -> Seat:
+    def _attach(self, effect: e.WelcomeRank) -> RankConnection:
         peer = self._connections.take_hello(effect.client_id)
         if peer.welcomed:  # on this connection: it has loaded a checkpoint since
             peer.forget()
         else:
             self._metrics.connections.labels("rank").inc()
-        return self._connections.seat(peer, effect.dp_rank)
+        return self._connections.attach(peer, effect.dp_rank)
 
-    def _welcome_rank(self, seat: Seat, effect: e.WelcomeRank) -> None:
+    def _welcome_rank(self, rank: RankConnection, effect: e.WelcomeRank) -> None:
         # What was decided before its hello and waits at the barrier too is not for this connection.
-        if not self._connections.holds(seat):
+        if not self._connections.is_attached(rank):
             return
-        seat.peer.welcomed = True
+        rank.peer.welcomed = True
         welcome = m.WelcomeRank(
-            version=seat.peer.terms.version,
-            capabilities=sorted(seat.peer.terms.capabilities),
+            version=rank.peer.terms.version,
+            capabilities=sorted(rank.peer.terms.capabilities),
             run_id=effect.run_id,
             generation=effect.generation,
             committed=effect.committed,
@@ -178,7 +182,7 @@ class EffectRunner:
             layout=self._config.layout,
             heartbeat_interval_s=self._config.heartbeat_interval,
         )
-        seat.peer.send(welcome)
+        rank.peer.send(welcome)
 
     def _refuse_rank(self, effect: e.RefuseRank) -> None:
         self._connections.take_hello(effect.client_id).fail(effect.error)
@@ -189,18 +193,18 @@ class EffectRunner:
             self._do(effect)
 
     def _deliver(self, effect: e.Deliver) -> None:
-        seat = self._connections.rank(self._core.client_of(effect.dp_rank))
+        rank = self._connections.welcomed_rank(self._core.client_of(effect.dp_rank))
         step = self._core.step(effect.step)
-        if seat is None or step is None:
+        if rank is None or step is None:
             return  # the rank is away: it gets the step when it comes back
-        seat.peer.write(self._header(step))
-        self._deliveries.append((seat, step, effect))
+        rank.peer.write(self._header(step))
+        self._deliveries.append((rank, step, effect))
         if len(self._deliveries) > 1:
             return  # in turn
         if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
             self._hand_out()
         else:
-            asyncio.get_running_loop().call_later(0, self._hand_out)
+            self._later(self._hand_out)
 
     def _release(self, effect: e.Release) -> None:
         self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
@@ -210,7 +214,7 @@ class EffectRunner:
 
     def _observe(self, effect: e.StepPlanned) -> None:
         # Ranks wait for the step, nobody for its metrics: a turn later.
-        asyncio.get_running_loop().call_later(0, self._metrics.step_planned, effect)
+        self._later(self._metrics.step_planned, effect)
 
     def _count_again(self, effect: e.Redelivered) -> None:
         self._metrics.redeliveries.labels(effect.reason).inc()
@@ -257,8 +261,8 @@ class EffectRunner:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
         frame = codec.encode(message)
         for dp_rank in dp_ranks:
-            if (seat := self._connections.rank(self._core.client_of(dp_rank))) is not None:
-                seat.peer.write(frame)
+            if (rank := self._connections.welcomed_rank(self._core.client_of(dp_rank))) is not None:
+                rank.peer.write(frame)
 
     # -- steps on their way -----------------------------------------------------------------
 
@@ -266,13 +270,13 @@ class EffectRunner:
         """Hand micro-batches to the peers, for a slice of time."""
         until = self._clock() + DELIVERY_SLICE_SECONDS
         while self._deliveries:
-            seat, step, effect = self._deliveries.popleft()
-            if self._connections.holds(seat):  # who has said hello since gets it anew
+            rank, step, effect = self._deliveries.popleft()
+            if self._connections.is_attached(rank):  # who has said hello since gets it anew
                 parts = len(step.micro_batches[effect.dp_rank])
                 for index in range(effect.first_micro_batch, parts):
-                    seat.peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+                    rank.peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
             if self._deliveries and self._clock() > until:
-                asyncio.get_running_loop().call_later(0, self._hand_out)
+                self._later(self._hand_out)
                 return
 
     def _header(self, step: OpenStep) -> bytes:
@@ -294,7 +298,7 @@ class EffectRunner:
             if parts[index]:
                 return micro_batch(step.number, index, self._samples(parts[index]))
             return filler(step.number, index, *self._samples([next(step.entries())]))
-        except JournalError as error:  # a payload cannot be read back
+        except Exception as error:  # a payload cannot be read back, or a bug of ours
             self.fail(error)
             return None
 
@@ -312,10 +316,7 @@ class EffectRunner:
     # -- planning ---------------------------------------------------------------------------
 
     def _plan_here(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
-        try:
-            self._planned(wanted, self._planner.plan(wanted))
-        except Exception as error:
-            self.fail(error)
+        self._planned(wanted, self._planner.plan(wanted))
 
     def _planned(self, wanted: e.PlanWanted | e.ReplanWanted, found: Plan) -> None:
         now = self._clock()
@@ -324,6 +325,19 @@ class EffectRunner:
         else:
             log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
             self.perform(self._core.replanned(wanted, found, now))
+
+    # -- turns of the event loop ------------------------------------------------------------
+
+    def _later(self, what: Callable[[*_T], None], *values: *_T) -> None:
+        """Call in a later turn, behind what is ready by then."""
+        asyncio.get_running_loop().call_later(0, self._run, what, *values)
+
+    def _run(self, what: Callable[[*_T], None], *values: *_T) -> None:
+        """Call for the event loop, which would only log what goes wrong, and go on."""
+        try:
+            what(*values)
+        except Exception as error:
+            self.fail(error)
 
     # -- time -------------------------------------------------------------------------------
 
@@ -334,7 +348,7 @@ class EffectRunner:
         deadline = self._core.next_deadline()
         if deadline is not None:
             delay = max(0.0, deadline - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._run, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

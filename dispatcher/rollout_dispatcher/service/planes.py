@@ -1,28 +1,25 @@
 """The two planes on their sockets, over TLS where asked for; both end with their context."""
 
-import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from rollout_dispatcher.errors import TlsFailed
+from rollout_dispatcher.errors import TlsFailed, Unauthorized
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits
-from rollout_dispatcher.service.access import exposed
+from rollout_dispatcher.service.access import Access, exposed
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.connections.paced_tls import PacedTls
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.http.plane import HttpPlane
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.transport.listener import Listener
-from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
-from rollout_dispatcher.transport.tls_listener import TlsListener, Visitors
+from rollout_dispatcher.transport.interface import ConnectionHandler, ServerTls
+from rollout_dispatcher.transport.plain import StreamProtocol
+from rollout_dispatcher.transport.schemes import listen
 
 log = logging.getLogger(__name__)
 
@@ -41,26 +38,21 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
         handshake_timeout=config.handshake_timeout,
         write_timeout=config.write_timeout,
     )
-
-    def peer() -> Peer:
-        return Peer(router, limits, router.clock)
-
-    visitors = Visitors(
-        protocol=lambda: PacedTls(peer(), router.access),
-        connections=lambda: router.num_connections,
-        turned_away=lambda reason: _count(router, "unknown", reason),
-        to_plain=codec.encode(m.Error(code=TlsFailed.code, message=SPEAKS_TLS)),
-    )
+    to_plain = codec.encode(m.Error(code=TlsFailed.code, message=SPEAKS_TLS))
     _warn_if_open(config, router)
     async with contextlib.AsyncExitStack() as stack:
         bound: list[Endpoint] = []
         for endpoint in config.listen:
-            sock = stack.enter_context(listening_socket(endpoint))
-            bound.append(bound_endpoint(endpoint, sock, tls=router.access.tls is not None))
-            if bound[-1].tls:
-                await stack.enter_async_context(_tls_door(sock, config, router, visitors))
-            else:
-                stack.callback(Listener(sock, peer).close)
+            handler = ConnectionHandler(
+                protocol=lambda: Peer(router, limits, router.clock),
+                num_connections=lambda: router.num_connections,
+                refused=lambda reason: _count(router, "unknown", reason),
+                died=router.fail,
+                max_connections=config.max_connections,
+                handshake_timeout=config.handshake_timeout,
+                tls=_tls(router.access, endpoint, to_plain),
+            )
+            bound.append((await stack.enter_async_context(listen(endpoint, handler))).endpoint)
         yield bound
 
 
@@ -77,44 +69,38 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
         keepalive_timeout=config.idle_timeout,
     )
     async with contextlib.AsyncExitStack() as stack:
-        sock = stack.enter_context(listening_socket(config.http))
-        bound = bound_endpoint(config.http, sock, tls=router.access.tls is not None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         stack.callback(guard.close)
         web_server = runner.server
         assert web_server is not None
-        if bound.tls:
-            visitors = Visitors(
-                protocol=lambda: guard.protocol(web_server),
-                connections=lambda: len(web_server.connections),
-                turned_away=lambda reason: _count(router, "http", reason),
-                to_plain=_speaks_tls_in_http(),
-            )
-            await stack.enter_async_context(_tls_door(sock, config, router, visitors))
-        else:
-            loop = asyncio.get_running_loop()
-            server = await loop.create_server(lambda: guard.protocol(web_server), sock=sock)
-            stack.callback(server.close)
-        yield bound
+        handler = ConnectionHandler(
+            protocol=lambda: guard.protocol(web_server),
+            num_connections=lambda: len(web_server.connections),
+            refused=lambda reason: _count(router, "http", reason),
+            died=router.fail,
+            max_connections=config.max_connections,
+            handshake_timeout=config.handshake_timeout,
+            tls=_tls(router.access, config.http, _speaks_tls_in_http()),
+        )
+        yield (await stack.enter_async_context(listen(config.http, handler))).endpoint
 
 
-@contextlib.asynccontextmanager
-async def _tls_door(
-    sock: socket.socket, config: ServeConfig, router: Router, visitors: Visitors
-) -> AsyncIterator[None]:
-    """A door in a task of its own, which ends with this context."""
-    assert router.access.tls is not None
-    limit, timeout = config.max_connections, config.handshake_timeout
-    door = TlsListener(sock, router.access.tls, visitors, limit=limit, timeout=timeout)
-    task = asyncio.create_task(door.serve())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
+def _tls(access: Access, endpoint: Endpoint, to_plain: bytes) -> ServerTls | None:
+    """How to serve TLS on this address, if it is."""
+    context = access.tls_for(endpoint)
+    if context is None:
+        return None
+
+    def secured(peer: StreamProtocol, certificate: object) -> None:
+        """A peer without the certificate that is asked for is told so, in its own protocol."""
+        assert isinstance(peer, Peer)
+        try:
+            access.check_certificate(certificate)
+        except Unauthorized as error:
+            peer.fail(error)
+
+    return ServerTls(context, secured, to_plain)
 
 
 def _count(router: Router, role: str, reason: str) -> None:

@@ -52,7 +52,7 @@ class Router:
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         metrics.watch_receiving(self.receiving)
         self._connections = Connections()
-        self.barrier = DurabilityBarrier(journal, self._broken, self._journal_takes_more)
+        self.barrier = DurabilityBarrier(journal, self.fail, self._journal_takes_more)
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._effect_runner = EffectRunner(
@@ -85,7 +85,13 @@ class Router:
 
     def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message."""
-        self._hear(peer, message, spans)
+        try:
+            self._hear(peer, message, spans)
+        except DispatcherError:
+            raise
+        except Exception as error:  # a bug of ours, and who knows what state it has left
+            self.fail(error)
+            return
         if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
             self.barrier.heard(peer)
 
@@ -126,11 +132,17 @@ class Router:
             case m.EndStream():
                 self._connections.ends(peer.client_id)
                 self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
-            case _ if (seat := self._connections.seat_of(peer)) is not None:
-                self._rank_said(seat.dp_rank, message, now)
+            case _ if (rank := self._connections.rank_of(peer)) is not None:
+                self._rank_said(rank.dp_rank, message, now)
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""
+        try:
+            self._lost(peer, reason)
+        except Exception as error:
+            self.fail(error)
+
+    def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
         connections.peers.discard(peer)
         if not for_good:
@@ -140,17 +152,14 @@ class Router:
             connections.left(peer.client_id, for_good=for_good)
             gone = self.core.producer_lost(peer.client_id, self.clock(), for_good=for_good)
             self.perform(gone)
-        if (seat := connections.seat_of(peer)) is not None:
-            connections.unseat(peer.client_id)
-            self._hungry_since.pop(seat.dp_rank, None)
-            log.info("DP rank %d disconnected (%s)", seat.dp_rank, reason)
+        if (rank := connections.rank_of(peer)) is not None:
+            connections.detach(peer.client_id)
+            self._hungry_since.pop(rank.dp_rank, None)
+            log.info("DP rank %d disconnected (%s)", rank.dp_rank, reason)
             self.perform(
-                self.core.leave(seat.dp_rank, peer.client_id, self.clock(), for_good=for_good)
+                self.core.leave(rank.dp_rank, peer.client_id, self.clock(), for_good=for_good)
             )
         self._completion.check()
-
-    def _broken(self, error: DispatcherError) -> None:
-        self._effect_runner.fail(error)
 
     def _journal_takes_more(self) -> None:
         self.perform(self.core.journal_takes_more(self.clock()))
@@ -204,11 +213,11 @@ class Router:
         decision = self.core.join(hello, now)
         if hello.generation is None:
             self._hungry_since.clear()
-            if self._connections.seat_of(peer) is not None:  # it leaves its own place itself
-                self._connections.unseat(peer.client_id)
+            if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
+                self._connections.detach(peer.client_id)
         self._connections.said_hello(peer)
         self.perform(decision)
-        if self._connections.seat_of(peer) is None:
+        if self._connections.rank_of(peer) is None:
             return  # it was refused
         log.info(
             "DP rank %d of %d joined generation %d",
@@ -257,7 +266,7 @@ class Router:
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._connections.producers.values()]
-        watched += [(seat.peer, config.rank_timeout) for seat in self._connections.seats.values()]
+        watched += [(rank.peer, config.rank_timeout) for rank in self._connections.ranks.values()]
         for peer, timeout in watched:
             unheard = now - peer.last_heard if peer.held else away
             peer.last_heard = min(now, peer.last_heard + unheard)
@@ -281,6 +290,16 @@ class Router:
         for peer in receiving.waiting:
             if isinstance(peer, Peer):
                 peer.write(codec.encode(word))
+
+    def fail(self, error: BaseException) -> None:
+        """Something broke that we cannot go on without; `finished` raises the first such error."""
+        self._effect_runner.fail(error)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has broken, if anything has."""
+        failure = self._effect_runner.failure
+        return None if failure.cancelled() or not failure.done() else failure.exception()
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""

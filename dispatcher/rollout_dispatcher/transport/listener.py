@@ -1,11 +1,19 @@
-"""Accepts connections on a bound stream socket and makes a protocol's transport of each."""
+"""What listeners on sockets have in common: they accept, and keep the tasks that they start.
+
+For want of file descriptors or memory accepting is tried again. A socket that does not listen any
+more, whoever closed it, is found out within `CHECK_SECONDS`, though no event may ever tell of it.
+"""
 
 import asyncio
+import errno
 import logging
 import socket
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Coroutine
 
-from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
+from rollout_dispatcher.errors import ListenerFailed
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.interface import ConnectionHandler, Listener
 
 log = logging.getLogger(__name__)
 
@@ -13,27 +21,60 @@ log = logging.getLogger(__name__)
 ACCEPT_AT_ONCE = 64
 #: When accepting fails, mostly for want of file descriptors, some may be free after this long.
 ACCEPT_RETRY_SECONDS = 1.0
+#: How often to look whether the socket still listens.
+CHECK_SECONDS = 1.0
+#: What accept(2) fails with for a socket that will never accept again.
+_NOT_LISTENING = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 
-class Listener:
-    """Accepts until closed; `protocol` makes the protocol of one connection."""
+class SocketListener(Listener):
+    """Accepts on a bound socket, which stays the caller's."""
 
-    def __init__(self, sock: socket.socket, protocol: Callable[[], StreamProtocol]) -> None:
+    def __init__(self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler) -> None:
         sock.setblocking(False)
+        self.endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        self._sock, self._protocol = sock, protocol
+        self._sock, self._handler = sock, handler
+        self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
-        self._listen()
+        self._closed = False
+        self._loop.add_reader(sock, self._accept)
+        self._check = self._loop.call_later(CHECK_SECONDS, self._check_listening)
+
+    @abstractmethod
+    def _adopt(self, sock: socket.socket) -> None:
+        """Take over an accepted socket, which does not block."""
+
+    @property
+    def num_pending(self) -> int:
+        """Those that a task still has to do with."""
+        return len(self._tasks)
 
     def close(self) -> None:
-        """Accept no more; the socket stays open, it is the caller's."""
+        """Accept no more; tasks are cancelled."""
+        self._closed = True
         self._loop.remove_reader(self._sock)
+        self._check.cancel()
         if self._retry is not None:
             self._retry.cancel()
+        for task in self._tasks:
+            task.cancel()
 
-    def _listen(self) -> None:
-        self._retry = None
-        self._loop.add_reader(self._sock, self._accept)
+    async def wait_closed(self) -> None:
+        """Return once every task is over."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        """Have a task do what an accepted connection still needs."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._die(error)
 
     def _accept(self) -> None:
         for _ in range(ACCEPT_AT_ONCE):
@@ -42,8 +83,46 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("a connection could not be accepted: %s", error)
-                self._loop.remove_reader(self._sock)
-                self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, self._listen)
+                self._cannot_accept(error)
                 return
-            StreamTransport(self._loop, sock, self._protocol())
+            try:
+                sock.setblocking(False)
+                self._adopt(sock)
+            except OSError as error:
+                sock.close()
+                log.info("a connection to %s ended at once: %s", self.endpoint, error)
+            except Exception as error:  # a bug of ours
+                sock.close()
+                self._die(error)
+                return
+
+    def _cannot_accept(self, error: OSError) -> None:
+        if error.errno in _NOT_LISTENING:
+            self._die(error)
+            return
+        log.error("a connection to %s could not be accepted: %s", self.endpoint, error)
+        self._loop.remove_reader(self._sock)
+        self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, self._accept_again)
+
+    def _accept_again(self) -> None:
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _check_listening(self) -> None:
+        """A descriptor that was closed behind our back wakes nobody: it has to be asked."""
+        try:
+            listens = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        except OSError as error:
+            self._die(error)
+            return
+        if not listens:
+            self._die(OSError(errno.EINVAL, "the socket does not listen any more"))
+            return
+        self._check = self._loop.call_later(CHECK_SECONDS, self._check_listening)
+
+    def _die(self, error: BaseException) -> None:
+        if self._closed:
+            return
+        self.close()
+        failed = ListenerFailed(self.endpoint, error)
+        failed.__cause__ = error
+        self._handler.died(failed)

@@ -74,12 +74,18 @@ class StreamTransport(asyncio.Transport):
         except OSError as error:
             self._lose(error)
             return
-        if nbytes:
-            self._protocol.buffer_updated(nbytes)
-        elif self._protocol.eof_received():
-            self.pause_reading()
-        else:
-            self.close()
+        except Exception as error:
+            self._give_up(error)
+            return
+        try:
+            if nbytes:
+                self._protocol.buffer_updated(nbytes)
+            elif self._protocol.eof_received():
+                self.pause_reading()
+            else:
+                self.close()
+        except Exception as error:
+            self._give_up(error)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -180,6 +186,12 @@ class StreamTransport(asyncio.Transport):
     def abort(self) -> None:
         """Close at once."""
         self._lose(None)
+
+    def _give_up(self, error: Exception) -> None:
+        """The protocol does not know how to go on: its connection ends, as asyncio's own do."""
+        context = {"message": "a protocol has failed", "exception": error, "transport": self}
+        self._loop.call_exception_handler(context)
+        self._lose(error)
 
     def _lose(self, error: Exception | None) -> None:
         self._closing = True

@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
@@ -15,14 +16,15 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
     """A bound socket; a Unix socket is private to this user and its path is removed again."""
     if not endpoint.path:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-        with socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024) as s:
+        sock = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024)
+        with _closing(sock):
             # Accepted sockets inherit it, and small frames leave at once.
-            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            yield s
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield sock
         return
     path = Path(endpoint.path)
     _remove_stale(path)
-    with socket.socket(socket.AF_UNIX) as sock:
+    with _closing(socket.socket(socket.AF_UNIX)) as sock:
         before = os.umask(0o177)
         try:
             sock.bind(str(path))
@@ -33,6 +35,16 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
             yield sock
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _closing(sock: socket.socket) -> Iterator[socket.socket]:
+    """Close a socket that may have been closed behind our back, which is told elsewhere."""
+    try:
+        yield sock
+    finally:
+        with contextlib.suppress(OSError):
+            sock.close()
 
 
 def _remove_stale(path: Path) -> None:
@@ -49,9 +61,9 @@ def _remove_stale(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
 
 
-def bound_endpoint(asked: Endpoint, sock: socket.socket, *, tls: bool) -> Endpoint:
+def bound_endpoint(asked: Endpoint, sock: socket.socket) -> Endpoint:
     """Where a socket really listens, port 0 resolved; as clients write it."""
     if asked.path:
         return asked
     host, port = sock.getsockname()[:2]
-    return Endpoint(host=host, port=port, tls=tls)
+    return replace(asked, host=host, port=port)

@@ -16,10 +16,10 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.service.server import core_config
 from tests.service.durability.test_barrier import SlowLog
 from tests.service.durability.test_behind_the_barrier import Wire, hub_with, push_one
 

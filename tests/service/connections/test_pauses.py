@@ -10,11 +10,11 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.service.server import core_config
 from tests.support.client import make_push
 
 LIMITS = PeerLimits(FrameLimits(1 << 20, 1 << 20), 10.0, 10.0)

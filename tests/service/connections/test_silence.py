@@ -13,11 +13,12 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
+from rollout_dispatcher.service.dispatcher import LAG_PROBE_SECONDS
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.service.server import LAG_PROBE_SECONDS, core_config
 from rollout_workers.client.liveness import Heartbeat
 from tests.service.conftest import Serve
 from tests.support.client import Producer, Rank

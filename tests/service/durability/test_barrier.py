@@ -68,7 +68,7 @@ class Chatterbox:
         self.told.append("go on")
 
 
-def ignore(_: JournalError) -> None:
+def ignore(_: Exception) -> None:
     """No test here breaks its journal by accident."""
 
 
@@ -152,13 +152,27 @@ async def test_the_loop_is_told_when_there_may_be_room_again() -> None:
 
 
 async def test_a_broken_journal_is_reported_to_the_loop() -> None:
-    log, broken = SlowLog(), list[JournalError]()
+    log, broken = SlowLog(), list[Exception]()
     DurabilityBarrier(log, broken.append)
     error = JournalError("the disk is gone")
     thread = threading.Thread(target=log.on_broken, args=(error,))
     thread.start()
     thread.join()
     await asyncio.sleep(0)
+    assert broken == [error]
+
+
+async def test_what_fails_once_it_is_durable_is_reported_and_not_left_to_the_loop() -> None:
+    log, broken = SlowLog(), list[Exception]()
+    barrier = DurabilityBarrier(log, broken.append)
+    barrier.note([StreamEnded()], {})
+    error = RuntimeError("our own bug")
+
+    def fail() -> None:
+        raise error
+
+    barrier.after(fail)
+    await log.durable(1)
     assert broken == [error]
 
 

@@ -1,7 +1,6 @@
 """What waits for the journal when a client connects again is not for its new connection."""
 
 import asyncio
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +8,17 @@ import numpy as np
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.effect_runner import HANDED_OUT_AT_ONCE
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.service.server import core_config
-from rollout_dispatcher.transport.listener import Listener
+from rollout_dispatcher.transport.schemes import listen
 from tests.service.durability.test_barrier import SlowLog
+from tests.support.listening import Heard
 from tests.support.messages import IDS
 
 LIMITS = FrameLimits(2**16, 2**16)
@@ -185,10 +186,8 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     producer.say(m.HelloProducer(client_id="p"))
     push_one(producer)  # a fact that no disk takes
     flooded = WatchedPeer(router)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(str(tmp_path / "socket"))
-    sock.listen()
-    listener = Listener(sock, lambda: flooded)
+    listening = listen(Endpoint(path=str(tmp_path / "socket")), Heard(lambda: flooded).handler)
+    await listening.__aenter__()
     reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
     ping, count = codec.encode(m.Ping()), 50_000
     flood = asyncio.ensure_future(
@@ -213,6 +212,5 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     assert names == ["WelcomeProducer"] + ["Pong"] * count
     await asyncio.gather(flood, durable)
     writer.close()
-    listener.close()
-    sock.close()
+    await listening.__aexit__(None, None, None)
     router.close()

@@ -14,12 +14,12 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.durability.journaling import open_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
-from rollout_dispatcher.service.server import core_config
 from tests.support.samples import make_sample
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.durability.journaling import open_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.server import core_config
 from tests.support.samples import make_sample
 
 

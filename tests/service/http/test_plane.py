@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher import __version__
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import PATIENCE_S, Producer, Rank, Trainer
 from tests.support.server import ServeProcess
@@ -31,6 +32,10 @@ def body(*samples: object) -> bytes:
 
 def test_a_live_and_ready_dispatcher_says_so(shared: ServeProcess) -> None:
     assert (shared.get("/livez").status, shared.get("/livez").text) == (200, "ok\n")
+    for probe in "/livez", "/readyz":
+        headers = shared.get(probe).headers
+        assert headers["Rollout-Dispatcher-Run-Id"] == shared.status()["run_id"]
+        assert headers["Rollout-Dispatcher-Version"] == __version__
     lines = shared.get("/readyz").text.splitlines()
     waits_for = "DP ranks 0, 1 not joined yet; 0 of 4 samples are ready"
     assert lines == ["ok: running", f"the next step waits for: {waits_for}"]

@@ -24,6 +24,7 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.service.access import Access, open_access
 from rollout_dispatcher.service.config.memory_size import machine_memory
 from rollout_dispatcher.service.config.types import (
+    HTTP_PLANE,
     Address,
     IncompleteGroups,
     JournalSync,
@@ -149,10 +150,10 @@ class ServeConfig(BaseModel):
 
     listen: Annotated[tuple[Address, ...], Field(min_length=1)] = (Endpoint("127.0.0.1", 7077),)
     """sample plane: host:port or unix:/path, repeatable; port 0 takes any free one"""
-    http: Address = Endpoint("127.0.0.1", 9471)
+    http: Address = HTTP_PLANE
     """HTTP plane (metrics, health, POST /v1/samples): host:port or unix:/path"""
     ready_file: Path | None = None
-    """write the addresses in use to this file, as JSON, once serving"""
+    """write the addresses in use and the run's id to this file, as JSON, once serving"""
 
     token_file: Path | None = None
     """a file with the secret that clients must show, on both planes; it or --tls-client-ca is

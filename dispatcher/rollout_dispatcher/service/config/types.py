@@ -67,6 +67,11 @@ def _read_sync(value: str) -> str:
     return value
 
 
+#: Where the HTTP plane is, unless told otherwise.
+HTTP_PLANE = Endpoint("127.0.0.1", 9471)
+#: What its probes are answered with: whose run it is, and of which version.
+RUN_HEADER, VERSION_HEADER = "Rollout-Dispatcher-Run-Id", "Rollout-Dispatcher-Version"
+
 Address = Annotated[
     Endpoint, BeforeValidator(_read_endpoint), PlainSerializer(str, when_used="json")
 ]

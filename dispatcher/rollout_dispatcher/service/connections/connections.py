@@ -1,9 +1,9 @@
 """The connections: which connection speaks for which client.
 
 A client has one connection. When it connects again, the newer connection speaks for it and the
-older one is closed, whatever it may still say. Invariant: a DP rank's connection has a seat only in
-the generation that the core has decided on; once unseated it is heard no more, though it may wait
-to be told so.
+older one is closed, whatever it may still say. Invariant: a DP rank's connection is attached only
+in the generation that the core has decided on; once detached it is heard no more, though it may
+wait to be told so.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rollout_dispatcher.service.connections.peer import Peer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class RankConnection:
     """A connected DP rank; one for each hello, though connection and rank are the same."""
 
     dp_rank: int
@@ -26,7 +26,7 @@ class Connections:
     def __init__(self) -> None:
         self.peers: set[Peer] = set()
         self.producers: dict[str, Peer] = {}
-        self.seats: dict[str, Seat] = {}
+        self.ranks: dict[str, RankConnection] = {}
         self._enders: dict[str, bool] = {}
         self._hellos: dict[str, Peer] = {}
 
@@ -56,39 +56,39 @@ class Connections:
     # -- DP ranks
 
     def said_hello(self, peer: Peer) -> None:
-        """The core has decided on what this DP rank's connection said: it is seated or refused."""
+        """The core has decided on this DP rank's hello: its connection is attached or refused."""
         self._hellos[peer.client_id] = peer
 
     def take_hello(self, client_id: str) -> Peer:
         """The connection on whose hello was decided, once."""
         return self._hellos.pop(client_id)
 
-    def seat(self, peer: Peer, dp_rank: int) -> Seat:
+    def attach(self, peer: Peer, dp_rank: int) -> RankConnection:
         """This connection speaks for its client, as this DP rank, now."""
-        before = self.seats.get(peer.client_id)
-        self.seats[peer.client_id] = seat = Seat(dp_rank, peer)
+        before = self.ranks.get(peer.client_id)
+        self.ranks[peer.client_id] = attached = RankConnection(dp_rank, peer)
         if before is not None and before.peer is not peer:
             before.peer.close()
-        return seat
+        return attached
 
-    def seat_of(self, peer: Peer) -> Seat | None:
+    def rank_of(self, peer: Peer) -> RankConnection | None:
         """The DP rank that this connection speaks for, if it does."""
-        seat = self.seats.get(peer.client_id)
-        return seat if seat is not None and seat.peer is peer else None
+        rank = self.ranks.get(peer.client_id)
+        return rank if rank is not None and rank.peer is peer else None
 
-    def holds(self, seat: Seat) -> bool:
-        """Whether nobody has said hello in this one's place since, and it was not unseated."""
-        return self.seats.get(seat.peer.client_id) is seat
+    def is_attached(self, rank: RankConnection) -> bool:
+        """Whether nobody has said hello in this one's place since, and it was not detached."""
+        return self.ranks.get(rank.peer.client_id) is rank
 
-    def unseat(self, *client_ids: str) -> list[Peer]:
+    def detach(self, *client_ids: str) -> list[Peer]:
         """Nobody speaks for these clients any more; returns who did."""
-        seats = (self.seats.pop(client_id, None) for client_id in client_ids)
-        return [seat.peer for seat in seats if seat is not None]
+        ranks = (self.ranks.pop(client_id, None) for client_id in client_ids)
+        return [rank.peer for rank in ranks if rank is not None]
 
-    def rank(self, client_id: str) -> Seat | None:
-        """The seat of a DP rank's client, once it is welcomed."""
-        seat = self.seats.get(client_id)
-        return seat if seat is not None and seat.peer.welcomed else None
+    def welcomed_rank(self, client_id: str) -> RankConnection | None:
+        """The connection of a DP rank's client, once it is welcomed."""
+        rank = self.ranks.get(client_id)
+        return rank if rank is not None and rank.peer.welcomed else None
 
     def to_producer(self, client_id: str, message: m.Message) -> None:
         """Tell a producer, if it is connected."""

@@ -64,7 +64,7 @@ class Receiving:
 
     def claim(self, who: Receiver, nbytes: int) -> bool:
         """Count so many bytes more for `who`, if there is room and nobody waits for it."""
-        if nbytes >= SMALL_BYTES and (self._line or not self._has_room(who, nbytes)):
+        if nbytes >= SMALL_BYTES and (self._line or not self._has_capacity(who, nbytes)):
             return False
         self._count(who, nbytes)
         return True
@@ -120,7 +120,7 @@ class Receiving:
             if gained < self.patience * MIN_RATE:
                 yield gained, who
 
-    def _has_room(self, who: Receiver, nbytes: int) -> bool:
+    def _has_capacity(self, who: Receiver, nbytes: int) -> bool:
         if self.nbytes + nbytes <= self.limit:
             return True
         return self._large == (self._shares.get(who, 0) >= SMALL_BYTES)  # no other large one
@@ -134,7 +134,7 @@ class Receiving:
     def _let_in(self) -> None:
         while self._line:
             who, nbytes = next(iter(self._line.items()))
-            if not self._has_room(who, nbytes):
+            if not self._has_capacity(who, nbytes):
                 return
             del self._line[who]
             self._count(who, nbytes)

@@ -66,24 +66,25 @@ def _nobody_waits() -> None:
 class DurabilityBarrier:
     """Runs thunks in order, each when all facts noted before it are durable.
 
+    on_broken: called when the journal is broken, or a thunk has failed.
     on_capacity: called when the journal may have what `capacity` was asked for and fell short of.
     """
 
     def __init__(
         self,
         journal: Log | None,
-        on_broken: Callable[[JournalError], None],
+        on_broken: Callable[[Exception], None],
         on_capacity: Callable[[], None] = _nobody_waits,
     ) -> None:
-        self._journal = journal
+        self._journal, self._on_broken = journal, on_broken
         self._noted = self._durable = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._unanswered: Counter[Speaker] = Counter()
         if journal is not None:
             loop = asyncio.get_running_loop()
-            journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
+            journal.on_durable = lambda lsn: _tell(loop, self._run, self._open, lsn)
             journal.on_broken = lambda error: _tell(loop, on_broken, error)
-            journal.on_capacity = lambda: _tell(loop, on_capacity)
+            journal.on_capacity = lambda: _tell(loop, self._run, on_capacity)
 
     @property
     def failure(self) -> DispatcherError | None:
@@ -150,6 +151,13 @@ class DurabilityBarrier:
         self._durable = lsn
         while self._waiting and self._waiting[0][0] <= lsn:
             self._waiting.popleft()[1]()
+
+    def _run(self, what: Callable[[*_T], None], *values: *_T) -> None:
+        """Call for the event loop, which would only log what goes wrong, and go on."""
+        try:
+            what(*values)
+        except Exception as error:
+            self._on_broken(error)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[*_T], None], *values: *_T) -> None:

@@ -19,7 +19,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 
 log = logging.getLogger(__name__)
 
-#: Probes carry no secrets and learn none.
+#: Probes carry no secrets and learn none: only who serves, and whether.
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 SCHEME = "bearer "
 

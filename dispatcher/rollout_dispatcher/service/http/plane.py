@@ -19,6 +19,7 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.errors import DispatcherError, ReceivingFull
 from rollout_dispatcher.sample import Outcome, Sample
+from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.body import Body
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.samples import PushRequest, parse_body
@@ -67,7 +68,7 @@ class HttpPlane:
 
     async def livez(self, _: web.Request) -> web.Response:
         """The process serves."""
-        return web.Response(text="ok\n")
+        return web.Response(text="ok\n", headers=self._identity())
 
     async def readyz(self, _: web.Request) -> web.Response:
         """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
@@ -79,7 +80,12 @@ class HttpPlane:
         )
         if at.absent_ranks:
             lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
-        return web.Response(text="\n".join(lines) + "\n", status=200 if ready else 503)
+        text, status = "\n".join(lines) + "\n", 200 if ready else 503
+        return web.Response(text=text, status=status, headers=self._identity())
+
+    def _identity(self) -> dict[str, str]:
+        """Who answers, for those who would take another server for this one."""
+        return {RUN_HEADER: self._router.core.run_id, VERSION_HEADER: __version__}
 
     async def statusz(self, _: web.Request) -> web.Response:
         """A snapshot for a person."""

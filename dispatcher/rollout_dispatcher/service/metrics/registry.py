@@ -17,7 +17,6 @@ from prometheus_client import (
     Info,
     PlatformCollector,
     ProcessCollector,
-    disable_created_metrics,
 )
 
 from rollout_dispatcher import __version__
@@ -43,7 +42,6 @@ class Metrics:
     """Everything that /metrics shows, in a registry of its own."""
 
     def __init__(self, config: ServeConfig, core: Dispatch, clock: Callable[[], float]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=True)
         self._config, self._core = config, core
         self._padded = config.layout is Layout.PADDED

@@ -1,4 +1,4 @@
-"""A peer's transport over TLS, with the backpressure that a plain one has.
+"""A stream over TLS, with the backpressure that a plain one has.
 
 asyncio's TLS transport takes whatever it is given: a frame of a hundred megabytes is encrypted and
 copied at once, and what its own transport still holds no longer shows in its buffer size, so that a
@@ -9,50 +9,24 @@ bytes leave in the order in which they were written.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from rollout_dispatcher.errors import DispatcherError, Unauthorized
-from rollout_dispatcher.service.access import Access
+from rollout_dispatcher.transport.plain import StreamProtocol
 
 #: A few TLS records: small beside the kernel's buffer, large beside the cost of a call.
 PIECE_BYTES = 64 * 1024
 
 
-class Inner(Protocol):
-    """The protocol behind the transport; `asyncio.BufferedProtocol` and an end with words."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The TLS session is there."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
-
-    def get_buffer(self, sizehint: int) -> Any:
-        """Memory for the next bytes."""
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """It was filled."""
-
-    def eof_received(self) -> bool | None:
-        """Nothing more will come."""
-
-    def pause_writing(self) -> None:
-        """More was written than was sent."""
-
-    def resume_writing(self) -> None:
-        """Everything was sent, or nearly."""
-
-    def fail(self, error: DispatcherError) -> None:
-        """End the connection and say why."""
-
-
 class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
-    """Stands between a TLS transport and the protocol of a peer: each takes it for the other."""
+    """Stands between a TLS transport and a stream protocol: each takes it for the other.
 
-    def __init__(self, inner: Inner, access: Access) -> None:
+    secured: called once the protocol has this transport, with the certificate that was shown.
+    """
+
+    def __init__(self, inner: StreamProtocol, secured: Callable[[object], None]) -> None:
         asyncio.Transport.__init__(self)
-        self._inner, self._access = inner, access
+        self._inner, self._secured = inner, secured
         self._tls: asyncio.Transport | None = None
         self._waiting: deque[memoryview] = deque()
         self._full = self._inner_paused = self._closing = False
@@ -60,15 +34,12 @@ class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
     # -- as the TLS transport's protocol ------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The handshake is done: a client without the certificate that is asked for hears of it."""
+        """The handshake is done."""
         assert isinstance(transport, asyncio.Transport)
         self._tls = transport
         transport.set_write_buffer_limits(high=PIECE_BYTES)
         self._inner.connection_made(self)
-        try:
-            self._access.check_certificate(transport.get_extra_info("peercert"))
-        except Unauthorized as error:
-            self._inner.fail(error)
+        self._secured(transport.get_extra_info("peercert"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over, and what waits with it."""
@@ -77,7 +48,7 @@ class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
         self._inner.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Straight into the peer's memory."""
+        """Straight into the protocol's memory."""
         return self._inner.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -103,7 +74,7 @@ class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
             self._inner_paused = False
             self._inner.resume_writing()
 
-    # -- as the peer's transport --------------------------------------------------------------
+    # -- as the protocol's transport --------------------------------------------------------------
 
     def write(self, data: Any) -> None:
         """Send these bytes behind those that wait; they must not change until they are sent."""

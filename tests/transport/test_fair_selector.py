@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollout_dispatcher.service.fair_selector import AT_ONCE, FairSelector, new_event_loop
+from rollout_dispatcher.transport.fair_selector import AT_ONCE, FairSelector, new_event_loop
 
 MANY = 3 * AT_ONCE + 5
 

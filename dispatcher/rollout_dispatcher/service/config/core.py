@@ -1,0 +1,48 @@
+"""The part of the settings that the core needs, in its own terms."""
+
+from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.plan import Grouping, Oversize, Strategy
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.types import IncompleteGroups, LastBatch, Retain
+
+
+def core_config(config: ServeConfig) -> DispatchConfig:
+    """The part of the settings that the core needs."""
+    batch = config.batch
+    # Only `window` chooses; for the others a larger window would be waiting for nothing.
+    window = config.window_samples if config.strategy is Strategy.WINDOW else batch
+    budget = config.micro_batch_tokens
+    longest = config.max_sample_tokens
+    if budget is not None and config.oversize is Oversize.ERROR:
+        longest = min(longest, budget)
+    return DispatchConfig(
+        dp_size=config.dp_size,
+        limits=BufferLimits(
+            samples=config.buffer_samples,
+            group=None if config.by_groups else batch,
+            tokens=config.buffer_tokens,
+            nbytes=config.buffer_memory,
+            max_sample_tokens=longest,
+            held_bytes=config.held_memory,
+        ),
+        trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
+        target_excess=config.target_excess,
+        groups_matter=config.groups is not Grouping.IGNORE,
+        by_groups=config.by_groups,
+        keep_incomplete=config.incomplete_groups is IncompleteGroups.KEEP,
+        flush_partial=config.last_batch is LastBatch.FLUSH,
+        check_size=config.check_size() if config.elastic else None,
+        drop_above=budget if config.oversize is Oversize.DROP else None,
+        group_timeout=config.group_timeout,
+        producer_timeout=config.producer_timeout,
+        max_staleness=config.max_staleness,
+        steps_per_version=config.steps_per_version,
+        staleness_policy=config.staleness_policy,
+        max_open_steps=config.max_open_steps,
+        producer_credits=config.producer_credits,
+        id_horizon=config.sample_id_horizon,
+        durable=config.journal_dir is not None,
+        retain=config.retain is Retain.CHECKPOINT,
+    )

@@ -1,0 +1,264 @@
+"""One dispatcher, as an object: what `dispatcher serve` runs, and others in programs of their own.
+
+It lives on the event loop that starts it, is called from there only, and leaves alone what belongs
+to the process: signals, logging, the garbage collector, metrics of others. So several may run side
+by side. Invariant: whatever was accepted and is given up by its end is named in the log, and
+`drain`, `drained` and `stop` say that there was some.
+"""
+
+import asyncio
+import json
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from rollout_dispatcher import __version__
+from rollout_dispatcher.core.clock import SteadyClock
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.errors import NotServing
+from rollout_dispatcher.service.config.core import core_config
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.journaling import open_journal
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.planes import http_plane, sample_plane
+from rollout_dispatcher.service.router import Router
+from rollout_dispatcher.service.stall_log import StallLog
+
+log = logging.getLogger(__name__)
+
+#: How often the event loop's lateness is measured, and silent peers are looked for.
+LAG_PROBE_SECONDS = 0.25
+GOES_ON_LATER = "the dispatcher is stopping; it goes on from its journal when it is started again"
+
+
+class Dispatcher:
+    """A dispatcher from its start to its end; it is started once.
+
+        async with Dispatcher(config) as dispatcher:
+            print(dispatcher.endpoint, dispatcher.http_endpoint)
+            await dispatcher.drained()
+
+    endpoints, http_endpoint: the addresses in use, as clients take them.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.endpoints: tuple[str, ...] = ()
+        self.http_endpoint = ""
+        self._router: Router | None = None
+        self._open = AsyncExitStack()
+        self._serves = self._is_over = self._was_told = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.stop()
+        else:
+            await self._end()
+
+    # -- what it shows ----------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> str:
+        """The first address of the sample plane, for `RolloutProducer` and `MicroBatchStream`."""
+        if not self.endpoints:
+            raise NotServing("the dispatcher was not started, and has no address yet")
+        return self.endpoints[0]
+
+    @property
+    def run_id(self) -> str:
+        """The run's; with a journal it outlives this dispatcher."""
+        return self._started.core.run_id
+
+    def statistics(self) -> Statistics:
+        """What it holds and has done so far; also after its end. Raises NotServing before."""
+        return self._started.core.statistics()
+
+    # -- its life ---------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Serve. Raises ConfigError, JournalError, or OSError for an address that is not free."""
+        if self._router is not None:
+            raise NotServing("a dispatcher is started once; make another one")
+        async with AsyncExitStack() as stack:
+            router = self._make_router(stack)
+            self._router = router
+            listening = await stack.enter_async_context(sample_plane(self.config, router))
+            http = await stack.enter_async_context(http_plane(self.config, router))
+            self.endpoints, self.http_endpoint = tuple(map(str, listening)), str(http)
+            self._start_watch(stack, router)
+            self._announce()
+            self._open = stack.pop_all()
+        self._serves = True
+
+    async def drained(self) -> bool:
+        """Wait until the stream has ended, every step is committed and everybody has left.
+
+        Returns whether nothing that was accepted was given up. Raises what the dispatcher broke
+        with, and NotServing if it is stopped meanwhile.
+        """
+        router = self._started
+        if not self._is_over:
+            try:
+                await router.finished()
+            except Exception:
+                self._was_told = True
+                raise
+        losses = router.core.losses
+        if losses.samples and not self._is_over:
+            log.error("%s; with --journal-dir they would wait for the next start", losses)
+        self._is_over = True
+        return not losses.samples
+
+    async def drain(self) -> bool:
+        """Accept nothing more, and wait until what is here is trained on, for `drain_timeout`.
+
+        Where no ranks are, nobody will train on it: it is dropped. With a journal it can wait for
+        the next dispatcher instead, after `stop`. Returns and raises as `drained` does; False if
+        the time was too short.
+        """
+        router = self._serving
+        router.perform(router.core.drain(router.clock()))
+        try:
+            async with asyncio.timeout(self.config.drain_timeout):
+                return await self.drained()
+        except TimeoutError:
+            return False
+
+    async def stop(self) -> bool:
+        """End at once; what is here waits in the journal, or is given up if there is none.
+
+        Returns whether nothing that was accepted is given up. Raises what the dispatcher broke
+        with, unless it was raised before. Once it has ended: True, and nothing happens.
+        """
+        kept = await self._end()
+        failure = None if self._router is None else self._router.failure
+        if failure is not None and not self._was_told:
+            self._was_told = True
+            raise failure
+        return kept
+
+    # -- inside -----------------------------------------------------------------------------
+
+    @property
+    def _started(self) -> Router:
+        if self._router is None:
+            raise NotServing("the dispatcher was not started")
+        return self._router
+
+    @property
+    def _serving(self) -> Router:
+        router = self._started
+        if not self._serves:
+            raise NotServing("the dispatcher was stopped")
+        return router
+
+    def _make_router(self, stack: AsyncExitStack) -> Router:
+        config, clock = self.config, SteadyClock(asyncio.get_running_loop().time)
+        core = Dispatch(core_config(config), uuid4().hex)
+        metrics = Metrics(config, core, clock)
+        journal = open_journal(config, core, metrics, clock)
+        if journal is not None:
+            stack.callback(journal.close)
+        router = Router(config, core, metrics, clock, journal, access=config.access())
+        stack.callback(router.close)
+        router.perform(core.tick(clock()))  # what an earlier process left may be due
+        return router
+
+    def _start_watch(self, stack: AsyncExitStack, router: Router) -> None:
+        def over(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                router.fail(error)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.wait([task])
+
+        task = asyncio.get_running_loop().create_task(_watch(router), name="dispatcher-watch")
+        task.add_done_callback(over)
+        stack.push_async_callback(end)
+
+    async def _end(self) -> bool:
+        """Let go of everything; returns whether nothing that was accepted is given up."""
+        if not self._serves:
+            return True
+        self._serves = False
+        try:
+            return await (self.drained() if self._is_over else self._keep())
+        finally:
+            await self._open.aclose()
+
+    async def _keep(self) -> bool:
+        """With a journal there is nothing to drain: the next process goes on with what is here."""
+        router = self._started
+        if self.config.journal_dir is None:
+            return _name_undone(router.core)
+        if router.failure is not None:
+            return True  # what is durable is
+        router.stop(GOES_ON_LATER)
+        try:
+            async with asyncio.timeout(self.config.drain_timeout):
+                await router.barrier.settled()
+        except TimeoutError:
+            log.error("the journal could not be written: %s", router.barrier.failure)
+            return False
+        return True
+
+    def _announce(self) -> None:
+        log.info(
+            "run %s: serving samples on %s, HTTP on %s",
+            self.run_id, ", ".join(self.endpoints), self.http_endpoint,
+        )  # fmt: skip
+        if self.config.ready_file is not None:
+            facts = {
+                "listen": self.endpoints,
+                "http": self.http_endpoint,
+                "run_id": self.run_id,
+                "version": __version__,
+            }
+            _write_whole(self.config.ready_file, json.dumps(facts) + "\n")
+
+
+async def _watch(router: Router) -> None:
+    """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
+
+    And say whom the next step waits for.
+    """
+    loop, stalls = asyncio.get_running_loop(), StallLog(router.core)
+    while True:
+        due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
+        await asyncio.sleep(LAG_PROBE_SECONDS)
+        router.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
+        away = max(0.0, router.clock() - due_by_clock)
+        router.close_silent(away)
+        router.keep_pace(away)
+        stalls.check(router.clock())
+
+
+def _name_undone(core: Dispatch) -> bool:
+    """Name what an end that was not waited for gives up; returns whether there is nothing."""
+    at = core.statistics()
+    if not at.buffered and not at.in_flight:
+        return True
+    named = core.name_undone()
+    log.error(
+        "stopped with %d samples buffered and %d in open steps%s",
+        at.buffered, at.in_flight, f", which are given up: {named}" if named else "",
+    )  # fmt: skip
+    return False
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Written beside and renamed, so that whoever waits for it never reads half of it."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text)
+    beside.replace(path)

@@ -1,0 +1,153 @@
+"""TLS over TCP: leads connections through the handshake, and counts them from the first byte.
+
+asyncio's own TLS server tells nobody of a connection before its handshake is done, nor why it
+failed. Here a connection that never completes one is subject to the limit on connections and to a
+deadline, failures are counted, and a client that does not speak TLS is told so in its own protocol.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
+
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.interface import (
+    ConnectionHandler,
+    Listener,
+    ServerTls,
+    Transport,
+)
+from rollout_dispatcher.transport.listener import SocketListener
+from rollout_dispatcher.transport.plain import StreamProtocol
+from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
+from rollout_dispatcher.transport.tls.paced import PacedTls
+
+log = logging.getLogger(__name__)
+
+#: First byte of a TLS handshake record (RFC 8446, section 5.1).
+HANDSHAKE_RECORD = b"\x16"
+#: For a client that is refused to read why, and for the closing words of a TLS session.
+GOODBYE_SECONDS = 2.0
+
+
+class TlsListener(SocketListener):
+    """Accepts TLS connections, at most as many as the handler wants, handshakes included."""
+
+    def __init__(
+        self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler, tls: ServerTls
+    ) -> None:
+        self._tls = tls
+        super().__init__(sock, endpoint, handler)
+
+    def _adopt(self, sock: socket.socket) -> None:
+        handler = self._handler
+        if self.num_pending + handler.num_connections() >= handler.max_connections:
+            sock.close()
+            handler.refused("connection-limit")
+        else:
+            self._start(self._receive(sock))
+
+    async def _receive(self, sock: socket.socket) -> None:
+        """Give a connection its protocol, or count why not."""
+        try:
+            async with asyncio.timeout(self._handler.handshake_timeout):
+                reason = await self._shake_hands(sock)
+        except TimeoutError:
+            reason = "handshake-timeout"
+        except OSError as error:
+            log.info("a TLS handshake failed: %s", error)
+            reason = "tls"
+        except Exception:  # whatever it was, it is this connection's alone
+            log.exception("a TLS handshake failed")
+            reason = "tls"
+        if reason is not None:
+            self._handler.refused(reason)
+
+    async def _shake_hands(self, sock: socket.socket) -> str | None:
+        """None once the connection has its protocol, else why it has not."""
+        try:
+            first = await _peek(sock)
+        except BaseException:
+            sock.close()
+            raise
+        if not first:
+            sock.close()
+            return "eof"
+        if first != HANDSHAKE_RECORD:
+            await _say_and_close(sock, self._tls.to_plain)
+            return "plain"
+        await self._loop.connect_accepted_socket(
+            self._protocol,
+            sock,
+            ssl=self._tls.context,
+            ssl_handshake_timeout=self._handler.handshake_timeout,
+            ssl_shutdown_timeout=GOODBYE_SECONDS,
+        )
+        return None
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        protocol = self._handler.protocol()
+        if isinstance(protocol, StreamProtocol):
+            return PacedTls(protocol, partial(self._tls.secured, protocol))
+        return protocol
+
+
+class TlsSockets(Transport):
+    """Streams of bytes, encrypted."""
+
+    @asynccontextmanager
+    async def listen(
+        self, endpoint: Endpoint, handler: ConnectionHandler
+    ) -> AsyncIterator[Listener]:
+        """Bind and accept, as `handler.tls` says."""
+        assert handler.tls is not None
+        with listening_socket(endpoint) as sock:
+            at = bound_endpoint(endpoint, sock)
+            listener = TlsListener(sock, at, handler, handler.tls)
+            try:
+                yield listener
+            finally:
+                listener.close()
+                await listener.wait_closed()
+
+    async def connect(
+        self, endpoint: Endpoint, protocol: StreamProtocol, tls: ssl.SSLContext | None
+    ) -> None:
+        """Connect and lead the handshake; the connection is asyncio's own."""
+        assert tls is not None, "a tls:// endpoint needs a context"
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: protocol, endpoint.host, endpoint.port, ssl=tls)
+
+
+async def _peek(sock: socket.socket) -> bytes:
+    """The first byte that arrives, left where it is; nothing if the client hangs up."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, _resolve, arrived)
+    try:
+        await arrived
+    finally:
+        loop.remove_reader(sock)
+    return sock.recv(1, socket.MSG_PEEK)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _say_and_close(sock: socket.socket, words: bytes) -> None:
+    """Write a few words and wait a little until they are read.
+
+    Closing with bytes unread would reset the connection, and the words might be lost.
+    """
+    loop = asyncio.get_running_loop()
+    with closing(sock), suppress(TimeoutError, OSError):
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            await loop.sock_sendall(sock, words)
+            sock.shutdown(socket.SHUT_WR)
+            while await loop.sock_recv(sock, 65536):
+                pass

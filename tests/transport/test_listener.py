@@ -1,0 +1,187 @@
+"""Listeners of both kinds: whatever ends one is told, and what does not end it is survived."""
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.security import server_tls
+from rollout_dispatcher.transport.interface import Listener, ServerTls
+from rollout_dispatcher.transport.listener import SocketListener
+from rollout_dispatcher.transport.schemes import TRANSPORTS, listen
+from tests.support.certificates import Authority
+from tests.support.listening import Heard
+from tests.transport.test_plain import Recorder
+
+LOOPBACK = Endpoint("127.0.0.1", 0)
+KINDS = ["plain", "tls"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def tls(authority: Authority) -> ServerTls:
+    pair = authority.issue("127.0.0.1")
+    context = server_tls(pair.certificate, pair.key, None)
+    return ServerTls(context, lambda _protocol, _certificate: None, b"TLS, please")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, tls: ServerTls) -> ServerTls | None:
+    return tls if request.param == "tls" else None
+
+
+async def hears(heard: Heard, listener: Listener) -> None:
+    """Somebody connects, and the handler makes a protocol (or a handshake is awaited)."""
+    reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+    writer.write(b"hello")
+    if heard.handler.tls is not None:
+        assert await reader.read() == b"TLS, please"
+    writer.close()
+    await writer.wait_closed()
+
+
+def socket_of(listener: Listener) -> socket.socket:
+    assert isinstance(listener, SocketListener)
+    return listener._sock
+
+
+async def test_each_scheme_has_a_transport_that_says_where_it_listens(
+    tmp_path: Path, tls: ServerTls
+) -> None:
+    shown = {}
+    for scheme, asked in {"tcp": LOOPBACK, "tls": LOOPBACK, "unix": Endpoint(path="u")}.items():
+        at = Endpoint(path=str(tmp_path / "u")) if asked.path else asked
+        heard = Heard(Recorder, tls if scheme == "tls" else None)
+        async with listen(at, heard.handler) as listener:
+            shown[scheme] = listener.endpoint.scheme
+            assert listener.endpoint.path or listener.endpoint.port
+    assert shown == {scheme: scheme for scheme in TRANSPORTS}
+    assert not (tmp_path / "u").exists()
+
+
+@pytest.mark.parametrize("end", ["close", "shutdown"])
+async def test_a_socket_that_listens_no_more_is_told_of(kind: ServerTls | None, end: str) -> None:
+    heard = Heard(Recorder, kind)
+    async with listen(LOOPBACK, heard.handler) as listener:
+        await hears(heard, listener)
+        sock = socket_of(listener)
+        if end == "close":
+            os.close(sock.fileno())  # nothing ever wakes an event loop for this
+        else:
+            sock.shutdown(socket.SHUT_RDWR)
+        async with asyncio.timeout(10):
+            await heard.died.wait()
+        (error,) = heard.deaths
+        assert f"nobody can connect to {listener.endpoint} any more" in str(error)
+    assert len(heard.deaths) == 1
+
+
+async def test_a_protocol_that_cannot_be_made_ends_the_listener() -> None:
+    def broken() -> asyncio.BaseProtocol:
+        raise RuntimeError("our own bug")
+
+    heard = Heard(broken)
+    async with listen(LOOPBACK, heard.handler) as listener:
+        reader, writer = await asyncio.open_connection(
+            listener.endpoint.host, listener.endpoint.port
+        )
+        assert await reader.read() == b""
+        async with asyncio.timeout(10):
+            await heard.died.wait()
+        assert "our own bug" in str(heard.deaths[0])
+        writer.close()
+        await writer.wait_closed()
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """This process opens none but those below the lowest that is free."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_want_of_descriptors_is_survived(
+    kind: ServerTls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollout_dispatcher.transport.listener.ACCEPT_RETRY_SECONDS", 0.01)
+    heard = Heard(Recorder, kind)
+    async with listen(LOOPBACK, heard.handler) as listener:
+        waiting = socket.socket()
+        waiting.connect((listener.endpoint.host, listener.endpoint.port))
+        with no_more_descriptors():
+            await until(lambda: "could not be accepted" in caplog.text)
+        await hears(heard, listener)
+        assert heard.deaths == []
+        waiting.close()
+
+
+@asynccontextmanager
+async def client(listener: Listener, tls: ssl.SSLContext) -> AsyncIterator[asyncio.StreamWriter]:
+    _, writer = await asyncio.open_connection(
+        listener.endpoint.host, listener.endpoint.port, ssl=tls
+    )
+    yield writer
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_connections_in_a_handshake_are_pending_and_end_with_the_listener(
+    tls: ServerTls,
+) -> None:
+    heard = Heard(Recorder, tls)
+    async with listen(LOOPBACK, heard.handler) as listener:
+        reader, writer = await asyncio.open_connection(
+            listener.endpoint.host, listener.endpoint.port
+        )
+        await until(lambda: listener.num_pending == 1)
+        listener.close()
+        await listener.wait_closed()
+        assert listener.num_pending == 0
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+    assert heard.deaths == []
+
+
+async def test_a_session_shows_its_certificate_to_the_handler(
+    authority: Authority, tmp_path: Path
+) -> None:
+    shown: list[object] = []
+    made: list[Recorder] = []
+
+    def recorder() -> Recorder:
+        made.append(Recorder())
+        return made[-1]
+
+    pair = authority.issue("127.0.0.1")
+    context = server_tls(pair.certificate, pair.key, authority.ca)
+    serving = ServerTls(context, lambda of, shows: shown.append((of, bool(shows))), b"")
+    async with listen(LOOPBACK, Heard(recorder, serving).handler) as listener:
+        for certificate in (None, authority.issue("trainer.example")):
+            async with client(listener, authority.client(certificate)) as writer:
+                writer.write(b"hello")
+                await until(lambda: made and made[-1].heard == b"hello")
+    assert shown == [(made[0], False), (made[1], True)]
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.001)
