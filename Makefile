@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test bench bench-plane chaos fuzz soak lint clean
+.PHONY: help demo test smoke bench bench-plane chaos fuzz soak lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
+	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
 	@echo "make bench  how long planning takes, how good the plans are, what the journal costs"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (8 minutes)"
@@ -34,6 +35,10 @@ lint: $(STAMP)
 
 test: lint
 	PYTHONASYNCIODEBUG=1 $(BIN)/pytest
+
+# In environments of their own under build/smoke, made with PYTHON.
+smoke: $(STAMP)
+	$(BIN)/python -m tests.packaging.smoke --python $(PYTHON)
 
 # The peer is only read from, so it comes without what it depends on.
 build/bench/peers/verl: $(STAMP)
