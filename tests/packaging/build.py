@@ -40,13 +40,16 @@ def distributions(source: Path, work: Path) -> Distributions:
 
 
 def build(source: Path, out: Path, target: str) -> Path:
-    """One distribution, by the backend that pyproject.toml names, as it is installed here."""
+    """One distribution, by the backend that pyproject.toml names, as it is installed here.
+
+    target: sdist, wheel, or wheel:editable (what `pip install -e` installs).
+    """
     command = [sys.executable, "-m", "hatchling", "build", "--target", target]
     made = subprocess.run(
         [*command, "--directory", out], cwd=source, check=False, capture_output=True, text=True
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    (found,) = out.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    (found,) = out.glob("*.tar.gz" if target == "sdist" else "*.whl")
     return found
 
 

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-import rollout_workers
 from tests.support.source import ROOT
 
 #: Without torch: Python takes None among the modules for "cannot be imported".
@@ -27,7 +26,3 @@ def test_what_needs_torch_names_the_extra(name: str) -> None:
 @pytest.mark.parametrize("name", ["Credentials", "RankClient", "RolloutProducer", "RolloutSample"])
 def test_what_does_not_need_it_comes_without(name: str) -> None:
     assert run(f"w.{name}").returncode == 0
-
-
-def test_with_torch_all_names_are_there() -> None:
-    assert all(getattr(rollout_workers, name) for name in rollout_workers.__all__)
