@@ -5,14 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test bench bench-plane chaos fuzz soak lint clean
+.PHONY: help demo test smoke bench bench-plane results chaos fuzz soak lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
+	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
 	@echo "make bench  how long planning takes, how good the plans are, what the journal costs"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
+	@echo "make results  measure what docs/ shows, and write it there (20 minutes of an idle machine)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (8 minutes)"
 	@echo "make fuzz   100,000 inputs that no well-behaved peer would send (6 minutes)"
 	@echo "make soak   400,000 samples under backpressure, and what memory is held (6 minutes)"
@@ -34,6 +36,10 @@ lint: $(STAMP)
 
 test: lint
 	PYTHONASYNCIODEBUG=1 $(BIN)/pytest
+
+# In environments of their own under build/smoke, made with PYTHON.
+smoke: $(STAMP)
+	$(BIN)/python -m tests.packaging.smoke --python $(PYTHON)
 
 # The peer is only read from, so it comes without what it depends on.
 build/bench/peers/verl: $(STAMP)
@@ -60,6 +66,10 @@ $(PEERS)/.installed: constraints.txt
 
 bench-plane: $(STAMP) $(PEERS)/.installed
 	$(BIN)/python -m tests.bench.plane --json build/bench/plane.json
+
+# ONLY="planner plane" measures these and leaves the other results as they are.
+results: $(STAMP) build/bench/peers/verl $(PEERS)/.installed
+	$(BIN)/python -m tests.results.measure $(ONLY)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --out build/chaos.json

@@ -1,10 +1,9 @@
-"""The README tells the truth: its tables are generated, its commands exist.
+"""The README tells the truth: its tables are generated, its links lead somewhere.
 
 python tests/test_readme.py    writes the tables again
 """
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,13 +12,12 @@ import pytest
 from prometheus_client import Metric
 
 from rollout_dispatcher.cli.fields import flag_of, format_value
-from rollout_dispatcher.cli.main import COMMANDS
-from rollout_dispatcher.cli.options import load_config
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.journaling import open_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
+from tests.support.generated import between, replaced
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -66,41 +64,11 @@ def families() -> Iterator[Metric]:
 TABLES = {"settings": settings_table, "metrics": metrics_table}
 
 
-def between(text: str, name: str) -> tuple[int, int]:
-    """Where the generated text lies between its markers."""
-    start = re.search(rf"<!-- {name}: .* -->\n", text)
-    assert start is not None
-    return start.end(), text.index(f"<!-- /{name} -->")
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_up_to_date(name: str) -> None:
     text = README.read_text()
     start, stop = between(text, name)
     assert text[start:stop] == TABLES[name]() + "\n", "run: python tests/test_readme.py"
-
-
-def shell_lines() -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    joined = "".join(blocks).replace("\\\n", " ")
-    return [line.split(" #")[0].strip() for line in joined.splitlines()]
-
-
-@pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("dispatcher ")])
-def test_a_command_that_is_shown_exists_and_takes_these_options(
-    line: str, secrets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(secrets)
-    _, command, *argv = shlex.split(line)
-    assert command in COMMANDS
-    if command == "serve":
-        load_config(ServeConfig, argv, {}, prog="dispatcher serve")
-
-
-@pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("make ")])
-def test_a_make_target_that_is_shown_exists(line: str, root: Path) -> None:
-    targets = re.findall(r"^(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE)
-    assert line.split()[1] in targets
 
 
 def test_every_file_that_is_linked_exists(root: Path) -> None:
@@ -113,8 +81,7 @@ def main() -> None:
     """Write the tables into the README."""
     text = README.read_text()
     for name, table in TABLES.items():
-        start, stop = between(text, name)
-        text = text[:start] + table() + "\n" + text[stop:]
+        text = replaced(text, name, table())
     README.write_text(text)
 
 

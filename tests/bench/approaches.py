@@ -1,6 +1,6 @@
 """Three ways to balance, on the same lengths: offline buckets, greedy packing, and a window.
 
-    python -m tests.bench.approaches [--steps 60]
+    python -m tests.bench.approaches [--steps 60] [--json FILE]
 
 - offline: `LengthBucketSampler` over the whole data set, which has to exist before training, in
   buckets of 1 or of 16 global batches.
@@ -13,9 +13,11 @@ from the data's (Kolmogorov-Smirnov, median): what an optimizer step sees.
 """
 
 import argparse
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -31,6 +33,19 @@ CELLS = (
     Cell("reasoning_gym 1024/64", 1024, 64, 1.0, "reasoning_gym_rlvr_g3"),
     Cell("azure_conv 1024/64", 1024, 64, 1.0, "azure2023_conv"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; excess as a ratio."""
+
+    lengths: str
+    approach: str
+    step_excess: float
+    micro_step_excess: float
+    distance: float
+
+
 #: Samples that the offline sampler has before it starts.
 DATA = 65_536
 
@@ -39,15 +54,20 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=60)
-    steps: int = parser.parse_args().steps
-    print(f"{'lengths':24} {'approach':14} {'step %':>8} {'micro-step %':>13} {'distance':>9}")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    given = parser.parse_args()
+    found = []
+    print(HEADING)
     for cell in CELLS:
         if not available(cell):
             print(f"{cell.name:24} skipped: the trace {cell.lengths} is not here")
             continue
         data = np.sort(np.fromiter(islice(stream(cell, 9), DATA), np.int64))
         for name, batches in approaches(cell, data):
-            print(_line(cell, name, list(islice(batches, steps)), data), flush=True)
+            found.append(_row(cell, name, list(islice(batches, given.steps)), data))
+            print(line(found[-1]), flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
 
 
 def approaches(cell: Cell, data: IntArray) -> Iterator[tuple[str, Iterator[dict[Sync, IntArray]]]]:
@@ -90,7 +110,18 @@ def _planned(cell: Cell, strategy: Strategy) -> Iterator[dict[Sync, IntArray]]:
         }
 
 
-def _line(cell: Cell, name: str, steps: list[dict[Sync, IntArray]], data: IntArray) -> str:
+HEADING = f"{'lengths':24} {'approach':14} {'step %':>8} {'micro-step %':>13} {'distance':>9}"
+
+
+def line(row: Row) -> str:
+    """A row as it is printed."""
+    return (
+        f"{row.lengths:24} {row.approach:14} {100 * row.step_excess:8.2f} "
+        f"{100 * row.micro_step_excess:13.2f} {row.distance:9.3f}"
+    )
+
+
+def _row(cell: Cell, name: str, steps: list[dict[Sync, IntArray]], data: IntArray) -> Row:
     totals = {sync: Totals() for sync in Sync}
     cost = replace(cell, plan={"micro_batch_size": 1}).config(Strategy.WINDOW).cost
     for step in steps:
@@ -98,10 +129,8 @@ def _line(cell: Cell, name: str, steps: list[dict[Sync, IntArray]], data: IntArr
             work: FloatArray = cost(tokens.ravel()).reshape(tokens.shape)
             totals[sync].add(straggler_excess(work, sync), float(work.sum()) / len(work))
     distance = median(_distance(step[Sync.STEP].ravel(), data) for step in steps)
-    return (
-        f"{cell.name:24} {name:14} {100 * totals[Sync.STEP].excess:8.2f} "
-        f"{100 * totals[Sync.MICRO_STEP].excess:13.2f} {distance:9.3f}"
-    )
+    by_step, by_micro_step = totals[Sync.STEP].excess, totals[Sync.MICRO_STEP].excess
+    return Row(cell.name, name, by_step, by_micro_step, distance)
 
 
 def _distance(sample: IntArray, data: IntArray) -> float:

@@ -1,6 +1,6 @@
 """Our selection beside the plain column DP, over the same samples: ranks meet at every micro-step.
 
-    python -m tests.bench.plain [--steps 100] [--seeds 3]
+    python -m tests.bench.plain [--steps 100] [--seeds 3] [--json FILE]
 
 Plain is the program of column_dp.py with nothing around it: the oldest; then the DP in a band of 3,
 6 and 10 % of the window, with a penalty that grows with the square of the age, until the step
@@ -13,8 +13,11 @@ of 20 dispatches over that of what arrived; the median over seeds of either.
 """
 
 import argparse
+import json
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from itertools import islice
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -29,6 +32,25 @@ from tests.bench.planner import WARM_UP, Totals, refilled
 
 #: A window and a config to the positions that leave.
 Choose = Callable[[Window, PlanConfig], IntArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one way to choose gives: excess as a ratio, distance over that of what arrived."""
+
+    excess: float
+    distance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    lengths: str
+    window: float
+    plain: Choice
+    ours: Choice
+
 
 _PLAN = {"micro_batch_size": 1}
 CELLS = tuple(
@@ -95,21 +117,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=100, help="twice as many for reasoning_gym")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
-    print(f"{'lengths':24} {'window':>6} {'plain %':>16} {'ours %':>16}")
+    found = []
+    print(HEADING)
     for cell in CELLS:
         if not available(cell):
             print(f"{cell.name:24} skipped: the trace {cell.lengths} is not here")
             continue
         steps = given.steps * (2 if cell.lengths.startswith("reasoning_gym") else 1)
         columns = [_column(cell, choose, given.seeds, steps) for choose in (plain, ours)]
-        print(f"{cell.name:24} {cell.window_multiple:6g} " + " ".join(columns), flush=True)
+        found.append(Row(cell.name, cell.window_multiple, *columns))
+        print(line(found[-1]), flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
 
 
-def _column(cell: Cell, choose: Choose, seeds: int, steps: int) -> str:
+HEADING = f"{'lengths':24} {'window':>6} {'plain %':>16} {'ours %':>16}"
+
+
+def line(row: Row) -> str:
+    """A row as it is printed."""
+    both = (f"{100 * one.excess:9.2f} ({one.distance:.2f})" for one in (row.plain, row.ours))
+    return f"{row.lengths:24} {row.window:6g} " + " ".join(both)
+
+
+def _column(cell: Cell, choose: Choose, seeds: int, steps: int) -> Choice:
     runs = [measure(cell, choose, seed, steps) for seed in range(1, seeds + 1)]
     excess, distance = (median(figures) for figures in zip(*runs, strict=True))
-    return f"{100 * excess:9.2f} ({distance:.2f})"
+    return Choice(excess, distance)
 
 
 if __name__ == "__main__":

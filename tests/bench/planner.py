@@ -56,6 +56,14 @@ class Row:
     bound_excess: float
 
 
+@dataclass(frozen=True, slots=True)
+class Unequal:
+    """Milliseconds to divide 8192 items into 512 sets of any count, None if not measured."""
+
+    ms: float
+    verl_ms: float | None
+
+
 @dataclass(slots=True)
 class Totals:
     """Sums over steps: time that ranks need together, and total cost / R."""
@@ -177,16 +185,12 @@ def _micro_batches(cost: FloatArray, size: int) -> FloatArray:
     return sums
 
 
-def unequal(peer: KarmarkarKarp | None) -> str:
+def unequal(peer: KarmarkarKarp | None) -> Unequal:
     """The case where naive differencing is slowest: many sets, counts free."""
     rng = np.random.default_rng(0)
     values = rng.lognormal(9, 1, 8192).astype(np.int64).tolist()
     ours = median(timed(lambda: karmarkar_karp(values, 512, False)) for _ in range(5))
-    line = f"unequal KK, 8192 items into 512 sets: {ours:.1f} ms"
-    if peer is None:
-        return line
-    theirs = timed(lambda: peer(values, 512, False))
-    return f"{line}, verl {theirs:.0f} ms, {theirs / ours:.0f} times as long"
+    return Unequal(ours, None if peer is None else timed(lambda: peer(values, 512, False)))
 
 
 def main() -> None:
@@ -200,8 +204,7 @@ def main() -> None:
     peer = load_karmarkar_karp()
     if peer is None:
         print("verl is not in build/bench/peers: its columns are empty; `make bench` fetches it")
-    print(f"{'cell':30} {'ms':>7} {'verl ms':>9} | excess % {'ours':>6} {'verl':>7} {'greedy':>7}"
-          f" {'fifo':>7} {'bound':>7}")  # fmt: skip
+    print(HEADING)
     rows = []
     for cell in CELLS:
         if args.cell and cell.name not in args.cell:
@@ -210,14 +213,32 @@ def main() -> None:
             print(f"{cell.name:30} skipped: the trace {cell.lengths} is not here")
             continue
         rows.append(measure(cell, peer, args.steps, args.runs))
-        print(_line(rows[-1]), flush=True)
-    print(unequal(peer))
+        print(line(rows[-1]), flush=True)
+    alone = unequal(peer)
+    print(unequal_line(alone))
     if args.json is not None:
+        found = {"cells": [asdict(row) for row in rows], "unequal": asdict(alone)}
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def _line(row: Row) -> str:
+HEADING = (
+    f"{'cell':30} {'ms':>7} {'verl ms':>9} | excess % {'ours':>6} {'verl':>7} {'greedy':>7}"
+    f" {'fifo':>7} {'bound':>7}"
+)
+
+
+def unequal_line(found: Unequal) -> str:
+    """The last line of what is printed."""
+    said = f"unequal KK, 8192 items into 512 sets: {found.ms:.1f} ms"
+    if found.verl_ms is None:
+        return said
+    times = found.verl_ms / found.ms
+    return f"{said}, verl {found.verl_ms:.0f} ms, {times:.0f} times as long"
+
+
+def line(row: Row) -> str:
+    """A row as it is printed."""
     verl_ms = "-" if row.verl_kk_ms is None else f"{row.verl_kk_ms:.1f}"
     verl = "-" if row.verl_kk_excess is None else f"{100 * row.verl_kk_excess:.2f}"
     return (

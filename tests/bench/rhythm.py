@@ -1,12 +1,16 @@
 """What columns in a perfect rhythm would wait: the estimate in docs/balance.md, for each trace.
 
-    python -m tests.bench.rhythm
+    python -m tests.bench.rhythm [--json FILE]
 
 Ranks meet at every micro-step, one sample in each. Every length gathers for w dispatches and leaves
 in full columns of R, which are half empty on average where they cross a cost; an arrival waits
 (w - 1) / 2 dispatches, of which there are W - 1 on average. Where few samples cost more, a column
 goes when its first sample is due. An estimate, not a bound: no plan is made.
 """
+
+import argparse
+import json
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +20,13 @@ from tests.bench.cells import TRACES, read_trace
 
 #: Dispatches that may pass a sample over.
 MAX_SKIPS = 8
-TRACE_NAMES = ("lineage_open_reasoning", "reasoning_gym_rlvr_g3", "azure2023_conv")
+#: Dispatch batch and DP ranks, by trace.
+TRACES_AND_SIZES = {
+    "lineage_open_reasoning": ((256, 16), (1024, 64), (512, 64)),
+    "reasoning_gym_rlvr_g3": ((256, 16), (1024, 64)),
+    "azure2023_conv": ((1024, 64),),
+}
+WINDOWS = (1.0, 1.25, 2.0)
 
 
 def rhythm_excess(tokens: IntArray, ranks: int, batch: int, window: float) -> float:
@@ -48,15 +58,22 @@ def _waiting_times(gap: FloatArray, window: float, n: int) -> FloatArray:
 
 def main() -> None:
     """Print a line for each trace that is here."""
-    for name in TRACE_NAMES:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    given = parser.parse_args()
+    found = []
+    for name, sizes in TRACES_AND_SIZES.items():
         path = TRACES / f"{name}.csv.gz"
         if not path.exists():
             print(f"{name} skipped: the trace is not here")
             continue
         tokens = read_trace(path)
-        for ranks, batch in ((16, 256), (64, 1024), (64, 512)):
-            excess = [100 * rhythm_excess(tokens, ranks, batch, window) for window in (1, 1.25, 2)]
-            print(f"{name:24} {batch}/{ranks}  " + " / ".join(f"{each:.1f}" for each in excess))
+        for batch, ranks in sizes:
+            excess = [rhythm_excess(tokens, ranks, batch, window) for window in WINDOWS]
+            found.append({"lengths": f"{name} {batch}/{ranks}", "excess": excess})
+            print(f"{found[-1]['lengths']:32}  " + " / ".join(f"{100 * x:.1f}" for x in excess))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """`dispatcher simulate` as it is typed: lists, sources, files written, and mistakes in one line."""
 
-import gzip
 import io
 import json
 import re
@@ -8,7 +7,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rollout_dispatcher.cli.fields import flag_of
@@ -21,8 +19,8 @@ from rollout_dispatcher.cli.simulate_options import (
 from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.simulate.result import Result
-from tests.simulate.bench import HEADER
 from tests.simulate.checker import check_books
+from tests.support.traces import write_example_trace
 
 SMALL = shlex.split("--dp-size 2 --dispatch-batch-size 8 --micro-batch-size 2 --steps 3")
 
@@ -32,10 +30,7 @@ def _in_a_folder_with_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("DISPATCHER_CONFIG", "DISPATCHER_DP_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    tokens = rng.lognormal(7, 1.2, 1200).astype(int) + 1
-    rows = [f"{at / 4},{at // 4},{at % 2},10,{tokens[at]},0" for at in range(1200)]
-    Path("trace.csv.gz").write_bytes(gzip.compress("\n".join([HEADER, *rows]).encode()))
+    write_example_trace(Path("trace.csv.gz"))
 
 
 def output_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -270,4 +270,4 @@ def test_the_producer_needs_no_torch() -> None:
 def test_the_public_names_are_those_that_are_announced() -> None:
     assert all(getattr(rollout_workers, name) for name in rollout_workers.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = rollout_workers.Nothing
+        _ = rollout_workers.Nothing  # type: ignore[attr-defined]

@@ -46,8 +46,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Import the module that a public name lives in."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rollout_workers' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # whose names are those above, and no others
+
+    def __getattr__(name: str) -> object:
+        """Import the module that a public name lives in."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'rollout_workers' has no attribute {name!r}")
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            remedy = "pip install 'rollout-dispatcher[workers]'"
+            raise ModuleNotFoundError(f"{name} needs torch: {remedy}", name="torch") from None

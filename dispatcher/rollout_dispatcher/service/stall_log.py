@@ -19,16 +19,13 @@ class StallLog:
 
     def __init__(self, core: Dispatch) -> None:
         self._core = core
-        self._due = math.inf
+        self._silent_until = -math.inf
 
     def check(self, now: float) -> None:
         """Speak if it is due."""
         since = self._core.hungry_since
-        if since is None:
-            self._due = math.inf
+        if since is None or now < max(since + FIRST_AFTER_SECONDS, self._silent_until):
             return
-        self._due = min(self._due, since + FIRST_AFTER_SECONDS)
-        if now >= self._due:
-            self._due = now + AGAIN_AFTER_SECONDS
-            waited, whom = now - since, self._core.waits_for(now)
-            log.warning("ranks have waited %.0f s for a step, which waits for: %s", waited, whom)
+        self._silent_until = now + AGAIN_AFTER_SECONDS
+        waited, whom = now - since, self._core.waits_for(now)
+        log.warning("ranks have waited %.0f s for a step, which waits for: %s", waited, whom)

@@ -1,0 +1,116 @@
+"""Whoever installs gets all of it: what is in the sdist and the wheel, and what an index shows."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.packaging.build import CACHES, Distributions, distributions
+
+PACKAGES = {"rollout_dispatcher": "dispatcher", "rollout_workers": "workers"}
+
+
+@pytest.fixture(scope="module")
+def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """Both distributions of this tree."""
+    return distributions(root, tmp_path_factory.mktemp("distributions"))
+
+
+@pytest.fixture(scope="module")
+def project(root: Path) -> dict[str, Any]:
+    """pyproject.toml."""
+    return tomllib.loads((root / "pyproject.toml").read_text())
+
+
+def test_the_sdist_is_the_repository(built: Distributions, root: Path) -> None:
+    if not (root / ".git").exists():
+        pytest.skip("this is no checkout, which knows what belongs to it")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    tracked = {name for name in listed.split("\0") if name and (root / name).is_file()}
+    assert built.sdist.keys() - tracked == {"PKG-INFO"}
+    assert tracked - built.sdist.keys() == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "Makefile",
+        "constraints.txt",
+        ".ci/run",
+        "docs/simulate.md",
+        "deploy/docker/Dockerfile",
+        "deploy/prometheus/alerts.yml",
+        "tests/packaging/test_distributions.py",
+        "dispatcher/rollout_dispatcher/py.typed",
+        "workers/rollout_workers/py.typed",
+    ],
+)
+def test_the_sdist_has_what_its_reader_needs(built: Distributions, name: str, root: Path) -> None:
+    assert built.sdist[name] == (root / name).read_bytes()
+
+
+def test_the_sdist_has_no_caches(built: Distributions) -> None:
+    assert [name for name in built.sdist if CACHES & set(name.split("/"))] == []
+
+
+def test_the_wheel_has_both_packages_and_nothing_else(
+    built: Distributions, root: Path, project: dict[str, Any]
+) -> None:
+    expected = set()
+    for package, source in PACKAGES.items():
+        for path in (root / source / package).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                expected.add(path.relative_to(root / source).as_posix())
+    info = f"rollout_dispatcher-{project['project']['version']}.dist-info"
+    about = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    assert built.wheel.keys() == expected | {f"{info}/{name}" for name in about}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= built.wheel.keys()
+
+
+def test_a_wheel_of_the_sdist_is_the_same(built: Distributions) -> None:
+    assert built.wheel_of_sdist == built.wheel
+
+
+def test_the_command_is_installed(built: Distributions) -> None:
+    (entry,) = (data for name, data in built.wheel.items() if name.endswith("entry_points.txt"))
+    lines = entry.decode().split("\n")
+    assert "dispatcher = rollout_dispatcher.cli.main:main" in lines
+
+
+def test_classifiers_name_the_oldest_python_first(built: Distributions) -> None:
+    classifiers = built.metadata.get_all("Classifier", [])
+    found = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", c) for c in classifiers]
+    minors = [int(one[1]) for one in found if one]
+    assert built.metadata["Requires-Python"] == f">=3.{minors[0]}"
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert "Typing :: Typed" in classifiers
+
+
+def test_no_address_is_named_that_is_not_there(built: Distributions) -> None:
+    """There is no public repository yet: name it here and in pyproject.toml once there is."""
+    assert built.metadata.get_all("Project-URL") is None
+    assert built.metadata["Home-page"] is None
+
+
+def test_what_an_index_shows_links_to_nothing_that_is_not_there(
+    built: Distributions, root: Path
+) -> None:
+    links = r"\[[^\]]+\]\(([^)]+)\)"
+    shown = str(built.metadata.get_payload())
+    assert [link for link in re.findall(links, shown) if not link.startswith("#")] == []
+    named = re.findall(r"`([^`]+)` in the source distribution", shown)
+    assert named == re.findall(links, (root / "README.md").read_text())
+    for name in named:
+        assert [path for path in built.sdist if path == name or path.startswith(f"{name}/")]
+
+
+def test_the_checks_build_with_what_a_user_builds_with(project: dict[str, Any]) -> None:
+    wanted = set(project["build-system"]["requires"])
+    assert wanted <= set(project["project"]["optional-dependencies"]["dev"])

@@ -1,0 +1,94 @@
+"""Measures again what docs/results holds, and writes the tables of docs/ from it.
+
+    python -m tests.results.measure [NAME ...]     # all: about 20 minutes on two idle cores
+
+It needs the real traces beside the checkout, and the peers that `make results` installs. Times are
+worth something only if the machine does nothing else.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.bench.cells import TRACES
+from tests.results.files import save
+from tests.results.tables import write_all
+from tests.support.source import PYTHONPATH, ROOT
+from tests.support.traces import write_example_trace
+
+_SPLIT = "--dp-size 4 --dispatch-batch-size 32 --micro-batch-size 2"
+#: Name of the result file -> the command; it writes FILE, or prints JSON where there is no FILE.
+COMMANDS = {
+    "planner": "python -m tests.bench.planner --json FILE",
+    "approaches": "python -m tests.bench.approaches --json FILE",
+    "lane": "python -m tests.bench.lane --json FILE",
+    "windows": "python -m tests.bench.windows --json FILE",
+    "plain": "python -m tests.bench.plain --json FILE",
+    "rhythm": "python -m tests.bench.rhythm --json FILE",
+    "plane": "python -m tests.bench.plane --json FILE",
+    "simulate-profile": "dispatcher simulate lineage --dp-size 16 --dispatch-batch-size 128 "
+    "--micro-batch-tokens 131072 --recommend --json",
+    "simulate-steady": f"dispatcher simulate trace.csv.gz {_SPLIT} "
+    "--window-multiple 1 1.25 2 --strategy window --steps 50 --json",
+    "simulate-timed": f"dispatcher simulate trace.csv.gz {_SPLIT} "
+    "--arrivals trace --window-multiple 1 1.5 --max-wait 5s --target-excess 0.01 --json",
+}
+DISPATCHER = ["-m", "rollout_dispatcher.cli.main"]
+
+
+def run(command: str) -> Any:
+    """The figures that a command writes or prints."""
+    program, *words = shlex.split(command)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "figures.json")
+        write_example_trace(Path(folder, "trace.csv.gz"))
+        words = [str(file) if word == "FILE" else word for word in words]
+        argv = [sys.executable, *(DISPATCHER if program == "dispatcher" else []), *words]
+        subprocess.run(
+            argv,
+            check=True,
+            cwd=folder if program == "dispatcher" else ROOT,
+            env=os.environ | {"PYTHONPATH": PYTHONPATH},
+            stdout=None if str(file) in words else file.open("wb"),
+        )
+        return json.loads(file.read_text())
+
+
+def without_single_runs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a row's runs the lowest, the highest and their number."""
+    return [
+        {name: value for name, value in row.items() if name != "runs"}
+        | {"lowest": min(row["runs"]), "highest": max(row["runs"]), "runs": len(row["runs"])}
+        for row in rows
+    ]
+
+
+def measure(name: str) -> None:
+    """Run one command and keep what it found."""
+    print(f"== {name}: {COMMANDS[name]}", flush=True)
+    figures = run(COMMANDS[name])
+    save(name, COMMANDS[name], without_single_runs(figures) if name == "plane" else figures)
+
+
+def main() -> None:
+    """Measure what is asked for, or all."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
+    names = parser.parse_args().names or list(COMMANDS)
+    if unknown := set(names) - COMMANDS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
+    if not TRACES.is_dir():
+        parser.error(f"the real traces are not in {TRACES}")
+    for name in names:
+        measure(name)
+    write_all()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The tables of docs/*.md, made from docs/results: one function for each generated part.
+
+Nothing is computed here but percentages and names: what a table says, its result file says.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from json import dumps
+from typing import Any
+
+from rollout_dispatcher.simulate.result import Result
+from rollout_dispatcher.simulate.table import percent, table
+from tests.bench import approaches, plain, planner
+from tests.results.files import Measured, load
+from tests.support.generated import replaced
+from tests.support.source import ROOT
+
+DOCS = ROOT / "docs"
+
+#: A trace's file -> how it is called here.
+SHORT = {
+    "lineage_open_reasoning": "lineage",
+    "reasoning_gym_rlvr_g3": "reasoning_gym",
+    "azure2023_conv": "azure_conv",
+}
+MEET = ("token budget", "step", "micro-step")
+Rows = Iterable[Sequence[str]]
+
+
+def planner_table() -> str:
+    """docs/balance.md: times and plans beside verl's."""
+    found = load("planner")
+    lines = [planner.line(planner.Row(**row)) for row in found.figures["cells"]]
+    last = planner.unequal_line(planner.Unequal(**found.figures["unequal"]))
+    return _printed([planner.HEADING, *lines, last], found)
+
+
+def approaches_table() -> str:
+    """docs/balance.md: three ways to balance."""
+    found = load("approaches")
+    lines = [approaches.line(approaches.Row(**row)) for row in found.figures]
+    return _printed([approaches.HEADING, *lines], found)
+
+
+def plain_table() -> str:
+    """docs/balance.md: beside the plain column DP."""
+    found = load("plain")
+    rows = [
+        plain.Row(
+            **row | {side: plain.Choice(**row[side]) for side in ("plain", "ours")},
+        )
+        for row in found.figures
+    ]
+    return _printed([plain.HEADING, *map(plain.line, rows)], found)
+
+
+def lane_table() -> str:
+    """docs/balance.md: the outlier lane."""
+    found = load("lane")
+    rows = [
+        (
+            _short(row["lengths"]),
+            row["lane"],
+            percent(row["excess"]),
+            percent(row["p99_excess"]),
+            f"{row['mean_delay']:.2f}",
+            f"{row['p99_delay']:.0f}, {row['max_delay']:.0f}",
+            f"{1e4 * row['ks']:.0f} ({1e4 * row['ks_fifo']:.0f})",
+        )
+        for row in found.figures
+    ]
+    return _table(
+        "lengths, batch/ranks | lane | excess % | p99 of a step % | mean delay | p99, max | "
+        "KS (FIFO's own) 1e-4",
+        rows,
+        found,
+    )
+
+
+def windows_table() -> str:
+    """docs/balance.md: excess of windows of 1, 1.25 and 2."""
+    found = load("windows")
+    rows = []
+    for lengths, by_way in _by_lengths(found).items():
+        cells = []
+        for meet in MEET:
+            runs = by_way[meet]
+            excess = " / ".join(f"{100 * run['excess']:.2f}" for run in runs)
+            ratios = ", ".join(f"{run['ks_ratio']:.2f}" for run in runs[1:])
+            cells.append(f"{excess} ({ratios})")
+        rows.append((lengths, *cells))
+    return _table(f"lengths, batch/ranks | {' | '.join(MEET)}", rows, found)
+
+
+def lengths_table() -> str:
+    """docs/balance.md: the distances behind the ratios."""
+    found = load("windows")
+    drawn = {_short(lengths): ks for lengths, ks in found.figures["drawn"].items()}
+    rows = []
+    for lengths, by_way in _by_lengths(found).items():
+        fifo = by_way["token budget"][1]["ks_fifo"]
+        cells = [" / ".join(f"{1e4 * run['ks']:.0f}" for run in by_way[meet][1:]) for meet in MEET]
+        rows.append((lengths, f"{1e4 * fifo:.0f}", f"{1e4 * drawn[lengths]:.0f}", *cells))
+    return _table(f"lengths, batch/ranks | FIFO | drawn | {' | '.join(MEET)}", rows, found)
+
+
+def rhythm_table() -> str:
+    """docs/balance.md: what a perfect rhythm would wait, and what ours does."""
+    found = load("rhythm")
+    ours = _by_lengths(load("windows"))
+    rows = []
+    for row in found.figures:
+        lengths = _short(row["lengths"])
+        estimate = " / ".join(f"{100 * excess:.1f}" for excess in row["excess"])
+        real = " / ".join(f"{100 * run['excess']:.1f}" for run in ours[lengths]["micro-step"])
+        rows.append((lengths, estimate, real))
+    return _table("lengths, batch/ranks | estimate | ours", rows, found)
+
+
+def plane_table() -> str:
+    """docs/performance.md: every row that is measured."""
+    found = load("plane")
+    rows = [
+        (
+            f"`{row['name']}`",
+            f"{row['value']:.4g} {row['unit']}",
+            f"{row['lowest']:.4g} to {row['highest']:.4g}, {row['runs']}",
+            "" if row["against"] is None else f"{row['ratio']:.3g} of `{row['against']}`",
+        )
+        for row in found.figures
+    ]
+    return _table("row | value | lowest to highest, runs | beside", rows, found)
+
+
+def simulation(name: str) -> Callable[[], str]:
+    """docs/simulate.md: a command and what it prints."""
+
+    def shown() -> str:
+        found = load(name)
+        result = Result.from_json(dumps(found.figures))
+        typed = "$ " + found.command.removesuffix(" --json")
+        lines = textwrap.wrap(typed, 98, break_on_hyphens=False, subsequent_indent="    ")
+        said = [" \\\n".join(lines), table(result).rstrip("\n")]
+        if result.recommendation is not None:
+            why = textwrap.fill(result.recommendation.why, 99, break_on_hyphens=False)
+            said.append(f"\n{why}")
+        return "\n".join(["```console", *said, "```", "", _from(found)])
+
+    return shown
+
+
+#: Document -> name of the generated part -> what writes it.
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "balance.md": {
+        "planner": planner_table,
+        "approaches": approaches_table,
+        "lane": lane_table,
+        "windows": windows_table,
+        "lengths": lengths_table,
+        "plain": plain_table,
+        "rhythm": rhythm_table,
+    },
+    "performance.md": {"plane": plane_table},
+    "simulate.md": {
+        name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
+    },
+}
+
+
+def write_all() -> None:
+    """Write the generated parts of the documents again."""
+    for document, parts in TABLES.items():
+        path = DOCS / document
+        text = path.read_text()
+        for name, write in parts.items():
+            text = replaced(text, name, write())
+        path.write_text(text)
+
+
+def _by_lengths(windows: Measured) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Trace and size -> how ranks meet -> a row for each window, ascending."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for row in sorted(windows.figures["rows"], key=lambda row: float(row["window"])):
+        found.setdefault(_short(row["lengths"]), {}).setdefault(row["meet"], []).append(row)
+    drawn = [_short(lengths) for lengths in windows.figures["drawn"]]
+    return {lengths: found[lengths] for lengths in drawn}
+
+
+def _short(lengths: str) -> str:
+    trace, size = lengths.split()
+    return f"{SHORT[trace]} {size}"
+
+
+def _from(found: Measured) -> str:
+    return textwrap.fill(str(found), 104, break_on_hyphens=False, break_long_words=False)
+
+
+def _printed(lines: Sequence[str], found: Measured) -> str:
+    return "\n".join(["```text", *lines, "```", "", _from(found)])
+
+
+def _table(heading: str, rows: Rows, found: Measured) -> str:
+    lines = [f"| {heading} |", "|" + "---|" * (heading.count("|") + 1)]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", _from(found)])
