@@ -18,12 +18,12 @@ from math import ceil
 from pathlib import Path
 from random import Random
 
-from tests.chaos.check import Verdict
-from tests.chaos.faults import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS, deck, fill_disk
-from tests.chaos.processes import mount
+from tests.chaos.cluster.processes import mount
+from tests.chaos.faults.campaign import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS, deck, fill_disk
+from tests.chaos.planted.selftest import TRIALS, is_caught
 from tests.chaos.run import Recovery, Result, run
-from tests.chaos.selftest import TRIALS, is_caught
 from tests.chaos.settings import LARGE_BUFFER, Settings
+from tests.chaos.verdict.check import Verdict
 
 #: One fault of so many is for a journal on a small disk.
 SHARE_ON_SMALL_DISK = 10

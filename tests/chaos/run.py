@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
-from tests.chaos.check import Verdict, check
-from tests.chaos.cluster import Cluster
-from tests.chaos.faults import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS
-from tests.chaos.processes import Stalled
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.processes import Stalled
+from tests.chaos.faults.campaign import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS
 from tests.chaos.settings import Settings
+from tests.chaos.verdict.check import Verdict, check
 
 #: Steps that go by between two faults.
 FEWEST_STEPS, MOST_STEPS = 1, 8

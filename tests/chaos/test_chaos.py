@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from tests.chaos.faults import FAULTS, TORCHRUN_FAULTS, deck
-from tests.chaos.planted import BUGS
-from tests.chaos.processes import mount
+from tests.chaos.cluster.processes import mount
+from tests.chaos.faults.campaign import FAULTS, TORCHRUN_FAULTS, deck
+from tests.chaos.planted.dispatcher import BUGS
+from tests.chaos.planted.selftest import TRIALS, is_caught
 from tests.chaos.run import run
-from tests.chaos.selftest import TRIALS, is_caught
 from tests.chaos.settings import LARGE_BUFFER, Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

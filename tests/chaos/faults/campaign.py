@@ -7,8 +7,8 @@ from io import FileIO
 from random import Random
 from time import sleep
 
-from tests.chaos.cluster import Cluster
-from tests.chaos.processes import Killable
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.processes import Killable
 
 CHUNK = 64 * 1024
 #: So few that a full buffer is still several segments of the journal away.

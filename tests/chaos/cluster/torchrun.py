@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.chaos.history import RankHistory
-from tests.chaos.processes import Group, Process
+from tests.chaos.cluster.processes import Group, Process
+from tests.chaos.verdict.history import RankHistory
 
 #: Far more than there are faults.
 RESTARTS = 1000
@@ -62,7 +62,7 @@ def start_torchrun(folder: Path, endpoints: Sequence[str]) -> Process:
     return Process(
         [
             "torch.distributed.run", "--standalone", "--nproc-per-node", size,
-            "--max-restarts", str(RESTARTS), "-m", "tests.chaos.torch_rank", str(folder),
+            "--max-restarts", str(RESTARTS), "-m", "tests.chaos.actors.torch_rank", str(folder),
             *endpoints,
         ],
         folder / "torchrun.log",

@@ -1,6 +1,6 @@
 """A trainer's rank that does nothing with its tensors but check them.
 
-    python -m tests.bench.plane.rank '{"endpoint": "...", "load": "26k", "dp_rank": 0}'
+    python -m tests.bench.plane.children.rank '{"endpoint": "...", "load": "26k", "dp_rank": 0}'
 
 It iterates a `MicroBatchStream` like any training loop and commits every step; the parent hands
 DP rank 0's generation to the others, as a process group would.
@@ -12,9 +12,9 @@ from itertools import islice
 import torch
 
 from rollout_workers import MicroBatchStream
-from tests.bench.plane.check import Checker
-from tests.bench.plane.children import Answer, answer, arguments, obey
-from tests.bench.plane.loads import find
+from tests.bench.plane.children.children import Answer, answer, arguments, obey
+from tests.bench.plane.load.check import Checker
+from tests.bench.plane.load.loads import find
 
 DP_SIZE = 2
 

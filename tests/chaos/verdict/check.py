@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
-from tests.chaos.history import History, RankHistory, Take
+from tests.chaos.verdict.history import History, RankHistory, Take
 
 
 @dataclass(frozen=True, slots=True)

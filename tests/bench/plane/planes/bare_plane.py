@@ -15,10 +15,10 @@ from rollout_dispatcher.protocol import codec, columns
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.producer.batches import payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
-from tests.bench.plane.children import Child, all_of
-from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import settings
-from tests.bench.plane.rank import DP_SIZE
+from tests.bench.plane.children.children import Child, all_of
+from tests.bench.plane.children.rank import DP_SIZE
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.planes.plane import settings
 from tests.support.client import Producer
 from tests.support.server import ServeProcess
 
@@ -88,7 +88,7 @@ def bare_plane(load: Load) -> Iterator[BarePlane]:
     ):
         ranks = [
             Child(
-                "tests.bench.plane.bare_ranks",
+                "tests.bench.plane.children.bare_ranks",
                 {"endpoint": server.endpoint, "ranks": [at, at + 1], "dp_size": DP_SIZE},
             )
             for at in range(DP_SIZE)

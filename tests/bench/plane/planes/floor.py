@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tests.bench.plane.children import Child
-from tests.bench.plane.loads import Load
-from tests.bench.plane.raw import RECEIVERS
+from tests.bench.plane.children.children import Child
+from tests.bench.plane.children.raw import RECEIVERS
+from tests.bench.plane.load.loads import Load
 
-MODULE = "tests.bench.plane.raw"
+MODULE = "tests.bench.plane.children.raw"
 
 
 class Floor:
@@ -50,7 +50,9 @@ def held_relay(hold: int) -> Middle:
     """The dispatcher's sockets and memory, and nothing that it decides; see `held`."""
 
     def start(load: Load, ports: list[int]) -> Child:
-        return Child("tests.bench.plane.held", {"hold": hold, "ports": ports, **load.order()})
+        return Child(
+            "tests.bench.plane.children.held", {"hold": hold, "ports": ports, **load.order()}
+        )
 
     return start
 

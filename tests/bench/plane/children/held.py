@@ -1,6 +1,7 @@
-"""A dispatcher that decides nothing: between the raw relay and ours, to tell bytes from decisions.
+r"""A dispatcher that decides nothing: between the raw relay and ours, to tell bytes from decisions.
 
-    python -m tests.bench.plane.held '{"load": "26k", "steps": 80, "hold": 320, "ports": [...]}'
+    python -m tests.bench.plane.children.held \
+        '{"load": "26k", "steps": 80, "hold": 320, "ports": [...]}'
 
 The dispatcher's own transport receives each sample into memory of its own, holds a window of them,
 and sends the oldest on in micro-batches, field by field, to either receiver in turn. There is no
@@ -15,8 +16,8 @@ from itertools import islice
 
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
-from tests.bench.plane.children import Answer, answer, arguments
-from tests.bench.plane.loads import PLAIN_FIELD_BYTES, Load, find
+from tests.bench.plane.children.children import Answer, answer, arguments
+from tests.bench.plane.load.loads import PLAIN_FIELD_BYTES, Load, find
 
 
 class Receiver(StreamProtocol):

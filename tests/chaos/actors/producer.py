@@ -1,6 +1,6 @@
 """One producer of the chaos run: pushes until SIGTERM, and writes down what was acknowledged.
 
-    python -m tests.chaos.producer ENDPOINT NUMBER HISTORY
+    python -m tests.chaos.actors.producer ENDPOINT NUMBER HISTORY
 
 `push` is written before each push, so a sample without that line does not exist. A producer that
 was killed goes on behind the last number of its file. Producer 0 first pushes again, under the
@@ -19,8 +19,8 @@ from rollout_dispatcher.errors import BufferFull
 from rollout_workers.demo import lifeline
 from rollout_workers.producer.blocking import RolloutProducer
 from rollout_workers.producer.encode import RolloutSample
-from tests.chaos.history import ProducerHistory, Writer, read_producer
-from tests.chaos.samples import ballast_of, tokens_of
+from tests.chaos.actors.samples import ballast_of, tokens_of
+from tests.chaos.verdict.history import ProducerHistory, Writer, read_producer
 
 MOST_AT_ONCE = 6
 PATIENCE_S = 120.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.chaos.check import Verdict
 from tests.chaos.run import run
 from tests.chaos.settings import Settings
+from tests.chaos.verdict.check import Verdict
 
 ATTEMPTS = 3
 

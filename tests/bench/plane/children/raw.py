@@ -1,6 +1,6 @@
 """The floors: bytes through blocking sockets and nothing else.
 
-    python -m tests.bench.plane.raw '{"role": "sender", ...}'
+    python -m tests.bench.plane.children.raw '{"role": "sender", ...}'
 
 A sender writes contiguous buffers of the size of a micro-batch, in turn for either receiver. The
 relay reads them into one large buffer, at most a mebibyte at a time, and sends them on; without a
@@ -13,8 +13,8 @@ import socket
 import time
 from collections.abc import Iterator
 
-from tests.bench.plane.children import Answer, answer, arguments, obey
-from tests.bench.plane.loads import Load, find
+from tests.bench.plane.children.children import Answer, answer, arguments, obey
+from tests.bench.plane.load.loads import Load, find
 
 CHUNK = 1 << 20
 RECEIVERS = 2

@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.bench.plane.children import Child, all_of
-from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import WINDOW_MULTIPLE, settings
+from tests.bench.plane.children.children import Child, all_of
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.planes.plane import WINDOW_MULTIPLE, settings
 from tests.bench.plane.rows import Row, latency_rows, row
 from tests.support.server import ServeProcess
 
@@ -32,11 +32,11 @@ def dispatch_to_a_crowd(load: Load, rounds: int) -> Iterator[Row]:
         ServeProcess(Path(folder), checked=False, **settings(load, {"dp_size": DP_SIZE})) as server,
     ):
         given = {"endpoint": server.endpoint, "producers": PRODUCERS, **load.order()}
-        producers = Child("tests.bench.plane.producer", given)
+        producers = Child("tests.bench.plane.children.producer", given)
         bounds = pairwise(range(0, DP_SIZE + 1, DP_SIZE // PROCESSES))
         ranks = [
             Child(
-                "tests.bench.plane.bare_ranks",
+                "tests.bench.plane.children.bare_ranks",
                 {"endpoint": server.endpoint, "ranks": pair, "dp_size": DP_SIZE},
             )
             for pair in bounds

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 
-from tests.bench.plane.children import Child
-from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import plane
+from tests.bench.plane.children.children import Child
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.planes.plane import plane
 from tests.bench.plane.rows import Row, row
 from tests.support.source import ROOT
 

@@ -1,6 +1,6 @@
 """One DP rank of the chaos run under torchrun: trains a small model with DDP over gloo.
 
-    torchrun ... -m tests.chaos.torch_rank FOLDER ENDPOINT...    (one endpoint a rank)
+    torchrun ... -m tests.chaos.actors.torch_rank FOLDER ENDPOINT...    (one endpoint a rank)
 
 It writes down what `rank.py` does, into the folder of its restart. A collective that fails because
 another rank was killed is no fault of the dispatcher's: torchrun starts all of them again.
@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollout_dispatcher.errors import DispatcherError, GenerationFenced
 from rollout_workers import MicroBatch, MicroBatchStream
-from tests.chaos.history import Writer
-from tests.chaos.rank import FENCED, PATIENCE_S, watch_lifeline
-from tests.chaos.samples import ballast_of, names_of
+from tests.chaos.actors.rank import FENCED, PATIENCE_S, watch_lifeline
+from tests.chaos.actors.samples import ballast_of, names_of
+from tests.chaos.verdict.history import Writer
 from tests.support.ddp import learn, network
 
 

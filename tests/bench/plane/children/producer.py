@@ -1,6 +1,6 @@
 """A rollout producer as a user writes one, with several pushes under way at a time.
 
-    python -m tests.bench.plane.producer '{"endpoint": "...", "load": "26k"}'
+    python -m tests.bench.plane.children.producer '{"endpoint": "...", "load": "26k"}'
 
 A run is a phase of on-policy training: when its samples are pushed the phase is ended, so that the
 dispatcher holds nothing back for a fuller window, and the next run begins with an empty one. Its
@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from rollout_workers import AsyncRolloutProducer, RolloutSample
-from tests.bench.plane.children import Answer, answer, arguments, orders_in_a_loop
-from tests.bench.plane.loads import Load, find
+from tests.bench.plane.children.children import Answer, answer, arguments, orders_in_a_loop
+from tests.bench.plane.load.loads import Load, find
 
 #: Pushes under way: enough that the next is there when one is answered.
 IN_FLIGHT = 4

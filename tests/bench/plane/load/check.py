@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.bench.plane.loads import SPACING, Array, IntArray, Load
+from tests.bench.plane.load.loads import SPACING, Array, IntArray, Load
 
 WHOLE_EVERY = 64
 

@@ -15,9 +15,8 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
-from tests.chaos.clock import JUMP
-from tests.chaos.history import History, read_producer, read_rank
-from tests.chaos.processes import (
+from tests.chaos.actors.clock import JUMP
+from tests.chaos.cluster.processes import (
     Group,
     Killable,
     Process,
@@ -26,9 +25,10 @@ from tests.chaos.processes import (
     mount,
     start_group,
 )
-from tests.chaos.proxy import Proxy
+from tests.chaos.cluster.proxy import Proxy
+from tests.chaos.cluster.torchrun import start_torchrun, torch_group
 from tests.chaos.settings import Settings
-from tests.chaos.torchrun import start_torchrun, torch_group
+from tests.chaos.verdict.history import History, read_producer, read_rank
 from tests.support.server import series
 
 POLL_S = 0.01
@@ -250,14 +250,14 @@ class Cluster:
         """A new dispatcher process on the same addresses and journal."""
         flags = self.settings.flags(self.listen, self.http, self.disk / "journal")
         bug = self.settings.bug or "none"
-        command = ["tests.chaos.planted", bug, str(self._jumps), "serve", *flags]
+        command = ["tests.chaos.planted.dispatcher", bug, str(self._jumps), "serve", *flags]
         return Process(command, self.folder / "dispatcher.log")
 
     def _producer(self, at: int) -> Process:
         endpoint = self.proxies[f"producer-{at}"].endpoint
         path = self.folder / f"producer-{at}.jsonl"
         return Process(
-            ["tests.chaos.producer", endpoint, str(at), str(path)],
+            ["tests.chaos.actors.producer", endpoint, str(at), str(path)],
             self.folder / f"producer-{at}.log",
         )
 

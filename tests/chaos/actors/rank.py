@@ -1,6 +1,6 @@
 """One DP rank of the chaos run: trains nothing, and writes down what it takes and commits.
 
-    python -m tests.chaos.rank ENDPOINT DP_RANK DP_SIZE FOLDER
+    python -m tests.chaos.actors.rank ENDPOINT DP_RANK DP_SIZE FOLDER
 
 DP rank 0 asks for a new generation and shares it through the folder of its process group, as
 torchrun's store would. `committing` is written before commit(), so a step without that line was
@@ -19,8 +19,8 @@ import numpy as np
 from rollout_dispatcher.errors import GenerationFenced
 from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
-from tests.chaos.history import Writer
-from tests.chaos.samples import ballast_of, names_of
+from tests.chaos.actors.samples import ballast_of, names_of
+from tests.chaos.verdict.history import Writer
 
 #: How long the others wait for DP rank 0, which may have to wait for a dispatcher itself.
 PATIENCE_S = 120.0

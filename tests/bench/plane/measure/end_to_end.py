@@ -10,9 +10,9 @@ where the next step must not wait for a plan.
 from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 
-from tests.bench.plane.floor import floor, held_relay, raw_relay
-from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import WINDOW_MULTIPLE, plane
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.planes.floor import floor, held_relay, raw_relay
+from tests.bench.plane.planes.plane import WINDOW_MULTIPLE, plane
 from tests.bench.plane.rows import Row, row
 
 MEGA = 1e6

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tests.chaos.check import check
-from tests.chaos.history import History, ProducerHistory, RankHistory, Take
+from tests.chaos.verdict.check import check
+from tests.chaos.verdict.history import History, ProducerHistory, RankHistory, Take
 
 Plan = tuple[tuple[str, ...], ...]
 OPEN_STEPS = 2

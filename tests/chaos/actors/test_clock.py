@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.settings import Settings
 
 pytestmark = pytest.mark.e2e

@@ -9,8 +9,8 @@ then. Everything counts: allocators, what Python keeps for each sample, what was
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import Plane, plane
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.planes.plane import Plane, plane
 from tests.bench.plane.rows import Row, row
 
 

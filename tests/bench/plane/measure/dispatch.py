@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.bench.plane.children import PATIENCE_S, Child
-from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import WINDOW_MULTIPLE, settings
+from tests.bench.plane.children.children import PATIENCE_S, Child
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.planes.plane import WINDOW_MULTIPLE, settings
 from tests.bench.plane.rows import Row, latency_rows
 from tests.support.client import Rank
 from tests.support.server import ServeProcess
@@ -47,7 +47,7 @@ def _serving(load: Load) -> Iterator[tuple[ServeProcess, Child]]:
         TemporaryDirectory(prefix="plane-") as folder,
         ServeProcess(Path(folder), checked=False, **settings(load, {"dp_size": DP_SIZE})) as server,
         Child(
-            "tests.bench.plane.producer", {"endpoint": server.endpoint, **load.order()}
+            "tests.bench.plane.children.producer", {"endpoint": server.endpoint, **load.order()}
         ) as producer,
     ):
         producer.hear()

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.plane.children import Answer, Child, all_of
-from tests.bench.plane.loads import Load
-from tests.bench.plane.rank import DP_SIZE
+from tests.bench.plane.children.children import Answer, Child, all_of
+from tests.bench.plane.children.rank import DP_SIZE
+from tests.bench.plane.load.loads import Load
 from tests.support.server import ServeProcess
 
 #: A window as a user has it; a step is planned when it is full.
@@ -134,9 +134,9 @@ def plane(
         ServeProcess(Path(folder), checked=False, **settings(load, options)) as server,
     ):
         common = {"endpoint": server.endpoint, **load.order()}
-        producer = Child("tests.bench.plane.producer", common)
+        producer = Child("tests.bench.plane.children.producer", common)
         ranks = [
-            Child("tests.bench.plane.rank", {**common, **(rank or {}), "dp_rank": dp_rank})
+            Child("tests.bench.plane.children.rank", {**common, **(rank or {}), "dp_rank": dp_rank})
             for dp_rank in range(DP_SIZE)
         ]
         with all_of(producer, *ranks):

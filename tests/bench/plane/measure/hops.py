@@ -20,11 +20,11 @@ step.
 
 from collections.abc import Iterator
 
-from tests.bench.plane.bare_plane import bare_plane
-from tests.bench.plane.end_to_end import MEGA, RANK
-from tests.bench.plane.floor import floor, held_relay, raw_relay
-from tests.bench.plane.loads import Load
-from tests.bench.plane.plane import plane
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.measure.end_to_end import MEGA, RANK
+from tests.bench.plane.planes.bare_plane import bare_plane
+from tests.bench.plane.planes.floor import floor, held_relay, raw_relay
+from tests.bench.plane.planes.plane import plane
 from tests.bench.plane.rows import Row, latency_rows, row
 
 PACE = 50 * MEGA

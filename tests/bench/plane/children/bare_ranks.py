@@ -1,6 +1,7 @@
-"""Ranks as blocking sockets, any number in one process: what is measured is the dispatcher alone.
+r"""Ranks as blocking sockets, any number in one process: what is measured is the dispatcher alone.
 
-    python -m tests.bench.plane.bare_ranks '{"endpoint": "...", "ranks": [0, 256], "dp_size": 512}'
+    python -m tests.bench.plane.children.bare_ranks \
+        '{"endpoint": "...", "ranks": [0, 256], "dp_size": 512}'
 
 While it waits for first bytes it reads none of them, since decoding hundreds of ranks' messages
 would take longer than what it measures.
@@ -8,8 +9,8 @@ would take longer than what it measures.
 
 import time
 
-from tests.bench.plane.children import Answer, answer, arguments, obey
-from tests.bench.plane.dispatch import last_first_byte, prepare, train
+from tests.bench.plane.children.children import Answer, answer, arguments, obey
+from tests.bench.plane.measure.dispatch import last_first_byte, prepare, train
 from tests.support.client import Rank
 
 

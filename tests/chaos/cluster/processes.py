@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from tests.chaos.history import RankHistory, Tail
+from tests.chaos.verdict.history import RankHistory, Tail
 from tests.support.source import ROOT
 
 DISK_MB = 64
@@ -131,7 +131,7 @@ def start_group(launch: int, folder: Path, endpoints: Sequence[str]) -> Group:
     group = Group(launch, folder, size)
     group.ranks = [
         Process(
-            ["tests.chaos.rank", endpoint, str(rank), str(size), str(folder)],
+            ["tests.chaos.actors.rank", endpoint, str(rank), str(size), str(folder)],
             folder / f"rank-{rank}.log",
         )
         for rank, endpoint in enumerate(endpoints)

@@ -1,6 +1,6 @@
 """Starts a dispatcher with a small journal and, if asked, a planted bug that the checker must find.
 
-    python -m tests.chaos.planted BUG|none JUMPS serve ...
+    python -m tests.chaos.planted.dispatcher BUG|none JUMPS serve ...
 
 JUMPS is the file by which its clock is told to jump (`clock`). What is changed is changed here
 before `serve` begins: production code has no switch. The journal's segments are small so that a run
@@ -23,7 +23,7 @@ from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.store import Store
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_workers.demo import lifeline
-from tests.chaos.clock import follow_jumps
+from tests.chaos.actors.clock import follow_jumps
 
 SEGMENT_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
