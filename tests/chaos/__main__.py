@@ -1,8 +1,8 @@
 """`python -m tests.chaos`: long runs under faults, then the planted bugs; writes the figures.
 
-Most faults hit ranks that know nothing of torch, some a journal on a small disk, some ranks that
-train under torchrun. Exit code 0 only if nothing was lost, duplicated, disputed or
-starved, every run got to its end, and every planted bug was caught.
+Most faults hit ranks that know nothing of torch, some ranks that go back to checkpoints, some a
+journal on a small disk, some ranks that train under torchrun. Exit code 0 only if no promise was
+broken, every run got to its end, and every planted bug was caught with every one of its seeds.
 """
 
 import argparse
@@ -12,21 +12,30 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import ceil
 from pathlib import Path
 from random import Random
 
 from tests.chaos.cluster.processes import mount
-from tests.chaos.faults.campaign import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS, deck, fill_disk
+from tests.chaos.faults.campaign import (
+    DISK_FAULTS,
+    FAULTS,
+    REWINDS,
+    TORCHRUN_FAULTS,
+    deck,
+    fill_disk,
+)
 from tests.chaos.planted.selftest import TRIALS, is_caught
 from tests.chaos.run import Recovery, Result, run
 from tests.chaos.settings import LARGE_BUFFER, Settings
-from tests.chaos.verdict.check import Verdict
+from tests.chaos.verdict.check import KINDS, Verdict
 
-#: One fault of so many is for a journal on a small disk.
-SHARE_ON_SMALL_DISK = 10
+#: One fault of so many is for a journal on a small disk, and one for ranks that save checkpoints.
+SHARE_ON_SMALL_DISK, SHARE_OF_REWINDS = 10, 5
+#: Each planted bug has to be caught so many times, each with another seed.
+SEEDS = 3
 
 
 def main() -> int:
@@ -37,9 +46,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     random = Random(options.seed)
     on_small = options.faults // SHARE_ON_SMALL_DISK
+    rewinds = options.faults // SHARE_OF_REWINDS
     may_mount = _may_mount(folder, on_small)
     runs = [
-        ("run", FAULTS, options.faults - on_small - options.torchrun, Settings()),
+        ("run", FAULTS, options.faults - on_small - rewinds - options.torchrun, Settings()),
+        ("rewinds", REWINDS, rewinds, Settings(dp_size=2, retain=True)),
         (
             "small-disk", DISK_FAULTS, on_small if may_mount else 0,
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),
@@ -51,14 +62,19 @@ def main() -> int:
         for name, faults, count, settings in runs
         if count
     ]
-    caught = [bug for bug in TRIALS if _try(bug, folder / bug, options.seed)]
-    found = figures(results, caught) | {"skipped": 0 if may_mount else on_small}
+    seeds = range(options.seed, options.seed + SEEDS)
+    caught = {bug: [_try(bug, folder / bug, seed) for seed in seeds] for bug in TRIALS}
+    found = {
+        "seed": options.seed,
+        "faults_asked": options.faults,
+        "skipped": 0 if may_mount else on_small,
+    } | figures(results, caught)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=2) + "\n")
     for result in results:
         _summarise(result.verdict)
     _say(json.dumps(found))
-    clean = len(caught) == len(TRIALS) and all(
+    clean = all(map(all, caught.values())) and all(
         result.verdict.clean and result.stalled is None for result in results
     )
     if clean:
@@ -68,19 +84,18 @@ def main() -> int:
     return 0 if clean else 1
 
 
-def figures(results: Sequence[Result], caught: Sequence[str]) -> dict[str, object]:
-    """What is written to the file."""
+def figures(results: Sequence[Result], caught: Mapping[str, Sequence[bool]]) -> dict[str, object]:
+    """What is written to the file; caught: of each planted bug, with one seed after the other."""
     recoveries = [item for result in results for item in result.recoveries]
     kinds = sorted({one.fault for one in recoveries})
     verdicts = [result.verdict for result in results]
     return {
         "faults": len(recoveries),
-        "lost": sum(len(one.lost) for one in verdicts),
-        "duplicated": sum(len(one.duplicated) for one in verdicts),
-        "disagreements": sum(len(one.disagreements) for one in verdicts),
-        "starved": sum(len(one.starved) for one in verdicts),
+        **{kind: sum(len(getattr(one, kind)) for one in verdicts) for kind in KINDS},
         "planted": len(TRIALS),
-        "caught": len(caught),
+        "seeds_of_each": SEEDS,
+        "caught": sum(map(all, caught.values())),
+        "caught_by_seed": {bug: sum(found) for bug, found in caught.items()},
         "recovery_seconds": _quantiles([one.seconds for one in recoveries]),
         "recovery_seconds_without_the_fault_itself": _quantiles(
             [one.seconds - one.fault_seconds for one in recoveries]
@@ -94,6 +109,8 @@ def figures(results: Sequence[Result], caught: Sequence[str]) -> dict[str, objec
         "acknowledged": sum(result.acknowledged for result in results),
         "committed": sum(len(one.committed) for one in verdicts),
         "steps": sum(result.steps for result in results),
+        "steps_rewound": sum(result.steps_rewound for result in results),
+        "dp_sizes": sorted({size for result in results for size in result.sizes}),
         "stalled": [result.stalled for result in results if result.stalled is not None],
     }
 
@@ -127,13 +144,13 @@ def _may_mount(folder: Path, faults: int) -> bool:
 
 
 def _try(bug: str, folder: Path, seed: int) -> bool:
-    found = is_caught(bug, folder, seed)
-    _say(f"planted bug {bug}: {'caught' if found else 'NOT CAUGHT'}")
+    found = is_caught(bug, folder / str(seed), seed)
+    _say(f"planted bug {bug}, seed {seed}: {'caught' if found else 'NOT CAUGHT'}")
     return found
 
 
 def _summarise(verdict: Verdict) -> None:
-    for kind in ("lost", "duplicated", "disagreements", "starved"):
+    for kind in KINDS:
         for text in getattr(verdict, kind)[:10]:
             _say(f"{kind}: {text}")
 

@@ -1,8 +1,9 @@
 """One DP rank of the chaos run under torchrun: trains a small model with DDP over gloo.
 
-    torchrun ... -m tests.chaos.actors.torch_rank FOLDER ENDPOINT...    (one endpoint a rank)
+    torchrun ... -m tests.chaos.actors.torch_rank FOLDER LAUNCH ENDPOINT...  (one endpoint a rank)
 
-It writes down what `rank.py` does, into the folder of its restart. A collective that fails because
+It writes down what `rank.py` does, into the folder of its process group: LAUNCH is the number of
+the first one of this torchrun. A collective that fails because
 another rank was killed is no fault of the dispatcher's: torchrun starts all of them again.
 """
 
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rollout_dispatcher.errors import DispatcherError, GenerationFenced
 from rollout_workers import MicroBatch, MicroBatchStream
 from tests.chaos.actors.rank import FENCED, PATIENCE_S, watch_lifeline
-from tests.chaos.actors.samples import ballast_of, names_of
+from tests.chaos.actors.samples import ballast_of, names_of, tokens_of
 from tests.chaos.verdict.history import Writer
 from tests.support.ddp import learn, network
 
@@ -43,8 +44,10 @@ def train(stream: MicroBatchStream, history: Writer) -> None:
     for step in stream:
         micro_batches = list(step)
         names = [name for one in micro_batches for name in samples_of(one)]
+        own = sum(len(tokens_of(name)) - 1 for name in names)  # nothing predicts a first token
         history.write(
-            "take", step.number, step.digest, len(step), step.num_samples, names
+            "take", step.number, step.digest, len(step), step.num_samples, names,
+            own, step.loss_tokens,
         )  # fmt: skip
         for one in micro_batches:
             learn(model, one)
@@ -56,10 +59,10 @@ def train(stream: MicroBatchStream, history: Writer) -> None:
     history.write("end")
 
 
-def main(folder: Path, endpoints: list[str]) -> int:
+def main(folder: Path, first: int, endpoints: list[str]) -> int:
     """Run one rank of one process group; the exit code."""
-    rank, launch = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
-    own = folder / launch
+    rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    own = folder / str(first + restarts)
     own.mkdir(exist_ok=True)
     history = Writer(own / f"rank-{rank}.jsonl")
     history.write("process", os.getpid())
@@ -85,4 +88,4 @@ def main(folder: Path, endpoints: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

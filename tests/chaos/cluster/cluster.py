@@ -19,6 +19,7 @@ from tests.chaos.actors.clock import JUMP
 from tests.chaos.cluster.processes import (
     Group,
     Killable,
+    NotInTime,
     Process,
     Stalled,
     free_address,
@@ -27,7 +28,7 @@ from tests.chaos.cluster.processes import (
 )
 from tests.chaos.cluster.proxy import Proxy
 from tests.chaos.cluster.torchrun import start_torchrun, torch_group
-from tests.chaos.settings import Settings
+from tests.chaos.settings import MOST_RANKS, Settings
 from tests.chaos.verdict.history import History, read_producer, read_rank
 from tests.support.server import series
 
@@ -54,6 +55,10 @@ class Cluster:
         self._jumps = folder / "jump"
         #: How often the disk was full, and the dispatcher said so.
         self.times_full = 0
+        self.looks: list[dict[str, Any]] = []
+        self.stuck: dict[str, Any] | None = None
+        #: Whether the stream was ended already, by a fault.
+        self.stream_ended = False
         (folder / "groups").mkdir(parents=True)
         self.disk.mkdir()
 
@@ -62,7 +67,7 @@ class Cluster:
             if self.settings.small_disk:
                 mount(self.disk)
             self.dispatcher = self.start_dispatcher()
-            names = [f"rank-{at}" for at in range(self.settings.dp_size)]
+            names = [f"rank-{at}" for at in range(MOST_RANKS)]
             names += [f"producer-{at}" for at in range(self.settings.producers)]
             self.proxies = {name: Proxy(self.listen) for name in names}
             self.await_ready()
@@ -86,6 +91,17 @@ class Cluster:
         """The newest process group."""
         return self.groups[-1]
 
+    @property
+    def size(self) -> int:
+        """How many DP ranks it has."""
+        return len(self.group.seen)
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the proxies of what runs now."""
+        ranks = [f"rank-{at}" for at in range(self.size)]
+        return ranks + [f"producer-{at}" for at in range(self.settings.producers)]
+
     # -- hands ------------------------------------------------------------------------------
 
     def disturb(self) -> None:
@@ -105,24 +121,49 @@ class Cluster:
         self.producers[number].kill()
         self.producers[number] = self._producer(number)
 
-    def restart_group(self, spared: int | None = None) -> None:
-        """Kill -9 every rank but one, and start a new process group, as torchrun does."""
+    def restart_group(
+        self,
+        spared: int | None = None,
+        size: int | None = None,
+        resume: Callable[[int, int], int] | None = None,
+    ) -> None:
+        """Kill -9 every rank but one, and start a new process group, as torchrun does.
+
+        size: of the new one, if it is another. resume: chooses the step of the checkpoint that it
+        loads, from the last that was saved to the last that all ranks had committed.
+        """
+        before = self.size if self.groups else self.settings.dp_size
         if self.groups:
             self.disturb()
+            if self._torchrun is not None and size not in (None, before):
+                self._torchrun.kill()  # first, or it would start its ranks again
+                self._torchrun = None
             for rank, process in enumerate(self.group.ranks):
                 if rank == spared:
                     self._strays.append(process)
                 else:
                     process.kill()
-        endpoints = [self.proxies[f"rank-{at}"].endpoint for at in range(self.settings.dp_size)]
+        step = None if resume is None else resume(*self._checkpoints())
+        self.groups.append(self._start_group(size or before, step))
+
+    def _checkpoints(self) -> tuple[int, int]:
+        self.group.look()
+        saved = max(one.saved for group in self.groups for one in group.seen)
+        trained = min(max(one.committed, default=-1) for one in self.group.seen)
+        return saved, max(saved, trained)
+
+    def _start_group(self, size: int, resume: int | None) -> Group:
         launch = len(self.groups)
+        endpoints = [self.proxies[f"rank-{at}"].endpoint for at in range(size)]
         folder = self.folder / "groups" / str(launch)
         if self.settings.torchrun:
-            self._torchrun = self._torchrun or start_torchrun(folder.parent, endpoints)
-            group = torch_group(launch, folder, self._torchrun, len(endpoints))
-        else:
-            group = start_group(launch, folder, endpoints)
-        self.groups.append(group)
+            if self._torchrun is None:
+                self._torchrun = start_torchrun(folder.parent, launch, endpoints)
+            return torch_group(launch, folder, self._torchrun, size)
+        options = [] if resume is None else ["--resume", str(resume)]
+        if self.settings.retain:
+            options += ["--behind", str(self.settings.max_open_steps)]
+        return start_group(launch, folder, endpoints, options)
 
     def jump_clock(self, seconds: float) -> None:
         """The dispatcher's clock says so much more, or less, from now on."""
@@ -139,7 +180,7 @@ class Cluster:
         while not true():
             self._check_alive()
             if monotonic() > deadline:
-                raise Stalled(f"{what}: not in time")
+                raise NotInTime(f"{what}: not in time")
             sleep(POLL_S)
 
     def await_ready(self) -> None:
@@ -190,24 +231,39 @@ class Cluster:
         body = self.ask("GET", "/metrics")
         return {} if body is None else series(body.decode())
 
+    def look(self) -> dict[str, Any]:
+        """What /statusz says, for the checker too; nothing while there is no answer."""
+        body = self.ask("GET", "/statusz")
+        if body is None:
+            return {}
+        status: dict[str, Any] = json.loads(body)
+        self.looks.append(status)
+        return status
+
     # -- the end ----------------------------------------------------------------------------
 
     def finish(self) -> None:
         """End the stream, wait until all is committed, note the last status, let all leave."""
         patience = self.settings.patience_s
-        for producer in self.producers:
-            producer.signal(signal.SIGTERM)
-        for producer in self.producers:
-            # A process that was only just started dies of it, and has pushed nothing.
-            if producer.wait(patience) not in (0, -signal.SIGTERM):
-                raise Stalled("a producer ended with an error")
-        self.wait_for(lambda: self.ask("POST", "/v1/stream/end") is not None, "the stream is ended")
+        if not self.stream_ended:
+            self.end_stream()
         self.wait_for(self._drained, "everything is committed")
         for rank in self.group.ranks:
             rank.release()
         for process in [*self.group.ranks, self.dispatcher]:
             if process.wait(patience) != 0:
                 raise Stalled("a process ended with an error")
+
+    def end_stream(self) -> None:
+        """Let producers finish, then say for all of them that nothing comes any more."""
+        for producer in self.producers:
+            producer.signal(signal.SIGTERM)
+        for producer in self.producers:
+            # A process that was only just started dies of it, and has pushed nothing.
+            if producer.wait(self.settings.patience_s) not in (0, -signal.SIGTERM):
+                raise Stalled("a producer ended with an error")
+        self.wait_for(lambda: self.ask("POST", "/v1/stream/end") is not None, "the stream is ended")
+        self.stream_ended = True
 
     def _drained(self) -> bool:
         self.group.look()
@@ -221,22 +277,25 @@ class Cluster:
 
     def history(self) -> History:
         """What was written down, to be asked for when nothing runs any more."""
-        size = self.settings.dp_size
         return History(
-            dp_size=size,
             max_open_steps=self.settings.max_open_steps,
             longest_wait=self.settings.longest_wait,
+            batch=self.settings.batch,
+            most_buffered=self.settings.most_buffered,
             ranks=[
                 read_rank(group.folder / f"rank-{rank}.jsonl", group.launch, rank)
                 for group in self.groups
-                for rank in range(size)
+                for rank in range(len(group.seen))
             ],
             producers=[
                 read_producer(self.folder / f"producer-{at}.jsonl")
                 for at in range(self.settings.producers)
             ],
             returned=self.returned,
+            looks=self.looks,
             final=self.final,
+            stuck=self.stuck,
+            ended=self.stream_ended,
         )
 
     def complaints(self) -> list[str]:

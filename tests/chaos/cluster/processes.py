@@ -24,6 +24,10 @@ class Stalled(Exception):
     """The run does not go on: something ended by itself, or nothing came in time."""
 
 
+class NotInTime(Stalled):
+    """Everything runs, and what was to come did not."""
+
+
 class Process:
     """One child process; may be stopped, continued, killed."""
 
@@ -125,13 +129,15 @@ class Group:
         return max(known) if len(known) == len(times) else None
 
 
-def start_group(launch: int, folder: Path, endpoints: Sequence[str]) -> Group:
+def start_group(
+    launch: int, folder: Path, endpoints: Sequence[str], options: Sequence[str]
+) -> Group:
     """Start ranks that know nothing of torch, as one process group."""
     size = len(endpoints)
     group = Group(launch, folder, size)
     group.ranks = [
         Process(
-            ["tests.chaos.actors.rank", endpoint, str(rank), str(size), str(folder)],
+            ["tests.chaos.actors.rank", endpoint, str(rank), str(size), str(folder), *options],
             folder / f"rank-{rank}.log",
         )
         for rank, endpoint in enumerate(endpoints)

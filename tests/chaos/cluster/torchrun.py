@@ -1,7 +1,8 @@
-"""Ranks under torchrun: one torchrun for the whole run, which starts them again whenever one dies.
+"""Ranks under torchrun, which starts them again whenever one dies; another one for another size.
 
 torchrun counts its restarts, and each of them is a process group: ranks write into the folder of
-that number. A rank's process is known by what it writes down itself.
+that number, counted on from the torchrun before. A rank's process is known by what it writes
+down itself.
 """
 
 import os
@@ -52,8 +53,10 @@ class TorchRank:
         return self._torchrun.wait(patience)
 
 
-def start_torchrun(folder: Path, endpoints: Sequence[str]) -> Process:
+def start_torchrun(folder: Path, launch: int, endpoints: Sequence[str]) -> Process:
     """Start it on ranks that reach the dispatcher through these endpoints.
+
+    launch: number of its first process group.
 
     By default torchrun gives restarted workers the store of their predecessors, where gloo finds
     the addresses of the dead; the variable makes it start a store for each attempt.
@@ -62,8 +65,8 @@ def start_torchrun(folder: Path, endpoints: Sequence[str]) -> Process:
     return Process(
         [
             "torch.distributed.run", "--standalone", "--nproc-per-node", size,
-            "--max-restarts", str(RESTARTS), "-m", "tests.chaos.actors.torch_rank", str(folder),
-            *endpoints,
+            "--max-restarts", str(RESTARTS), "--log-dir", str(folder / "logs"),
+            "-m", "tests.chaos.actors.torch_rank", str(folder), str(launch), *endpoints,
         ],
         folder / "torchrun.log",
         {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"},

@@ -5,16 +5,28 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from random import Random
-from time import sleep
+from time import monotonic, sleep
 
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import MAGIC, PREFIX
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import Killable
+from tests.chaos.faults.strangers import impersonate, stranger
+from tests.chaos.settings import MOST_RANKS
 
 CHUNK = 64 * 1024
 #: So few that a full buffer is still several segments of the journal away.
 FEW_SAMPLES = 60
 #: Seconds by which a clock jumps.
 JUMP_S = 60, 10_000
+#: A message that does not come within these seconds is not lost.
+LOST_WITHIN_S = 2.0
+#: Messages of either side that may be lost, with the connection.
+OF_PRODUCERS = m.HelloProducer, m.WelcomeProducer, m.Push, m.Pushed, m.Blocked, m.Ping
+OF_RANKS = (
+    m.HelloRank, m.WelcomeRank, m.Step, m.MicroBatch, m.Prepared, m.Release, m.Demand, m.Commit,
+    m.CheckpointSaved, m.Ping,
+)  # fmt: skip
 Fault = Callable[[Cluster, Random], None]
 
 
@@ -81,18 +93,18 @@ def pause_rank(cluster: Cluster, random: Random) -> None:
 
 def old_rank_returns(cluster: Cluster, random: Random) -> None:
     """SIGSTOP, a new generation takes over, SIGCONT: the old rank must be fenced."""
-    _replace(cluster, random.randrange(cluster.settings.dp_size), restart=False)
+    _replace(cluster, random.randrange(cluster.size), restart=False)
 
 
 def old_rank_returns_to_new_dispatcher(cluster: Cluster, random: Random) -> None:
     """The same, and the dispatcher that knew it is gone too."""
-    _replace(cluster, random.randrange(cluster.settings.dp_size), restart=True)
+    _replace(cluster, random.randrange(cluster.size), restart=True)
 
 
 def cut_connections(cluster: Cluster, random: Random) -> None:
     """Some or all connections end, now or in the middle of what comes next."""
     cluster.disturb()
-    names = sorted(cluster.proxies)
+    names = cluster.clients
     for name in random.sample(names, random.randint(1, len(names))):
         cluster.proxies[name].cut(random.choice((0, random.randrange(1, 4000))))
 
@@ -100,7 +112,7 @@ def cut_connections(cluster: Cluster, random: Random) -> None:
 def slow_connections(cluster: Cluster, random: Random) -> None:
     """Some connections become very slow for a while."""
     cluster.disturb()
-    names = sorted(cluster.proxies)
+    names = cluster.clients
     with ExitStack() as stack:
         for name in random.sample(names, random.randint(1, len(names))):
             stack.enter_context(cluster.proxies[name].slow(random.uniform(0.005, 0.05)))
@@ -110,11 +122,66 @@ def slow_connections(cluster: Cluster, random: Random) -> None:
 def hold_up_connections(cluster: Cluster, random: Random) -> None:
     """Some connections carry nothing for a while, as when a cable is pulled."""
     cluster.disturb()
-    names = sorted(cluster.proxies)
+    names = cluster.clients
     with ExitStack() as stack:
         for name in random.sample(names, random.randint(1, len(names))):
             stack.enter_context(cluster.proxies[name].held_up())
         sleep(random.uniform(0.3, 2.5))
+
+
+def lose_messages(cluster: Cluster, random: Random) -> None:
+    """A message does not arrive, on some or all connections, and each of these ends with it."""
+    cluster.disturb()
+    names = cluster.clients
+    chosen = random.sample(names, random.randint(1, len(names)))
+    for name in chosen:
+        kinds = OF_RANKS if name.startswith("rank") else OF_PRODUCERS
+        cluster.proxies[name].lose(random.choice(kinds))
+    deadline = monotonic() + LOST_WITHIN_S
+    for name in chosen:
+        cluster.proxies[name].lost.wait(max(deadline - monotonic(), 0))
+        cluster.proxies[name].lose(m.Commit, times=0)
+
+
+def talk_nonsense(cluster: Cluster, random: Random) -> None:
+    """Strangers say what is no frame, a frame that is too large, and that they are a rank."""
+    cluster.disturb()
+    too_large = PREFIX.pack(MAGIC, m.Push.type_code, 0, 8, 1 << 60)
+    for said in (random.randbytes(4096), b"GET / HTTP/1.1\r\n\r\n", too_large):
+        stranger(cluster, said)
+    impersonate(cluster, random.randrange(cluster.size))
+
+
+def other_dp_size(cluster: Cluster, random: Random) -> None:
+    """All ranks are killed, and come back as fewer or more."""
+    cluster.restart_group(size=_other_size(cluster, random))
+
+
+def other_dp_size_and_new_dispatcher(cluster: Cluster, random: Random) -> None:
+    """The same, and the dispatcher is killed, too."""
+    cluster.restart_group(size=_other_size(cluster, random))
+    cluster.restart_dispatcher()
+
+
+def rewind(cluster: Cluster, random: Random) -> None:
+    """All ranks are killed, and go on from a checkpoint, the last one that is saved or a later."""
+    cluster.restart_group(resume=random.randint)
+
+
+def rewind_and_kill_dispatcher(cluster: Cluster, random: Random) -> None:
+    """The same, and the dispatcher is killed before them, or while they come back."""
+    early = random.random() < 0.5
+    if early:
+        cluster.dispatcher.kill()
+    cluster.restart_group(resume=random.randint)
+    if not early:
+        sleep(random.uniform(0, 1))
+    cluster.restart_dispatcher()
+
+
+def rewind_to_other_dp_size(cluster: Cluster, random: Random) -> None:
+    """All ranks are killed, and fewer or more go on from a checkpoint."""
+    cluster.restart_group(size=_other_size(cluster, random), resume=random.randint)
 
 
 def jump_clock_ahead(cluster: Cluster, random: Random) -> None:
@@ -180,6 +247,10 @@ def _buffered(cluster: Cluster) -> float:
     return cluster.scrape().get("buffer_samples", float("inf"))
 
 
+def _other_size(cluster: Cluster, random: Random) -> int:
+    return random.choice([size for size in range(1, MOST_RANKS + 1) if size != cluster.size])
+
+
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
@@ -200,6 +271,24 @@ FAULTS: dict[str, Fault] = {
         jump_clock_ahead,
         jump_clock_back,
         restart_before_its_past,
+        lose_messages,
+        talk_nonsense,
+        other_dp_size,
+        other_dp_size_and_new_dispatcher,
+    )
+}
+
+#: Faults while the ranks save checkpoints and go back to them.
+REWINDS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        rewind,
+        kill_dispatcher,
+        rewind_and_kill_dispatcher,
+        lose_messages,
+        rewind_to_other_dp_size,
+        kill_dispatcher_and_ranks,
+        other_dp_size,
     )
 }
 
@@ -214,6 +303,7 @@ TORCHRUN_FAULTS: dict[str, Fault] = {
         cut_connections,
         kill_dispatcher_and_ranks,
         hold_up_connections,
+        other_dp_size,
     )
 }
 

@@ -14,6 +14,12 @@ takes step n proves that step n - max_open_steps is committed, and durably so, s
 the dispatcher before the facts ahead of it are durable. A later group that is given such a step
 trains its samples twice.
 
+*Rewound.* A group that has loaded a checkpoint taken after step n makes void what was committed
+after n: it begins with n + 1, trains what it is given, and those steps belong to it.
+
+*Of another size.* A group of another number of ranks is given the open steps in other plans, and
+the same samples.
+
 *In doubt.* A push without an answer may exist or not, but if so then once.
 """
 
@@ -34,12 +40,18 @@ class Verdict:
     duplicated: tuple[str, ...]
     disagreements: tuple[str, ...]
     starved: tuple[str, ...]
+    overfull: tuple[str, ...]
+    stuck: tuple[str, ...]
     committed: Mapping[str, int]
 
     @property
     def clean(self) -> bool:
         """Whether every promise was kept."""
-        return not (self.lost or self.duplicated or self.disagreements or self.starved)
+        return not any(getattr(self, kind) for kind in KINDS)
+
+
+#: What may be wrong.
+KINDS = ("lost", "duplicated", "disagreements", "starved", "overfull", "stuck")
 
 
 class _Group:
@@ -50,6 +62,14 @@ class _Group:
         self.launch = self.ranks[0].launch
         self.began = min((one.began for one in ranks if one.began is not None), default=None)
         self.over = float("inf")
+        #: The step of the checkpoint that its ranks have loaded, if they have.
+        self.resumed = max((one.resumed for one in ranks if one.resumed is not None), default=None)
+        #: The first step that a later group rewound to, or beyond any.
+        self.rewound_to = float("inf")
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
 
     @property
     def generations(self) -> set[int]:
@@ -61,16 +81,20 @@ class _Group:
     def steps(self) -> set[int]:
         return {step for one in self.ranks for step in one.takes}
 
-    def commits(self, step: int, dp_size: int) -> bool:
-        done = [one for one in self.ranks if one.committing.get(step, self.over) < self.over]
-        return len(done) == dp_size
+    def said_committed(self, step: int) -> bool:
+        """Whether every rank has begun to commit it, and the dispatcher may have heard of it."""
+        return all(one.committing.get(step, self.over) < self.over for one in self.ranks)
+
+    def commits(self, step: int) -> bool:
+        """Whether that is so, and no later group has made it void."""
+        return step <= self.rewound_to and self.said_committed(step)
 
 
 def check(history: History) -> Verdict:
     """Judge one run."""
     groups = _groups(history)
     last = {step: group for group in groups for step in group.steps()}
-    committed_steps = {step for step, own in last.items() if own.commits(step, history.dp_size)}
+    committed_steps = {step for step, own in last.items() if own.commits(step)}
     committed = {
         sample: step
         for step in committed_steps
@@ -85,8 +109,11 @@ def check(history: History) -> Verdict:
             *_over_groups(groups),
             *_processes(history, groups),
             *_books(history, committed, committed_steps),
+            *_rewinds(history, groups),
         ),
         starved=tuple(_starved(history, committed)),
+        overfull=tuple(sorted(set(_overfull(history)))),
+        stuck=tuple(_stuck(history, groups)),
         committed=committed,
     )
 
@@ -99,6 +126,9 @@ def _groups(history: History) -> list[_Group]:
     for before, after in pairwise(begun):
         assert after.began is not None
         before.over = after.began
+    for at, group in enumerate(begun):
+        later = [one.resumed for one in begun[at + 1 :] if one.resumed is not None]
+        group.rewound_to = min(later, default=group.rewound_to)
     return begun
 
 
@@ -136,13 +166,18 @@ def _books(
     withdrawn = {name for one in history.producers for name in one.withdrawn}
     for name in sorted(committed.keys() & withdrawn):
         yield f"sample {name} was committed, and its producer was told that it was withdrawn"
+    for look in history.looks:
+        done = look["samples_committed"] - look["samples_rewound"]
+        held = look["buffered"] + look["in_flight"] + done + sum(look["dropped"].values())
+        if look["accepted"] != held:
+            yield f"/statusz says accepted is {look['accepted']}, and where samples are {held}"
     final = history.final
     if final is None:
         return
     facts = {
         "accepted": len(committed) + sum(final["dropped"].values()),
-        "samples_committed": len(committed),
-        "steps_committed": len(committed_steps),
+        "samples_committed": len(committed) + final["samples_rewound"],
+        "steps_committed": len(committed_steps) + final["steps_rewound"],
         "buffered": 0,
         "in_flight": 0,
         "balanced": True,
@@ -152,18 +187,53 @@ def _books(
             yield f"/statusz says {name} is {final[name]}, the histories say {expected}"
 
 
+def _rewinds(history: History, groups: list[_Group]) -> Iterator[str]:
+    """Between what was certainly committed and rewound, and what may have been."""
+    fewest = most = 0
+    newest = -1
+    for group in groups:
+        if group.resumed is not None:
+            earlier = [one for one in groups if one.launch < group.launch]
+            said = {step for one in earlier for step in one.steps() if one.said_committed(step)}
+            fewest += max(newest - history.max_open_steps - group.resumed, 0)
+            most += sum(step > group.resumed for step in said)
+            newest = group.resumed
+        newest = max(newest, max(group.steps(), default=-1))
+    if history.final is None:
+        return
+    if not fewest <= (told := history.final["steps_rewound"]) <= most:
+        yield f"/statusz says steps_rewound is {told}, the histories say {fewest} to {most}"
+    if history.final["steps_not_rewound"]:
+        yield f"{history.final['steps_not_rewound']} steps were not given again after a rewind"
+    saved = max((one.saved for one in history.ranks), default=-1)
+    kept = history.final["steps_retained"]
+    if saved >= 0 and kept != max(_last_of(groups) - saved, 0):
+        yield f"/statusz says steps_retained is {kept}, and a checkpoint after {saved} was saved"
+
+
+def _last_of(groups: list[_Group]) -> int:
+    """The last step that anybody took, but for what was rewound and not taken again."""
+    return max((step for group in groups for step in group.steps()), default=-1)
+
+
 # -- P2: all ranks agree ------------------------------------------------------------------------
 
 
 def _in_groups(groups: list[_Group]) -> Iterator[str]:
     for group in groups:
         for step in sorted(group.steps()):
-            seen = {(t.digest, t.micro_batches, t.num_samples) for t in group.takes(step)}
+            takes = group.takes(step)
+            seen = {(t.digest, t.micro_batches, t.num_samples, t.loss_tokens) for t in takes}
             if len(seen) > 1:
                 yield f"ranks of group {group.launch} have different plans of step {step}: {seen}"
+            trained = sum(take.own_loss for take in takes)
+            if len(takes) == group.size and trained != takes[0].loss_tokens:
+                yield f"step {step} says {takes[0].loss_tokens} loss tokens, its ranks {trained}"
         firsts = {min(one.takes) for one in group.ranks if one.takes}
         if len(firsts) > 1:
             yield f"ranks of group {group.launch} began with different steps: {firsts}"
+        if group.resumed is not None and firsts and firsts != {group.resumed + 1}:
+            yield f"group {group.launch} was to go on after {group.resumed}, began with {firsts}"
         for one in group.ranks:
             for before, after in pairwise(one.takes):
                 if after != before + 1:
@@ -171,19 +241,27 @@ def _in_groups(groups: list[_Group]) -> Iterator[str]:
 
 
 def _over_groups(groups: list[_Group]) -> Iterator[str]:
-    known: dict[tuple[int, int], tuple[str, tuple[str, ...]]] = {}
+    """The same plan for each group of the same size that follows, the same samples for all."""
+    plans: dict[int, tuple[int, str]] = {}
+    shares: dict[tuple[int, int], tuple[str, ...]] = {}
+    whole: dict[int, set[str]] = {}
     for group in groups:
-        for one in group.ranks:
-            for step, take in one.takes.items():
-                plan = take.digest, take.samples
-                if known.setdefault((step, one.rank), plan) != plan:
+        for step in sorted(group.steps()):
+            takes = group.takes(step)
+            plan = group.size, takes[0].digest
+            known = plans.setdefault(step, plan)
+            if known[0] != group.size:  # it was planned again, for these ranks
+                plans[step] = plan
+                shares = {place: one for place, one in shares.items() if place[0] != step}
+            elif known != plan:
+                yield f"step {step} has several digests: {sorted({known[1], plan[1]})}"
+            for one in group.ranks:
+                samples = one.takes[step].samples if step in one.takes else None
+                if samples is not None and shares.setdefault((step, one.rank), samples) != samples:
                     yield f"step {step} came to rank {one.rank} again with another plan"
-    plans: defaultdict[int, set[str]] = defaultdict(set)
-    for (step, _), (digest, _) in known.items():
-        plans[step].add(digest)
-    for step, digests in plans.items():
-        if len(digests) > 1:
-            yield f"step {step} has several digests: {sorted(digests)}"
+            names = {name for take in takes for name in take.samples}
+            if len(takes) == group.size and whole.setdefault(step, names) != names:
+                yield f"step {step} came again with other samples: {sorted(whole[step] ^ names)}"
 
 
 def _processes(history: History, groups: list[_Group]) -> Iterator[str]:
@@ -211,12 +289,15 @@ def _duplicated(history: History, groups: list[_Group]) -> set[str]:
     twice: set[str] = set()
     highest = -1
     for group in groups:
+        if group.resumed is not None:
+            highest = min(highest, group.resumed)
         for step in group.steps():
             samples = [name for take in group.takes(step) for name in take.samples]
             twice |= {name for name, times in Counter(samples).items() if times > 1}
             for name in samples:
                 places[name].add(step)
-            if step <= highest - history.max_open_steps:
+            done = highest - history.max_open_steps if group.resumed is None else group.resumed
+            if step <= done:
                 twice.update(samples)
         highest = max(highest, max(group.steps(), default=-1))
     return twice | {name for name, steps in places.items() if len(steps) > 1}
@@ -236,3 +317,34 @@ def _starved(history: History, committed: Mapping[str, int]) -> Iterator[str]:
             since = newest[before - 1] if before else -1
             if committed.get(name, since) - since > history.longest_wait:
                 yield f"sample {name}: acknowledged at step {since}, trained in {committed[name]}"
+
+
+# -- P7: bounded memory -------------------------------------------------------------------------
+
+
+def _overfull(history: History) -> Iterator[str]:
+    for look in history.looks:
+        if (buffered := look["buffered"] - look["open_group_samples"]) > history.most_buffered:
+            yield f"{buffered} samples were buffered, and {history.most_buffered} may be"
+
+
+# -- P8: it never waits for itself --------------------------------------------------------------
+
+
+def _stuck(history: History, groups: list[_Group]) -> Iterator[str]:
+    """Nothing moves, ranks wait, and here is what would make a step; or the end has come."""
+    at = history.stuck
+    if at is None or not groups:
+        return
+    if history.ended:
+        yield f"the stream was ended, and the dispatcher is {at['run_state']}"
+    ranks = groups[-1].ranks
+    waiting = [
+        one for one in ranks if one.began is not None and one.takes.keys() == one.committed.keys()
+    ]
+    enough = at["buffered"] >= history.batch or at["in_flight"] > 0 or at["pushes_held"] > 0
+    if enough and waiting and not any(one.ended for one in ranks):
+        yield (
+            f"DP ranks {[one.rank for one in waiting]} wait, while {at['buffered']} samples are "
+            f"buffered, {at['in_flight']} in flight and {at['pushes_held']} pushes held back"
+        )

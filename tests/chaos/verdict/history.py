@@ -7,7 +7,7 @@ has happened, or is about to where the event says so (`push`, `committing`).
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -48,18 +48,27 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A rank's training loop has a step. samples: this rank's; num_samples: of all ranks."""
+    """A rank's training loop has a step. samples: this rank's; num_samples: of all ranks.
+
+    own_loss: tokens of this rank's samples that the loss counts; loss_tokens: of all ranks, as the
+    step's header says.
+    """
 
     at: float
     digest: str
     micro_batches: int
     num_samples: int
     samples: tuple[str, ...]
+    own_loss: int = 0
+    loss_tokens: int = 0
 
 
 @dataclass(slots=True)
 class RankHistory:
-    """One rank process. launch: number of the process group that it belongs to."""
+    """One rank process. launch: number of the process group that it belongs to.
+
+    resumed: the step of the checkpoint that it has loaded; saved: of the last one that it saved.
+    """
 
     launch: int
     rank: int
@@ -70,6 +79,8 @@ class RankHistory:
     committing: dict[int, float] = field(default_factory=dict)
     committed: dict[int, float] = field(default_factory=dict)
     fenced: float | None = None
+    resumed: int | None = None
+    saved: int = -1
     ended: bool = False
     faults: list[str] = field(default_factory=list)
 
@@ -82,10 +93,16 @@ class RankHistory:
             case "began":
                 self.began, self.generation = at, values[0]
             case "take":
-                step, digest, micro_batches, num_samples, samples = values
+                step, digest, micro_batches, num_samples, samples, *sums = values
                 if step in self.takes:
                     self.faults.append(f"took step {step} twice")
-                self.takes[step] = Take(at, digest, micro_batches, num_samples, tuple(samples))
+                self.takes[step] = Take(
+                    at, digest, micro_batches, num_samples, tuple(samples), *sums
+                )
+            case "resumed":
+                self.resumed = values[0]
+            case "saved":
+                self.saved = values[0]
             case "committing":
                 self.committing[values[0]] = at
             case "committed":
@@ -124,17 +141,24 @@ class History:
     """Everything that was written down about one run.
 
     returned: (launch, rank) of processes that were stopped while their group was replaced, and
-    continued after. final: /statusz once all was committed; None if the run did not get there.
+    continued after. looks: /statusz now and then; final: once all was committed, None if the run
+    did not get there; stuck: when nothing moved for long, None if something always did. ended:
+    whether the end of the stream was said for all.
     longest_wait: dispatches that may pass between a sample's acknowledgement and its own step.
+    batch: samples of a step; most_buffered: that may be in the buffer.
     """
 
-    dp_size: int
     max_open_steps: int
     longest_wait: int
+    batch: int
+    most_buffered: int
     ranks: list[RankHistory] = field(default_factory=list)
     producers: list[ProducerHistory] = field(default_factory=list)
     returned: set[tuple[int, int]] = field(default_factory=set)
+    looks: Sequence[Mapping[str, Any]] = ()
     final: Mapping[str, Any] | None = None
+    stuck: Mapping[str, Any] | None = None
+    ended: bool = False
 
 
 def read_rank(path: Path, launch: int, rank: int) -> RankHistory:
