@@ -130,12 +130,13 @@ def fill_the_buffer(cluster: Cluster) -> None:
 
 
 def hold_everybody_back(cluster: Cluster) -> None:
-    """No rank trains until every producer waits for room."""
+    """No rank trains until every producer waits for room; then until they must have found it."""
     producers = cluster.settings.producers
     with _ranks_stopped(cluster):
         cluster.wait_for(
-            lambda: cluster.look()["pushes_held"] == producers, "every producer is held back"
+            lambda: cluster.look()["pushes_held"] >= producers, "every producer is held back"
         )
+    cluster.await_steps(cluster.settings.longest_wait)
 
 
 def claim_a_place(cluster: Cluster) -> None:
