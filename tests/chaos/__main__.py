@@ -7,35 +7,33 @@ broken, every run got to its end, and every planted bug was caught with every on
 
 import argparse
 import json
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from itertools import islice
-from math import ceil
 from pathlib import Path
 from random import Random
 
 from tests.chaos.cluster.processes import mount
-from tests.chaos.faults.campaign import (
+from tests.chaos.faults.decks import (
     DISK_FAULTS,
     FAULTS,
     REWINDS,
     TORCHRUN_FAULTS,
     deck,
-    fill_disk,
 )
+from tests.chaos.figures import figures, write_tables
 from tests.chaos.planted.selftest import TRIALS, is_caught
-from tests.chaos.run import Recovery, Result, run
+from tests.chaos.run import run
 from tests.chaos.settings import LARGE_BUFFER, Settings
 from tests.chaos.verdict.check import KINDS, Verdict
+from tests.results.files import save
 
 #: One fault of so many is for a journal on a small disk, and one for ranks that save checkpoints.
 SHARE_ON_SMALL_DISK, SHARE_OF_REWINDS = 10, 5
-#: Each planted bug has to be caught so many times, each with another seed.
-SEEDS = 3
 
 
 def main() -> int:
@@ -62,7 +60,7 @@ def main() -> int:
         for name, faults, count, settings in runs
         if count
     ]
-    seeds = range(options.seed, options.seed + SEEDS)
+    seeds = range(options.seed, options.seed + options.seeds)
     caught = {bug: [_try(bug, folder / bug, seed) for seed in seeds] for bug in TRIALS}
     found = {
         "seed": options.seed,
@@ -71,6 +69,9 @@ def main() -> int:
     } | figures(results, caught)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=2) + "\n")
+    if options.save:
+        save("chaos", shlex.join(["python", "-m", "tests.chaos", *sys.argv[1:]]), found)
+        write_tables()
     for result in results:
         _summarise(result.verdict)
     _say(json.dumps(found))
@@ -82,52 +83,6 @@ def main() -> int:
     else:
         _say(f"histories and logs are in {folder}")
     return 0 if clean else 1
-
-
-def figures(results: Sequence[Result], caught: Mapping[str, Sequence[bool]]) -> dict[str, object]:
-    """What is written to the file; caught: of each planted bug, with one seed after the other."""
-    recoveries = [item for result in results for item in result.recoveries]
-    kinds = sorted({one.fault for one in recoveries})
-    verdicts = [result.verdict for result in results]
-    return {
-        "faults": len(recoveries),
-        **{kind: sum(len(getattr(one, kind)) for one in verdicts) for kind in KINDS},
-        "planted": len(TRIALS),
-        "seeds_of_each": SEEDS,
-        "caught": sum(map(all, caught.values())),
-        "caught_by_seed": {bug: sum(found) for bug, found in caught.items()},
-        "recovery_seconds": _quantiles([one.seconds for one in recoveries]),
-        "recovery_seconds_without_the_fault_itself": _quantiles(
-            [one.seconds - one.fault_seconds for one in recoveries]
-        ),
-        "by_fault": {kind: _by_fault(kind, recoveries) for kind in kinds},
-        "disk_full": {
-            "faults": sum(one.fault == fill_disk.__name__ for one in recoveries),
-            "refused_and_recovered": sum(result.times_full for result in results),
-        },
-        "under_torchrun": sum("torchrun" in one.fault for one in recoveries),
-        "acknowledged": sum(result.acknowledged for result in results),
-        "committed": sum(len(one.committed) for one in verdicts),
-        "steps": sum(result.steps for result in results),
-        "steps_rewound": sum(result.steps_rewound for result in results),
-        "dp_sizes": sorted({size for result in results for size in result.sizes}),
-        "stalled": [result.stalled for result in results if result.stalled is not None],
-    }
-
-
-def _by_fault(kind: str, recoveries: Sequence[Recovery]) -> dict[str, object]:
-    found = [one for one in recoveries if one.fault == kind]
-    after = _quantiles([one.seconds - one.fault_seconds for one in found])
-    return _quantiles([one.seconds for one in found]) | {"without_the_fault_itself": after}
-
-
-def _quantiles(seconds: list[float]) -> dict[str, object]:
-    ordered = sorted(seconds)
-    shares = {"p50": 0.5, "p99": 0.99} if ordered else {}
-    return {"count": len(ordered)} | {
-        name: round(ordered[max(ceil(share * len(ordered)) - 1, 0)], 3)
-        for name, share in shares.items()
-    }
 
 
 def _may_mount(folder: Path, faults: int) -> bool:
@@ -164,6 +119,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=200, help="faults in the run (200)")
     parser.add_argument("--torchrun", type=int, default=12, help="of them under torchrun (12)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (1)")
+    parser.add_argument("--seeds", type=int, default=3, help="of each planted bug (3)")
+    parser.add_argument("--save", action="store_true", help="keep it as docs/results/chaos.json")
     parser.add_argument("--out", type=Path, default=Path("build/chaos.json"), help="figures, JSON")
     return parser.parse_args()
 

@@ -13,7 +13,7 @@ from time import monotonic
 
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import NotInTime, Stalled
-from tests.chaos.faults.campaign import DISK_FAULTS, FAULTS, REWINDS, TORCHRUN_FAULTS
+from tests.chaos.faults.decks import DISK_FAULTS, FAULTS, REWINDS, TORCHRUN_FAULTS
 from tests.chaos.settings import Settings
 from tests.chaos.verdict.check import Verdict, check
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import mount
-from tests.chaos.faults.campaign import FAULTS, REWINDS, TORCHRUN_FAULTS, deck
+from tests.chaos.faults.decks import FAULTS, REWINDS, TORCHRUN_FAULTS, deck
 from tests.chaos.faults.forced import kill_after_the_end
-from tests.chaos.planted.bugs import BUGS
+from tests.chaos.planted.dispatcher import BUGS
 from tests.chaos.planted.selftest import TRIALS, is_caught
 from tests.chaos.run import live, run
 from tests.chaos.settings import LARGE_BUFFER, Settings

@@ -1,8 +1,6 @@
 """The faults: what is done to a running cluster. Each returns when its disturbance is over."""
 
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from io import FileIO
 from random import Random
 from time import monotonic, sleep
@@ -10,9 +8,8 @@ from time import monotonic, sleep
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX
 from tests.chaos.cluster.cluster import Cluster
-from tests.chaos.cluster.processes import Killable
+from tests.chaos.faults.hands import paused
 from tests.chaos.faults.strangers import impersonate, stranger
-from tests.chaos.settings import MOST_RANKS
 
 CHUNK = 64 * 1024
 #: So few that a full buffer is still several segments of the journal away.
@@ -27,7 +24,6 @@ OF_RANKS = (
     m.HelloRank, m.WelcomeRank, m.Step, m.MicroBatch, m.Prepared, m.Release, m.Demand, m.Commit,
     m.CheckpointSaved, m.Ping,
 )  # fmt: skip
-Fault = Callable[[Cluster, Random], None]
 
 
 def kill_dispatcher(cluster: Cluster, _: Random) -> None:
@@ -91,16 +87,6 @@ def pause_rank(cluster: Cluster, random: Random) -> None:
         sleep(random.uniform(0.1, 2.5))
 
 
-def old_rank_returns(cluster: Cluster, random: Random) -> None:
-    """SIGSTOP, a new generation takes over, SIGCONT: the old rank must be fenced."""
-    _replace(cluster, random.randrange(cluster.size), restart=False)
-
-
-def old_rank_returns_to_new_dispatcher(cluster: Cluster, random: Random) -> None:
-    """The same, and the dispatcher that knew it is gone too."""
-    _replace(cluster, random.randrange(cluster.size), restart=True)
-
-
 def cut_connections(cluster: Cluster, random: Random) -> None:
     """Some or all connections end, now or in the middle of what comes next."""
     cluster.disturb()
@@ -150,38 +136,6 @@ def talk_nonsense(cluster: Cluster, random: Random) -> None:
     for said in (random.randbytes(4096), b"GET / HTTP/1.1\r\n\r\n", too_large):
         stranger(cluster, said)
     impersonate(cluster, random.randrange(cluster.size))
-
-
-def other_dp_size(cluster: Cluster, random: Random) -> None:
-    """All ranks are killed, and come back as fewer or more."""
-    cluster.restart_group(size=_other_size(cluster, random))
-
-
-def other_dp_size_and_new_dispatcher(cluster: Cluster, random: Random) -> None:
-    """The same, and the dispatcher is killed, too."""
-    cluster.restart_group(size=_other_size(cluster, random))
-    cluster.restart_dispatcher()
-
-
-def rewind(cluster: Cluster, random: Random) -> None:
-    """All ranks are killed, and go on from a checkpoint, the last one that is saved or a later."""
-    cluster.restart_group(resume=random.randint)
-
-
-def rewind_and_kill_dispatcher(cluster: Cluster, random: Random) -> None:
-    """The same, and the dispatcher is killed before them, or while they come back."""
-    early = random.random() < 0.5
-    if early:
-        cluster.dispatcher.kill()
-    cluster.restart_group(resume=random.randint)
-    if not early:
-        sleep(random.uniform(0, 1))
-    cluster.restart_dispatcher()
-
-
-def rewind_to_other_dp_size(cluster: Cluster, random: Random) -> None:
-    """All ranks are killed, and fewer or more go on from a checkpoint."""
-    cluster.restart_group(size=_other_size(cluster, random), resume=random.randint)
 
 
 def jump_clock_ahead(cluster: Cluster, random: Random) -> None:
@@ -245,102 +199,3 @@ def _refuses_as_full(cluster: Cluster) -> bool:
 
 def _buffered(cluster: Cluster) -> float:
     return cluster.scrape().get("buffer_samples", float("inf"))
-
-
-def _other_size(cluster: Cluster, random: Random) -> int:
-    return random.choice([size for size in range(1, MOST_RANKS + 1) if size != cluster.size])
-
-
-FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (
-        kill_dispatcher,
-        kill_rank,
-        kill_producer,
-        old_rank_returns,
-        cut_connections,
-        pause_rank,
-        kill_dispatcher_and_ranks,
-        slow_connections,
-        pause_dispatcher,
-        kill_dispatcher_twice,
-        hold_up_connections,
-        kill_dispatcher_and_producer,
-        pause_producer,
-        old_rank_returns_to_new_dispatcher,
-        jump_clock_ahead,
-        jump_clock_back,
-        restart_before_its_past,
-        lose_messages,
-        talk_nonsense,
-        other_dp_size,
-        other_dp_size_and_new_dispatcher,
-    )
-}
-
-#: Faults while the ranks save checkpoints and go back to them.
-REWINDS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (
-        rewind,
-        kill_dispatcher,
-        rewind_and_kill_dispatcher,
-        lose_messages,
-        rewind_to_other_dp_size,
-        kill_dispatcher_and_ranks,
-        other_dp_size,
-    )
-}
-
-#: Faults while torchrun trains. It kills a rank that is stopped while others end, so that none can
-#: come back.
-TORCHRUN_FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (
-        kill_rank,
-        kill_dispatcher,
-        pause_rank,
-        cut_connections,
-        kill_dispatcher_and_ranks,
-        hold_up_connections,
-        other_dp_size,
-    )
-}
-
-#: Faults for a journal on a disk of its own that is small.
-DISK_FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (fill_disk, kill_dispatcher, kill_rank, kill_dispatcher_and_ranks)
-}
-
-
-def deck(faults: Iterable[str], random: Random) -> Iterator[str]:
-    """Every fault once in random order, then all again: a short run has seen most kinds."""
-    names = list(faults)
-    while True:
-        yield from random.sample(names, len(names))
-
-
-@contextmanager
-def paused(cluster: Cluster, process: Killable) -> Iterator[None]:
-    """Stopped for the block's time."""
-    cluster.disturb()
-    process.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        process.signal(signal.SIGCONT)
-
-
-def _replace(cluster: Cluster, rank: int, *, restart: bool) -> None:
-    old = cluster.group
-    process = old.ranks[rank]
-    with paused(cluster, process):
-        cluster.restart_group(spared=rank)
-        if restart:
-            cluster.restart_dispatcher()
-        cluster.await_recovery()
-    cluster.returned.add((old.launch, rank))
-    # What comes of it is for the checker to judge; here it only gets the time.
-    patience = min(cluster.settings.patience_s, 10)
-    cluster.settle(process, patience)

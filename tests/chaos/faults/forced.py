@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 from rollout_dispatcher.protocol import messages as m
 from tests.chaos.cluster.cluster import POLL_S, Cluster
-from tests.chaos.faults.campaign import paused
+from tests.chaos.faults.hands import paused
 from tests.chaos.faults.strangers import impersonate
 
 #: Within these seconds a rank that goes on goes on, and a full buffer is full.
@@ -158,6 +158,8 @@ def _behind(cluster: Cluster) -> Iterator[None]:
     while True:
         with paused(cluster, cluster.group.ranks[RANK]):
             if _soon(lambda: _is_behind(cluster)):
+                # With a dispatcher that is content with one word: until it has heard that.
+                _soon(lambda: _is_committed(cluster, max(cluster.group.seen[0].committed)))
                 yield
                 return
         cluster.await_steps(1)
@@ -167,6 +169,11 @@ def _is_behind(cluster: Cluster) -> bool:
     cluster.group.look()
     first, other = cluster.group.seen[0], cluster.group.seen[RANK]
     return max(first.committed, default=-1) > max(other.committing, default=-1)
+
+
+def _is_committed(cluster: Cluster, step: int) -> bool:
+    at = cluster.look()
+    return bool(at["steps_committed"] - at["steps_rewound"] > step)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from random import Random
 from rollout_dispatcher.protocol import messages as m
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.faults import forced as f
-from tests.chaos.faults.campaign import old_rank_returns
-from tests.chaos.planted.bugs import FED_AFTER, REPEATED
+from tests.chaos.faults.groups import old_rank_returns
+from tests.chaos.planted.bugs.samples import FED_AFTER, REPEATED
 from tests.chaos.run import Result, live
 from tests.chaos.settings import Settings
 from tests.chaos.verdict.check import Verdict

@@ -27,9 +27,10 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 
-from tests.chaos.verdict.history import History, RankHistory, Take
+from tests.chaos.verdict.groups import Group, groups_of
+from tests.chaos.verdict.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,45 +55,9 @@ class Verdict:
 KINDS = ("lost", "duplicated", "disagreements", "starved", "overfull", "stuck")
 
 
-class _Group:
-    """One process group: its ranks, and its time until the next one began."""
-
-    def __init__(self, ranks: list[RankHistory]) -> None:
-        self.ranks = sorted(ranks, key=lambda one: one.rank)
-        self.launch = self.ranks[0].launch
-        self.began = min((one.began for one in ranks if one.began is not None), default=None)
-        self.over = float("inf")
-        #: The step of the checkpoint that its ranks have loaded, if they have.
-        self.resumed = max((one.resumed for one in ranks if one.resumed is not None), default=None)
-        #: The first step that a later group rewound to, or beyond any.
-        self.rewound_to = float("inf")
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def generations(self) -> set[int]:
-        return {one.generation for one in self.ranks if one.generation is not None}
-
-    def takes(self, step: int) -> list[Take]:
-        return [one.takes[step] for one in self.ranks if step in one.takes]
-
-    def steps(self) -> set[int]:
-        return {step for one in self.ranks for step in one.takes}
-
-    def said_committed(self, step: int) -> bool:
-        """Whether every rank has begun to commit it, and the dispatcher may have heard of it."""
-        return all(one.committing.get(step, self.over) < self.over for one in self.ranks)
-
-    def commits(self, step: int) -> bool:
-        """Whether that is so, and no later group has made it void."""
-        return step <= self.rewound_to and self.said_committed(step)
-
-
 def check(history: History) -> Verdict:
     """Judge one run."""
-    groups = _groups(history)
+    groups = groups_of(history)
     last = {step: group for group in groups for step in group.steps()}
     committed_steps = {step for step, own in last.items() if own.commits(step)}
     committed = {
@@ -118,25 +83,11 @@ def check(history: History) -> Verdict:
     )
 
 
-def _groups(history: History) -> list[_Group]:
-    """The groups that got a generation, in order."""
-    ordered = sorted(history.ranks, key=lambda one: one.launch)
-    found = [_Group(list(ranks)) for _, ranks in groupby(ordered, lambda one: one.launch)]
-    begun = [group for group in found if group.began is not None]
-    for before, after in pairwise(begun):
-        assert after.began is not None
-        before.over = after.began
-    for at, group in enumerate(begun):
-        later = [one.resumed for one in begun[at + 1 :] if one.resumed is not None]
-        group.rewound_to = min(later, default=group.rewound_to)
-    return begun
-
-
 # -- P1: the books balance ----------------------------------------------------------------------
 
 
 def _lost(
-    history: History, groups: list[_Group], last: dict[int, _Group], committed: Mapping[str, int]
+    history: History, groups: list[Group], last: dict[int, Group], committed: Mapping[str, int]
 ) -> set[str]:
     acknowledged = {name for one in history.producers for name in one.acknowledged}
     vanished = {
@@ -187,7 +138,7 @@ def _books(
             yield f"/statusz says {name} is {final[name]}, the histories say {expected}"
 
 
-def _rewinds(history: History, groups: list[_Group]) -> Iterator[str]:
+def _rewinds(history: History, groups: list[Group]) -> Iterator[str]:
     """Between what was certainly committed and rewound, and what may have been."""
     fewest = most = 0
     newest = -1
@@ -211,7 +162,7 @@ def _rewinds(history: History, groups: list[_Group]) -> Iterator[str]:
         yield f"/statusz says steps_retained is {kept}, and a checkpoint after {saved} was saved"
 
 
-def _last_of(groups: list[_Group]) -> int:
+def _last_of(groups: list[Group]) -> int:
     """The last step that anybody took, but for what was rewound and not taken again."""
     return max((step for group in groups for step in group.steps()), default=-1)
 
@@ -219,7 +170,7 @@ def _last_of(groups: list[_Group]) -> int:
 # -- P2: all ranks agree ------------------------------------------------------------------------
 
 
-def _in_groups(groups: list[_Group]) -> Iterator[str]:
+def _in_groups(groups: list[Group]) -> Iterator[str]:
     for group in groups:
         for step in sorted(group.steps()):
             takes = group.takes(step)
@@ -240,7 +191,7 @@ def _in_groups(groups: list[_Group]) -> Iterator[str]:
                     yield f"rank {one.rank} of group {group.launch} took {after} after {before}"
 
 
-def _over_groups(groups: list[_Group]) -> Iterator[str]:
+def _over_groups(groups: list[Group]) -> Iterator[str]:
     """The same plan for each group of the same size that follows, the same samples for all."""
     plans: dict[int, tuple[int, str]] = {}
     shares: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -264,7 +215,7 @@ def _over_groups(groups: list[_Group]) -> Iterator[str]:
                 yield f"step {step} came again with other samples: {sorted(whole[step] ^ names)}"
 
 
-def _processes(history: History, groups: list[_Group]) -> Iterator[str]:
+def _processes(history: History, groups: list[Group]) -> Iterator[str]:
     newest = -1
     for group in groups:
         numbers = group.generations
@@ -284,7 +235,7 @@ def _processes(history: History, groups: list[_Group]) -> Iterator[str]:
 # -- P3: each accepted sample is trained on once ------------------------------------------------
 
 
-def _duplicated(history: History, groups: list[_Group]) -> set[str]:
+def _duplicated(history: History, groups: list[Group]) -> set[str]:
     places: defaultdict[str, set[int]] = defaultdict(set)
     twice: set[str] = set()
     highest = -1
@@ -331,7 +282,7 @@ def _overfull(history: History) -> Iterator[str]:
 # -- P8: it never waits for itself --------------------------------------------------------------
 
 
-def _stuck(history: History, groups: list[_Group]) -> Iterator[str]:
+def _stuck(history: History, groups: list[Group]) -> Iterator[str]:
     """Nothing moves, ranks wait, and here is what would make a step; or the end has come."""
     at = history.stuck
     if at is None or not groups:
