@@ -184,8 +184,9 @@ class Cluster:
             sleep(POLL_S)
 
     def await_ready(self) -> None:
-        """Wait until the dispatcher answers on both planes."""
-        self.wait_for(lambda: self.ask("GET", "/readyz") is not None, "the dispatcher is ready")
+        """Wait until the dispatcher answers on both planes; after the end it is not ready again."""
+        path = "/livez" if self.stream_ended else "/readyz"
+        self.wait_for(lambda: self.ask("GET", path) is not None, "the dispatcher is ready")
 
     def await_recovery(self) -> float:
         """Wait until all ranks commit a step that was planned after the disturbance; when."""
