@@ -74,7 +74,11 @@ def chaos_table() -> str:
     disk = at["disk_full"]
     rows = [
         ("faults, and runs that did not get to their end", at["faults"], len(at["stalled"])),
-        ("of them under torchrun", at["under_torchrun"]),
+        (
+            "of them under torchrun; skipped, as nothing small can be mounted",
+            at["under_torchrun"],
+            at["skipped"],
+        ),
         ("disk filled, refused and recovered from", disk["faults"], disk["refused_and_recovered"]),
         ("samples acknowledged, steps trained", at["acknowledged"], at["steps"]),
         ("steps trained again after a rewind", at["steps_rewound"]),
