@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,17 @@ from tests.support.source import ROOT
 # Machines that run tests are busy: how long an example took says nothing about the code.
 settings.register_profile("dispatcher", deadline=None)
 settings.load_profile("dispatcher")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_of_torchrun_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever starts torchrun says where its logs go: by default they stay for good."""
+    place = tmp_path_factory.mktemp("common")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(place))  # for the processes that tests start
+        yield
+    left = [path.name for path in place.glob("torchelastic_*")]
+    assert not left, f"started without --log-dir: {left}"
 
 
 @pytest.fixture(scope="session")

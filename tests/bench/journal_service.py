@@ -23,7 +23,7 @@ from rollout_workers.demo import lifeline
 from rollout_workers.producer.blocking import RolloutProducer
 from rollout_workers.producer.encode import RolloutSample
 from tests.bench.journal import note
-from tests.chaos.processes import Process
+from tests.chaos.cluster.processes import Process
 from tests.support.server import ServeProcess
 
 TOKENS, BATCH, PRODUCERS, DP_SIZE = 3250, 64, 2, 2

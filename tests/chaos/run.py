@@ -6,16 +6,16 @@ the first step that was planned after the last thing it did.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from time import monotonic
 
-from tests.chaos.check import Verdict, check
-from tests.chaos.cluster import Cluster
-from tests.chaos.faults import DISK_FAULTS, FAULTS, TORCHRUN_FAULTS
-from tests.chaos.processes import Stalled
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.processes import NotInTime, Stalled
+from tests.chaos.faults.decks import DISK_FAULTS, FAULTS, REWINDS, TORCHRUN_FAULTS
 from tests.chaos.settings import Settings
+from tests.chaos.verdict.check import Verdict, check
 
 #: Steps that go by between two faults.
 FEWEST_STEPS, MOST_STEPS = 1, 8
@@ -35,7 +35,8 @@ class Recovery:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What came of a run. stalled: why it did not get to its end, or not without a traceback in
-    some log. times_full: faults in which the disk was full and the dispatcher said so.
+    some log. times_full: faults in which the disk was full and the dispatcher said so. sizes:
+    numbers of DP ranks that a process group had.
     """
 
     recoveries: tuple[Recovery, ...]
@@ -44,6 +45,8 @@ class Result:
     acknowledged: int
     steps: int
     times_full: int
+    steps_rewound: int
+    sizes: frozenset[int]
 
 
 def run(
@@ -55,39 +58,61 @@ def run(
 ) -> Result:
     """Run the faults and judge. A cluster that stalls is judged by what it did until then."""
     recoveries: list[Recovery] = []
+
+    def strike(cluster: Cluster) -> None:
+        for name in faults:
+            recoveries.append(found := _strike(cluster, name, random))
+            report(
+                f"fault {len(recoveries)}: {found.fault}, recovered after "
+                f"{found.seconds:.2f} s, {found.fault_seconds:.2f} s of them the fault, "
+                f"step {cluster.group.newest}"
+            )
+
+    result = live(folder, settings, strike, report)
+    return replace(result, recoveries=tuple(recoveries))
+
+
+def live(
+    folder: Path,
+    settings: Settings,
+    disturb: Callable[[Cluster], None],
+    report: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Run a cluster from its beginning over what disturbs it to its end, and judge."""
     stalled = None
     cluster = Cluster(folder, settings)
     try:
         with cluster:
-            for name in faults:
-                recoveries.append(found := _strike(cluster, name, random))
-                report(
-                    f"fault {len(recoveries)}: {found.fault}, recovered after "
-                    f"{found.seconds:.2f} s, {found.fault_seconds:.2f} s of them the fault, "
-                    f"step {cluster.group.newest}"
-                )
-            cluster.finish()
+            try:
+                disturb(cluster)
+                cluster.finish()
+            except NotInTime:
+                cluster.stuck = cluster.look() or None
+                raise
     except Stalled as error:
-        stalled = f"{error} (after fault {len(recoveries)})"
+        stalled = str(error)
         report(f"stalled: {stalled}")
     if stalled is None and (logs := cluster.complaints()):
         stalled = f"there are tracebacks in {', '.join(logs)}"
     history = cluster.history()
     return Result(
-        recoveries=tuple(recoveries),
+        recoveries=(),
         verdict=check(history),
         stalled=stalled,
         acknowledged=sum(len(one.acknowledged) for one in history.producers),
         steps=len({step for one in history.ranks for step in one.takes}),
         times_full=cluster.times_full,
+        steps_rewound=(cluster.final or {}).get("steps_rewound", 0),
+        sizes=frozenset(len(group.seen) for group in cluster.groups),
     )
 
 
 def _strike(cluster: Cluster, name: str, random: Random) -> Recovery:
     cluster.await_steps(random.randint(FEWEST_STEPS, MOST_STEPS))
     began = monotonic()
-    (FAULTS | DISK_FAULTS | TORCHRUN_FAULTS)[name](cluster, random)
+    (FAULTS | DISK_FAULTS | TORCHRUN_FAULTS | REWINDS)[name](cluster, random)
     over = monotonic()
     recovered = cluster.await_recovery()
+    cluster.look()
     where = " under torchrun" if cluster.settings.torchrun else ""
     return Recovery(name + where, recovered - began, min(over, recovered) - began)

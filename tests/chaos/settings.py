@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Ranks that a later process group may have.
+MOST_RANKS = 4
+
 Address = tuple[str, int]
 
 #: Samples; more than fit into the segments that the journal has at hand.
@@ -13,7 +16,8 @@ LARGE_BUFFER = 600
 class Settings:
     """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls.
 
-    torchrun: whether ranks train with torch, under torchrun.
+    dp_size: of the first process group. torchrun: whether ranks train with torch, under torchrun.
+    retain: whether steps are kept for checkpoints, which the ranks then save.
     """
 
     dp_size: int = 3
@@ -28,12 +32,18 @@ class Settings:
     bug: str | None = None
     small_disk: bool = False
     torchrun: bool = False
+    retain: bool = False
 
     @property
     def longest_wait(self) -> int:
         """Steps between a sample's acknowledgement and its own: queued, skipped, open."""
         queued = -(-self.buffer_samples // self.batch)
         return queued + self.max_skips + self.max_open_steps + 1
+
+    @property
+    def most_buffered(self) -> int:
+        """Samples that may be in the buffer: what makes a step comes in, whatever its cap."""
+        return self.buffer_samples + self.batch
 
     def flags(self, listen: Address, http: Address, journal: Path) -> list[str]:
         """Options of `dispatcher serve`."""
@@ -51,6 +61,8 @@ class Settings:
             "heartbeat-interval": "300ms",
             "rank-timeout": f"{self.rank_timeout_s}s",
             "idle-timeout": "1500ms",
+            "producer-timeout": "5s",
             "journal-dir": journal,
+            "retain": "checkpoint" if self.retain else "commit",
         }
         return [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -7,11 +7,13 @@ from random import Random
 
 import pytest
 
-from tests.chaos.faults import FAULTS, TORCHRUN_FAULTS, deck
-from tests.chaos.planted import BUGS
-from tests.chaos.processes import mount
-from tests.chaos.run import run
-from tests.chaos.selftest import TRIALS, is_caught
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.processes import mount
+from tests.chaos.faults.decks import FAULTS, REWINDS, TORCHRUN_FAULTS, deck
+from tests.chaos.faults.forced import kill_after_the_end
+from tests.chaos.planted.dispatcher import BUGS
+from tests.chaos.planted.selftest import TRIALS, is_caught
+from tests.chaos.run import live, run
 from tests.chaos.settings import LARGE_BUFFER, Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -27,6 +29,16 @@ def test_one_fault_of_each_kind_breaks_no_promise(tmp_path: Path) -> None:
     assert result.verdict.clean, result.verdict
     assert len(result.recoveries) == len(FAULTS)
     assert result.acknowledged > 0
+
+
+def test_trainers_that_go_back_to_a_checkpoint_get_what_came_after_it_once_more(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(dp_size=2, retain=True)
+    result = run(tmp_path / "run", settings, REWINDS, Random(SEED))
+    assert result.stalled is None
+    assert result.verdict.clean, result.verdict
+    assert result.steps_rewound > 0
 
 
 def test_ranks_under_torchrun_lose_and_repeat_nothing(tmp_path: Path) -> None:
@@ -57,6 +69,26 @@ def test_a_full_disk_refuses_samples_and_loses_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
     assert is_caught(bug, tmp_path / "run", SEED)
+
+
+def test_what_brings_bugs_out_breaks_no_promise_without_them(tmp_path: Path) -> None:
+    """One after the other in one run, and last the one that is its end."""
+    faults = dict.fromkeys(trial.fault for trial in TRIALS.values())
+    del faults[kill_after_the_end]
+
+    def disturb(cluster: Cluster) -> None:
+        for fault in faults:
+            cluster.await_steps(1)
+            fault(cluster)
+            cluster.disturb()
+            cluster.await_recovery()
+            cluster.look()
+        kill_after_the_end(cluster)
+
+    settings = Settings(dp_size=2, retain=True, rank_timeout_s=30.0)
+    result = live(tmp_path / "run", settings, disturb)
+    assert result.stalled is None
+    assert result.verdict.clean, result.verdict
 
 
 def test_every_planted_bug_has_its_trial() -> None:

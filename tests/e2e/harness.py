@@ -67,6 +67,7 @@ def torchrun(ranks: int, endpoint: str, out: Path, *options: str, max_restarts: 
     return running(
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts),
+        "--log-dir", str(out / "torchrun"),
         str(HERE / "trainer.py"), "--endpoint", endpoint, "--out", str(out), *options,
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
     )  # fmt: skip

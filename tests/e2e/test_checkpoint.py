@@ -51,7 +51,7 @@ def serve(folder: Path, address: str, retain: str = "checkpoint") -> ServeProces
 def torchrun(address: str, folder: Path, attempt: int, *options: str, ranks: int = 2) -> Any:
     return running(
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks),
+        "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun"),
         str(HERE / "resumable.py"), "--endpoint", address, "--out", str(folder),
         "--attempt", str(attempt), "--every", str(EVERY), *options,
     )  # fmt: skip

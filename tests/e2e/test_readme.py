@@ -84,6 +84,7 @@ def test_what_the_readme_shows_trains_on_every_sample(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--log-dir", str(tmp_path / "torchrun")]
     options = serve_options() | {"buffer-capacity": 100}
     with ServeProcess(tmp_path, **options) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
@@ -99,6 +100,7 @@ def test_checkpoints_are_saved_as_the_readme_shows(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--log-dir", str(tmp_path / "torchrun")]
     journal = {"journal-dir": tmp_path / "journal", "retain": "checkpoint", "buffer-capacity": 100}
     with ServeProcess(tmp_path, **(serve_options() | journal)) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
@@ -116,6 +118,7 @@ def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PET_LOG_DIR", str(tmp_path / "torchrun"))  # as --log-dir would say
     commands = re.findall(r"^torchrun (.*) train.py", README.read_text(), flags=re.MULTILINE)
     assert [" 2 " in words for words in commands] == [True, False]
     with ServeProcess(tmp_path, **serve_options()) as server:

@@ -13,7 +13,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Session, Side
-from tests.chaos.processes import Process
+from tests.chaos.cluster.processes import Process
 from tests.fuzz.session import welcome
 from tests.support.client import Producer, Trainer
 from tests.support.server import eventually

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from tests.chaos.processes import Process
+from tests.chaos.cluster.processes import Process
 from tests.support.server import eventually, series
 
 DP_SIZE, PRODUCERS, BATCH = 2, 3, 128

@@ -48,11 +48,12 @@ def is_unmasked(run: str) -> bool:
     return run.startswith("unmasked-")
 
 
-def torchrun(ranks: int, *arguments: str) -> None:
+def torchrun(ranks: int, directory: Path, *arguments: str) -> None:
     """Run the trainer on this many DP ranks and wait for it."""
     trainer = str(Path(__file__).with_name("train_ddp.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    with running(*command, f"--nproc-per-node={ranks}", trainer, *arguments) as process:
+    command += ["--log-dir", str(directory / "torchrun"), f"--nproc-per-node={ranks}", trainer]
+    with running(*command, str(directory), *arguments) as process:
         finish(process)
 
 
@@ -77,7 +78,7 @@ def trained(
         }
         pool = stack.enter_context(ThreadPoolExecutor())
         pushing = [pool.submit(push_all, *item) for item in endpoints.items()]
-        torchrun(ranks, str(directory), *(f"{w}={endpoint}" for w, endpoint in endpoints.items()))
+        torchrun(ranks, directory, *(f"{w}={endpoint}" for w, endpoint in endpoints.items()))
         for push in pushing:
             push.result(30)
     return {

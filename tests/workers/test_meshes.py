@@ -86,6 +86,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     directory = tmp_path_factory.mktemp("mesh")
     script = str(Path(__file__).with_name("train_mesh.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--log-dir", str(directory / "torchrun")]
     with serve(directory / "server", dp_size=2, dispatch_batch_size=4, micro_batch_size=1) as at:
         with RolloutProducer(at) as producer:
             for index in range(4):

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from rollout_dispatcher.cli.demo.processes import signals_unwind
-from tests.bench.plane.against import RAY, TRANSFERQUEUE, against
-from tests.bench.plane.crowd import dispatch_to_a_crowd
-from tests.bench.plane.dispatch import dispatch_latency
-from tests.bench.plane.end_to_end import beside_journal, end_to_end
-from tests.bench.plane.hops import hop_latency, one_hop, push_to_loop
-from tests.bench.plane.loads import LOADS, Load
-from tests.bench.plane.memory import memory_held
+from tests.bench.plane.load.loads import LOADS, Load
+from tests.bench.plane.measure.against import RAY, TRANSFERQUEUE, against
+from tests.bench.plane.measure.crowd import dispatch_to_a_crowd
+from tests.bench.plane.measure.dispatch import dispatch_latency
+from tests.bench.plane.measure.end_to_end import beside_journal, end_to_end
+from tests.bench.plane.measure.hops import hop_latency, one_hop, push_to_loop
+from tests.bench.plane.measure.memory import memory_held
 from tests.bench.plane.rows import Row, write
 
 #: What measures a load in so many rounds.

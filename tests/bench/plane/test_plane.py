@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bench.plane.check import WHOLE_EVERY, Checker
-from tests.bench.plane.loads import LOADS, Array, Load
+from tests.bench.plane.load.check import WHOLE_EVERY, Checker
+from tests.bench.plane.load.loads import LOADS, Array, Load
 from tests.bench.plane.rows import latency_rows, percentile, row, write
 
 

@@ -89,6 +89,8 @@ class Books:
 
     def __init__(self, ballast: int = 0) -> None:
         self.ballast = ballast
+        #: Samples whose push has begun: what their producer says from then on comes after them.
+        self.begun: set[str] = set()
         self.accepted: set[str] = set()
         #: Why a sample was refused.
         self.refused: dict[str, str] = {}
@@ -110,6 +112,7 @@ class Books:
         """Push one member and note the answer; whether it was accepted."""
         name = prompt.samples[member]
         sent = fields(name, self.ballast)
+        self.begun.add(name)
         try:
             outcome = await producer.push(sent, **named(prompt, name) | about)
         except SampleRefused as error:

@@ -6,7 +6,7 @@ python -m tests.e2e.groups.small_journal serve ...
 import sys
 
 from rollout_dispatcher.cli.main import main
-from tests.chaos.planted import shrink_journal
+from tests.chaos.planted.dispatcher import shrink_journal
 
 if __name__ == "__main__":
     shrink_journal()

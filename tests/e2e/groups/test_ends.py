@@ -168,6 +168,8 @@ def test_what_is_held_when_a_worker_ends_its_stream_is_trained_on(tmp_path: Path
         async with joined(run.endpoint) as producer, joined(run.endpoint) as other:
 
             async def end() -> None:
+                # An end is said behind the pushes that have begun; it would refuse later ones.
+                await run.until(lambda _: len(run.books.begun) == 20 * GROUP, "all are pushed")
                 await run.until(lambda now: now["pushes_held"] > 0, "pushes wait for room")
                 ranks = asyncio.to_thread(run.join)
                 await side_by_side(producer.end_stream(), other.end_stream(), ranks)

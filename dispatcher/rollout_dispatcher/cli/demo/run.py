@@ -81,7 +81,7 @@ def train(
         progress.show("starting dispatchers, producers and trainers")
         services = [_start_dispatcher(children, item, load, folder) for item in strategies]
         producers = {item: _start_producers(children, item, load) for item in services}
-        _start_trainers(children, services, load.seed)
+        _start_trainers(children, folder, services, load.seed)
         watched = [f"dispatcher-{item}" for item in strategies]
         watched += [name for names in producers.values() for name in names]
         losses: dict[str, str] = {}
@@ -155,9 +155,13 @@ def _producer(service: Service) -> list[str]:
     return [PYTHON, "-m", "rollout_workers.demo.producer", "--endpoint", service.sample_plane]
 
 
-def _start_trainers(children: Children, services: Sequence[Service], seed: int) -> None:
+def _start_trainers(
+    children: Children, folder: Path, services: Sequence[Service], seed: int
+) -> None:
     torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     train = [
+        "--log-dir",
+        str(folder / "torchrun"),
         "--nproc-per-node",
         str(RANKS),
         "-m",

@@ -10,9 +10,9 @@ from typing import Any
 
 import ray
 
-from tests.bench.plane.check import Checker
-from tests.bench.plane.children import answer, arguments, orders
-from tests.bench.plane.loads import LOADS, Array, Load
+from tests.bench.plane.children.children import answer, arguments, orders
+from tests.bench.plane.load.check import Checker
+from tests.bench.plane.load.loads import LOADS, Array, Load
 
 CONSUMERS = 2
 OBJECT_STORE_BYTES = 2 * 2**30

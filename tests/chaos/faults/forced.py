@@ -1,0 +1,198 @@
+"""Faults that are certain: each waits for the moment in which what it does must show.
+
+A campaign's faults hit what they hit. These are for planted bugs: the message whose loss brings a
+bug out is lost, the process dies between two things that were to happen together.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from time import monotonic, sleep
+
+from rollout_dispatcher.protocol import messages as m
+from tests.chaos.cluster.cluster import POLL_S, Cluster
+from tests.chaos.faults.hands import paused
+from tests.chaos.faults.strangers import impersonate
+
+#: Within these seconds a rank that goes on goes on, and a full buffer is full.
+SOON_S = 1.5
+#: For so long every message of a kind is lost: a rank that is not heard has nothing left to do.
+LOSING_S = 4.0
+#: The rank that is disturbed, where it may not be DP rank 0.
+RANK = 1
+
+Forced = Callable[[Cluster], None]
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def lose(client: str, kind: type[m.Message]) -> Forced:
+    """Lose the client's next message of this kind, in whichever direction it goes."""
+
+    def fault(cluster: Cluster) -> None:
+        proxy = cluster.proxies[client]
+        proxy.lose(kind)
+        cluster.wait_for(proxy.lost.is_set, f"a {kind.__name__} is lost")
+
+    return fault
+
+
+def lose_all(client: str, kind: type[m.Message]) -> Forced:
+    """Lose all that the client says of this kind, until it has nothing left to do."""
+
+    def fault(cluster: Cluster) -> None:
+        cluster.proxies[client].lose(kind, times=1000)
+        sleep(LOSING_S)
+        cluster.proxies[client].lose(kind, times=0)
+
+    return fault
+
+
+def lose_answers(cluster: Cluster) -> None:
+    """Every producer has to push again what was accepted."""
+    for at in range(cluster.settings.producers):
+        lose(f"producer-{at}", m.Pushed)(cluster)
+
+
+def lose_an_answer_and_its_producer(cluster: Cluster) -> None:
+    """A producer dies before it hears that its push was accepted; the next pushes it again."""
+    proxy = cluster.proxies["producer-0"]
+    with proxy.withheld(m.Pushed):
+        cluster.wait_for(proxy.lost.is_set, "an answer is withheld")
+        cluster.restart_producer(0)
+    before = _acknowledged(cluster, 0)
+    cluster.wait_for(lambda: _acknowledged(cluster, 0) > before, "it was pushed again")
+
+
+def lose_every_checkpoint(cluster: Cluster) -> None:
+    """From now on no word of a checkpoint arrives but in hellos."""
+    proxy = cluster.proxies["rank-0"]
+    proxy.lose(m.CheckpointSaved, times=1000)
+    cluster.wait_for(proxy.lost.is_set, "the word of a checkpoint is lost")
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def kill_after_an_answer(cluster: Cluster) -> None:
+    """The dispatcher dies as soon as a producer has heard from it; its ranks do, too."""
+    before = _acknowledged(cluster)
+    cluster.wait_for(lambda: _acknowledged(cluster) > before, "a push is acknowledged")
+    cluster.dispatcher.kill()
+    cluster.restart_group()
+    cluster.restart_dispatcher()
+
+
+def kill_after_commits(cluster: Cluster) -> None:
+    """The dispatcher and its ranks die when more is committed than may be open."""
+    steps(cluster.settings.max_open_steps + 3)(cluster)
+    cluster.dispatcher.kill()
+    cluster.restart_group()
+    cluster.restart_dispatcher()
+
+
+def kill_after_the_end(cluster: Cluster) -> None:
+    """The dispatcher dies when everybody has said that the stream has ended."""
+    cluster.end_stream()
+    cluster.restart_dispatcher()
+
+
+def kill_with_a_rank_behind(size: int | None = None) -> Forced:
+    """Ranks die, one before it has trained what another has committed; `size` come back."""
+
+    def fault(cluster: Cluster) -> None:
+        with _behind(cluster):
+            cluster.restart_group(size=size)
+
+    return fault
+
+
+def rewind_committed_steps(cluster: Cluster) -> None:
+    """Ranks die, and go back behind steps that the dispatcher knows to be committed."""
+    while True:
+        with _ranks_stopped(cluster):
+            at = cluster.look()
+            last = at["steps_committed"] - at["steps_rewound"] - 1
+            if last - max(one.saved for group in cluster.groups for one in group.seen) >= 2:
+                cluster.restart_group(resume=lambda saved, _: saved)
+                return
+        cluster.await_steps(1)
+
+
+def fill_the_buffer(cluster: Cluster) -> None:
+    """No rank trains until producers are held back, or should have been."""
+    most = cluster.settings.most_buffered
+    with _ranks_stopped(cluster):
+        cluster.wait_for(
+            lambda: (at := cluster.look())["pushes_held"] or at["buffered"] > most,
+            "producers are held back",
+        )
+
+
+def hold_everybody_back(cluster: Cluster) -> None:
+    """No rank trains until every producer waits for room; then until they must have found it."""
+    producers = cluster.settings.producers
+    with _ranks_stopped(cluster):
+        cluster.wait_for(
+            lambda: cluster.look()["pushes_held"] >= producers, "every producer is held back"
+        )
+    cluster.await_steps(cluster.settings.longest_wait)
+
+
+def claim_a_place(cluster: Cluster) -> None:
+    """A stranger says that it is a rank which is there."""
+    impersonate(cluster, RANK)
+
+
+def steps(number: int) -> Forced:
+    """Nothing happens but so many steps."""
+    return lambda cluster: cluster.await_steps(number)
+
+
+# -- the moments ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _behind(cluster: Cluster) -> Iterator[None]:
+    """A rank is stopped that has not begun to commit what DP rank 0 has committed."""
+    while True:
+        with paused(cluster, cluster.group.ranks[RANK]):
+            if _soon(lambda: _is_behind(cluster)):
+                # With a dispatcher that is content with one word: until it has heard that.
+                _soon(lambda: _is_committed(cluster, max(cluster.group.seen[0].committed)))
+                yield
+                return
+        cluster.await_steps(1)
+
+
+def _is_behind(cluster: Cluster) -> bool:
+    cluster.group.look()
+    first, other = cluster.group.seen[0], cluster.group.seen[RANK]
+    return max(first.committed, default=-1) > max(other.committing, default=-1)
+
+
+def _is_committed(cluster: Cluster, step: int) -> bool:
+    at = cluster.look()
+    return bool(at["steps_committed"] - at["steps_rewound"] > step)
+
+
+@contextmanager
+def _ranks_stopped(cluster: Cluster) -> Iterator[None]:
+    with ExitStack() as stack:
+        for rank in cluster.group.ranks:
+            stack.enter_context(paused(cluster, rank))
+        cluster.group.look()
+        yield
+
+
+def _soon(true: Callable[[], bool]) -> bool:
+    deadline = monotonic() + SOON_S
+    while not (found := true()) and monotonic() < deadline:
+        sleep(POLL_S)
+    return found
+
+
+def _acknowledged(cluster: Cluster, *producers: int) -> int:
+    """Samples of these producers, of all if none is named."""
+    found = cluster.history().producers
+    return sum(len(found[at].acknowledged) for at in producers or range(len(found)))
