@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rollout_workers.collate import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
     from rollout_workers.producer.blocking import RolloutProducer
-    from rollout_workers.producer.core import Outcome
     from rollout_workers.producer.encode import RolloutSample
+    from rollout_workers.producer.pushes import Outcome
     from rollout_workers.rank.client import RankClient
     from rollout_workers.sampler import LengthBucketSampler
     from rollout_workers.step import Step
@@ -25,7 +25,7 @@ _HOMES = {
     "LengthBucketSampler": "rollout_workers.sampler",
     "MicroBatch": "rollout_workers.collate",
     "MicroBatchStream": "rollout_workers.stream",
-    "Outcome": "rollout_workers.producer.core",
+    "Outcome": "rollout_workers.producer.pushes",
     "RankClient": "rollout_workers.rank.client",
     "RolloutProducer": "rollout_workers.producer.blocking",
     "RolloutSample": "rollout_workers.producer.encode",
@@ -47,7 +47,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that a public name lives in."""
+    """Import the module that a public name lives in; an ImportError says what to install."""
     if name not in _HOMES:
         raise AttributeError(f"module 'rollout_workers' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "torch":
+            raise
+        raise ImportError(
+            f"{name} needs torch, which is not installed here; install it with "
+            "pip install 'rollout-dispatcher[workers]'",
+            name="torch",
+        ) from error

@@ -16,7 +16,6 @@ from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import refuse_to_travel
 from rollout_workers.producer.client import ProducerClient
-from rollout_workers.producer.core import Outcome
 from rollout_workers.producer.encode import (
     EncodedSample,
     Encoder,
@@ -25,6 +24,7 @@ from rollout_workers.producer.encode import (
     RolloutSample,
     rollout_samples,
 )
+from rollout_workers.producer.pushes import Outcome
 from rollout_workers.producer.to_array import ArrayLike
 
 
