@@ -155,6 +155,11 @@ async def test_a_goodbye_comes_after_all_that_was_said_and_needs_an_answer(ends:
     leaving = asyncio.create_task(link.take_leave())
     assert await other.next() == m.EndStream()
     assert await other.next() == m.Bye()
+    core.to_say = [m.EndStream()]
+    other.send(codec.encode(m.Pong()))
+    await core.hears(2)
+    link.pump()
+    assert core.to_say, "it was said after the goodbye"
     assert not leaving.done()
     other.send(codec.encode(m.Bye()))
     async with asyncio.timeout(PATIENCE_S):

@@ -45,8 +45,8 @@ class Link(StreamProtocol):
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def pump(self) -> None:
-        """Write what the core has to say while there is room; nothing before the welcome."""
-        if self._heartbeat is None or not self._writable():
+        """Write what the core has to say while there is room, from the welcome to the goodbye."""
+        if self._heartbeat is None or self._leaving or not self._writable():
             return
         now = self._loop.time()
         with self._role.guard:
@@ -84,11 +84,11 @@ class Link(StreamProtocol):
         What was said before is safe then. Raises OSError when that does not come: an end without
         an answer may be that of a dispatcher that has read nothing.
         """
-        self._leaving = True
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._room.wait()
                 self.pump()
+                self._leaving = True
                 self._write(m.Bye())
                 await self.ended
         except TimeoutError:
@@ -223,8 +223,7 @@ class Link(StreamProtocol):
     def resume_writing(self) -> None:
         """There is room again."""
         self._room.set()
-        if not self._leaving:
-            self.pump()
+        self.pump()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is over."""
