@@ -12,7 +12,6 @@ import pytest
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_workers import RankClient, RolloutProducer, RolloutSample
-from rollout_workers.client.connection import connect
 from tests.support.server import serve
 
 SAMPLES, RANKS = 64, 2
@@ -45,7 +44,7 @@ class BreakingProxy:
         with suppress(OSError):
             while True:
                 client = self._listener.accept()[0]
-                server = connect(self._upstream, timeout=10)
+                server = socket.create_connection((self._upstream.host, self._upstream.port), 10)
                 server.settimeout(None)
                 self._open += [client, server]
                 for source, sink in ((client, server), (server, client)):

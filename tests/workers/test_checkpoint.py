@@ -8,7 +8,7 @@ from rollout_dispatcher.errors import CheckpointRefused, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.checkpoint import position_of, state_of
 from tests.workers.peers import step
-from tests.workers.rank.test_core import connected, hear, welcome
+from tests.workers.rank.test_core import connected, hear, spoken, welcome
 
 
 def test_a_state_is_plain_and_comes_back() -> None:
@@ -39,9 +39,9 @@ def test_a_rank_that_has_loaded_a_checkpoint_forgets_what_it_was_sent_and_says_h
 ):
     core = connected()
     hear(core, step(7))
-    core.outgoing()
+    spoken(core)
     core.resume(POSITION)
-    (said,) = core.outgoing()
+    (said,) = spoken(core)
     assert isinstance(said, m.HelloRank)
     assert (said.generation, said.resume, said.received) == (1, POSITION, [])
     assert hear(core, step(8), m.Release(step=8), m.End(reason="x")) == []  # before it was heard
@@ -55,27 +55,27 @@ def test_a_rank_that_has_loaded_a_checkpoint_forgets_what_it_was_sent_and_says_h
 def test_a_reconnect_repeats_what_was_loaded_and_what_was_saved() -> None:
     core = connected()
     core.resume(POSITION)
-    core.disconnected()
+    core.lost()
     assert core.hello().resume == POSITION
     hear(core, welcome(committed=4))
     core.checkpoint_saved(4)
     core.checkpoint_saved(3)
-    assert core.outgoing() == [m.CheckpointSaved(step=4)]
-    core.disconnected()
+    assert spoken(core) == [m.CheckpointSaved(step=4)]
+    core.lost()
     assert (core.hello().resume, core.hello().saved) == (POSITION, 4)
-    assert not core.said_nothing
+    assert core.unconfirmed
 
 
 def test_a_checkpoint_is_loaded_once_and_before_the_first_step() -> None:
     core = connected()
     core.resume(POSITION)
-    core.outgoing()
+    spoken(core)
     core.resume(POSITION)
-    assert core.outgoing() == []
+    assert spoken(core) == []
     with pytest.raises(StepContractError, match="after step 4 is loaded already"):
         core.resume(m.CheckpointPosition(run_id="run", step=5))
     late = connected()
-    late.wait(hungry=True)
+    late.demand(hungry=True)
     with pytest.raises(StepContractError, match="load it before"):
         late.resume(POSITION)
 
@@ -84,6 +84,6 @@ def test_the_position_is_where_the_run_stood_until_a_step_is_committed() -> None
     core = connected()
     assert core.position == -1
     later = connected()
-    later.disconnected()
+    later.lost()
     hear(later, welcome(committed=9))  # others have committed: that is not in these weights
     assert later.position == -1

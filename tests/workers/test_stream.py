@@ -267,6 +267,19 @@ def test_the_producer_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
 
 
+def test_without_torch_a_stream_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    from rollout_workers import MicroBatchStream\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={**os.environ}
+    )
+    assert "MicroBatchStream needs torch" in done.stdout
+    assert "pip install 'rollout-dispatcher[workers]'" in done.stdout
+
+
 def test_the_public_names_are_those_that_are_announced() -> None:
     assert all(getattr(rollout_workers, name) for name in rollout_workers.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):

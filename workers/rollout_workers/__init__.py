@@ -49,13 +49,16 @@ __all__ = [
 if not TYPE_CHECKING:  # whose names are those above, and no others
 
     def __getattr__(name: str) -> object:
-        """Import the module that a public name lives in."""
+        """Import the module that a public name lives in; an ImportError says what to install."""
         if name not in _HOMES:
             raise AttributeError(f"module 'rollout_workers' has no attribute {name!r}")
         try:
             return getattr(import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:
-            if error.name != "torch":
+            if error.name is None or error.name.partition(".")[0] != "torch":
                 raise
-            remedy = "pip install 'rollout-dispatcher[workers]'"
-            raise ModuleNotFoundError(f"{name} needs torch: {remedy}", name="torch") from None
+            raise ImportError(
+                f"{name} needs torch, which is not installed here; install it with "
+                "pip install 'rollout-dispatcher[workers]'",
+                name="torch",
+            ) from error

@@ -22,7 +22,12 @@ HIGH_WATER_BYTES = 64 * 1024
 
 
 class StreamProtocol(asyncio.BufferedProtocol):
-    """asyncio's BufferedProtocol that offers several buffers at a time."""
+    """asyncio's BufferedProtocol that offers several buffers at a time.
+
+    reads_at_once: how often to receive, while there is more, before others get their turn.
+    """
+
+    reads_at_once = 1
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
         """The first of `get_buffers`, for asyncio's own transports."""
@@ -67,16 +72,22 @@ class StreamTransport(asyncio.Transport):
             self._loop.add_reader(self._sock, self._read)
 
     def _read(self) -> None:
+        for _ in range(self._protocol.reads_at_once):
+            if not self._receive():
+                return
+
+    def _receive(self) -> bool:
+        """Receive once; returns whether there may be more."""
         try:
             nbytes = self._sock.recvmsg_into(self._protocol.get_buffers())[0]
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
             self._lose(error)
-            return
+            return False
         except Exception as error:
             self._give_up(error)
-            return
+            return False
         try:
             if nbytes:
                 self._protocol.buffer_updated(nbytes)
@@ -86,6 +97,7 @@ class StreamTransport(asyncio.Transport):
                 self.close()
         except Exception as error:
             self._give_up(error)
+        return self._reading
 
     # -- writing ----------------------------------------------------------------------------
 

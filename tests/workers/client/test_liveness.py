@@ -4,16 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.errors import (
-    ConfigError,
-    DispatcherError,
-    GenerationFenced,
-    PlanError,
-    ProtocolError,
-    RankRefused,
-)
-from rollout_dispatcher.protocol import messages as m
-from rollout_workers.client.liveness import LONGEST_DELAY_S, Backoff, Heartbeat, refusal
+from rollout_workers.client.liveness import LONGEST_DELAY_S, Backoff, Heartbeat
 
 
 def test_a_ping_is_due_once_an_interval() -> None:
@@ -72,23 +63,3 @@ def test_no_delay_is_zero_or_longer_than_the_longest(jitter: float, attempts: in
     backoff = Backoff(1e9, uniform=lambda: jitter)
     delays = [backoff.failed(0.0) or 0.0 for _ in range(attempts)]
     assert all(0.05 <= delay <= LONGEST_DELAY_S for delay in delays)
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        ("fenced", GenerationFenced),
-        ("rank-refused", RankRefused),
-        ("config", ConfigError),
-        ("too-long", PlanError),
-        ("protocol", ProtocolError),
-        ("a word of the future", ProtocolError),
-    ],
-)
-def test_a_refusal_becomes_the_error_of_its_code(code: str, kind: type[DispatcherError]) -> None:
-    error = refusal(m.Error(code=code, message="why"))
-    assert (type(error), str(error)) == (kind, "why")
-
-
-def test_a_retriable_refusal_is_a_lost_connection() -> None:
-    assert isinstance(refusal(m.Error(code="x", message="y", retriable=True)), ConnectionError)

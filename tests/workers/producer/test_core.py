@@ -32,14 +32,23 @@ def welcome(credits_: int = 2, max_payload_bytes: int = 1 << 20) -> m.WelcomePro
     )
 
 
-def connected(credits_: int = 2) -> ProducerCore:
+NOTHING = memoryview(b"")
+
+
+def hear(core: ProducerCore, message: m.Message, now: float = 0.0) -> list[Settled]:
+    """Give the core a message; return what it settles."""
+    core.heard(message, NOTHING, now)
+    return core.take_settled()
+
+
+def connected(credits_: int = 2, max_payload_bytes: int = 1 << 20) -> ProducerCore:
     core = ProducerCore("me")
-    core.connected(welcome(credits_))
+    hear(core, welcome(credits_, max_payload_bytes))
     return core
 
 
 def said(core: ProducerCore, now: float = 0.0) -> list[m.Message]:
-    return [message for message, _ in core.outgoing(now)]
+    return [message for message, _ in core.take_messages(now)]
 
 
 def pushes(core: ProducerCore, now: float = 0.0) -> list[int]:
@@ -56,7 +65,7 @@ def test_pushes_beyond_the_credits_wait_for_an_answer() -> None:
     for _ in range(4):
         core.submit([encoded()])
     assert pushes(core) == [0, 1]
-    assert core.handle(pushed(1, "accepted"), 0.0) == [Settled(1, (Outcome.ACCEPTED,))]
+    assert hear(core, pushed(1, "accepted")) == [Settled(1, (Outcome.ACCEPTED,))]
     assert pushes(core) == [2]
     assert pushes(core) == []
 
@@ -67,17 +76,28 @@ def test_nothing_goes_out_before_the_welcome() -> None:
     assert said(core) == []
 
 
+def test_nothing_counts_before_the_welcome() -> None:
+    core = ProducerCore("me")
+    with pytest.raises(ProtocolError, match="Pong instead of a welcome"):
+        hear(core, m.Pong())
+
+
+def test_an_end_is_that_of_the_connection() -> None:
+    with pytest.raises(ConnectionError, match="ended the connection: drained"):
+        hear(connected(), m.End(reason="drained"))
+
+
 def test_members_of_a_group_go_beyond_the_credits_once() -> None:
     core = connected(credits_=1)
     core.submit([encoded()])
     core.submit([encoded()])
     core.submit([encoded(group_id="g", size=2)])
     assert pushes(core) == [0, 2]
-    assert core.handle(pushed(2, "full"), 0.0) == []
+    assert hear(core, pushed(2, "full")) == []
     assert pushes(core) == []
-    core.handle(pushed(0, "accepted"), 0.0)
+    hear(core, pushed(0, "accepted"))
     assert pushes(core) == [1]
-    core.handle(pushed(1, "accepted"), 0.0)
+    hear(core, pushed(1, "accepted"))
     assert pushes(core) == [2]
 
 
@@ -87,7 +107,7 @@ def test_full_although_a_credit_is_free_waits_a_little_longer_every_time() -> No
     now, waits = 0.0, []
     for _ in range(8):
         assert pushes(core, now) == [0]
-        core.handle(pushed(0, "full"), now)
+        hear(core, pushed(0, "full"), now)
         wait = core.wait(now)
         assert wait is not None
         assert pushes(core, now + wait * 0.99) == []
@@ -101,10 +121,10 @@ def test_a_lost_connection_repeats_what_is_unanswered_under_the_same_numbers() -
     for _ in range(3):
         core.submit([encoded(), encoded()])
     first = said(core)
-    core.handle(pushed(2, "accepted", "accepted"), 0.0)
-    core.disconnected()
+    hear(core, pushed(2, "accepted", "accepted"))
+    core.lost()
     assert pushes(core) == []
-    core.connected(welcome(3))
+    hear(core, welcome(3))
     assert said(core) == [first[0], first[2]]
 
 
@@ -113,7 +133,7 @@ def test_the_floor_is_the_smallest_number_that_may_come_again() -> None:
     for _ in range(3):
         core.submit([encoded(), encoded()])
     assert [message.floor for message in said(core) if isinstance(message, m.Push)] == [0]
-    core.handle(pushed(0, "accepted", "duplicate"), 0.0)
+    hear(core, pushed(0, "accepted", "duplicate"))
     assert [message.floor for message in said(core) if isinstance(message, m.Push)] == [2]
 
 
@@ -122,8 +142,8 @@ def test_a_duplicate_of_an_own_number_was_accepted_before() -> None:
     core.submit([encoded()])
     core.submit([encoded(sample_id="mine")])
     said(core)
-    assert core.handle(pushed(0, "duplicate"), 0.0) == [Settled(0, (Outcome.ACCEPTED,))]
-    assert core.handle(pushed(1, "duplicate"), 0.0) == [Settled(1, (Outcome.DUPLICATE,))]
+    assert hear(core, pushed(0, "duplicate")) == [Settled(0, (Outcome.ACCEPTED,))]
+    assert hear(core, pushed(1, "duplicate")) == [Settled(1, (Outcome.DUPLICATE,))]
 
 
 def test_a_push_that_is_full_in_part_keeps_the_answers_it_has() -> None:
@@ -131,9 +151,10 @@ def test_a_push_that_is_full_in_part_keeps_the_answers_it_has() -> None:
     core.submit([encoded(sample_id="a"), encoded(sample_id="b"), encoded(sample_id="c")])
     said(core)
     found = [Outcome.ACCEPTED, Outcome.REFUSED, Outcome.FULL]
-    assert core.handle(m.Pushed(first_seq=0, outcomes=found, errors={"1": "no"}), 0.0) == []
+    refusal = m.Pushed(first_seq=0, outcomes=found, errors={"1": "no"})
+    assert hear(core, refusal) == []
     assert pushes(core, 1.0) == [0]
-    (settled,) = core.handle(pushed(0, "duplicate", "refused", "accepted"), 1.0)
+    (settled,) = hear(core, pushed(0, "duplicate", "refused", "accepted"), 1.0)
     assert settled.outcomes[::2] == (Outcome.ACCEPTED, Outcome.ACCEPTED)
     assert str(settled.outcomes[1]) == "no"
 
@@ -144,14 +165,14 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     core.submit([encoded()])
     said(core)
     blocked = m.Blocked(first_seq=0, cap="tokens", held=9, capacity=9)
-    core.handle(blocked, 0.0)
+    hear(core, blocked)
     assert core.abandon(0, 0.0) == (False, blocked)
     assert core.abandon(1, 0.0) == (True, blocked)  # behind the other, it waits for the same
-    core.disconnected()
-    core.connected(welcome(1))
+    core.lost()
+    hear(core, welcome(1))
     assert core.abandon(0, 0.0) == (False, blocked)
     assert pushes(core) == [0]
-    core.handle(pushed(0, "full"), 0.0)
+    hear(core, pushed(0, "full"))
     assert core.abandon(0, 0.0) == (True, blocked)
     assert pushes(core, 1.0) == []
 
@@ -164,25 +185,24 @@ def test_what_the_dispatcher_does_not_read_yet_is_blocked_whichever_push_it_is()
     held = m.Blocked(first_seq=1, cap="samples", held=9, capacity=9)
     unread = m.Blocked(cap="receive-bytes", held=9, capacity=9)
     for message in (held, unread):
-        core.handle(message, 0.0)
+        hear(core, message)
     assert [core.abandon(first, 0.0) for first in range(3)] == [
         (False, unread), (False, held), (True, unread),
     ]  # fmt: skip
 
 
 def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None:
-    core = connected(credits_=1)
-    core.connected(welcome(1, max_payload_bytes=1 << 30))
+    core = connected(1, max_payload_bytes=1 << 30)
     ids = np.arange(JOINED_BYTES)
     core.submit([Encoder().encode(RolloutSample({"input_ids": ids}))])
-    ((_, lent),) = core.outgoing(0.0)
+    ((_, lent),) = core.take_messages(0.0)
     core.abandon(0, 0.0)
     before = ids.tobytes()
     ids[:] = 0
     assert b"".join(lent) == ids.tobytes()
-    core.disconnected()
-    core.connected(welcome(1, max_payload_bytes=1 << 30))
-    ((_, kept),) = core.outgoing(0.0)
+    core.lost()
+    hear(core, welcome(1, max_payload_bytes=1 << 30))
+    ((_, kept),) = core.take_messages(0.0)
     assert b"".join(kept) == before
 
 
@@ -190,9 +210,9 @@ def test_one_outcome_may_stand_for_all_samples_of_a_push() -> None:
     core = connected()
     core.submit([encoded(sample_id=name) for name in "abc"])
     said(core)
-    assert core.handle(pushed(0, "full"), 0.0) == []
+    assert hear(core, pushed(0, "full")) == []
     assert pushes(core, 1.0) == [0]
-    (settled,) = core.handle(pushed(0, "duplicate"), 1.0)
+    (settled,) = hear(core, pushed(0, "duplicate"), 1.0)
     assert settled.outcomes == (Outcome.DUPLICATE,) * 3
 
 
@@ -202,9 +222,9 @@ def test_a_control_waits_for_the_pushes_it_is_about_and_for_its_pong() -> None:
     ticket = core.control(m.EndPhase(policy_version=3))
     core.submit([encoded()])
     assert pushes(core) == [0]
-    core.handle(pushed(0, "accepted"), 0.0)
+    hear(core, pushed(0, "accepted"))
     assert [type(message) for message in said(core)] == [m.Push, m.EndPhase, m.Ping]
-    assert core.handle(m.Pong(), 0.0) == [Settled(ticket)]
+    assert hear(core, m.Pong()) == [Settled(ticket)]
 
 
 def test_closing_a_group_waits_for_its_own_members_only() -> None:
@@ -213,7 +233,7 @@ def test_closing_a_group_waits_for_its_own_members_only() -> None:
     core.submit([encoded(group_id="g", size=4)])
     core.control(m.CloseGroup(group_id="g"))
     assert pushes(core) == [0, 1]
-    core.handle(pushed(1, "accepted"), 0.0)
+    hear(core, pushed(1, "accepted"))
     assert said(core)[:1] == [m.CloseGroup(group_id="g", number=1)]
 
 
@@ -222,9 +242,9 @@ def test_an_unconfirmed_control_is_said_again_on_the_next_connection() -> None:
     core.ping()
     core.control(m.EndStream())
     assert said(core) == [m.EndStream(), m.Ping()]
-    assert core.handle(m.Pong(), 0.0) == []
-    core.disconnected()
-    core.connected(welcome())
+    assert hear(core, m.Pong()) == []
+    core.lost()
+    hear(core, welcome())
     assert said(core) == [m.EndStream(), m.Ping()]
 
 
@@ -235,6 +255,7 @@ def test_an_unconfirmed_control_is_said_again_on_the_next_connection() -> None:
         m.Blocked(first_seq=7, cap="samples", held=1, capacity=1),
         m.Pong(),
         m.Release(step=1),
+        welcome(),
         pushed(0, "accepted", "accepted"),
     ],
 )
@@ -243,13 +264,12 @@ def test_a_message_out_of_turn_is_an_error_and_changes_nothing(message: m.Messag
     core.submit([encoded()])
     said(core)
     with pytest.raises(ProtocolError):
-        core.handle(message, 0.0)
-    assert core.handle(pushed(0, "accepted"), 0.0) == [Settled(0, (Outcome.ACCEPTED,))]
+        hear(core, message)
+    assert hear(core, pushed(0, "accepted")) == [Settled(0, (Outcome.ACCEPTED,))]
 
 
 def test_what_no_dispatcher_takes_is_refused_before_it_has_a_number() -> None:
-    core = connected()
-    core.connected(welcome(max_payload_bytes=64))
+    core = connected(max_payload_bytes=64)
     with pytest.raises(SampleRefused, match="exceed the dispatcher's frame limit of 64 bytes"):
         core.submit([encoded(tokens=9)])
     with pytest.raises(SampleRefused, match=r"sample_ids\.0: String should have at most 128"):
@@ -309,7 +329,7 @@ class Model(RuleBasedStateMachine):
     @rule()
     def connect(self) -> None:
         self.online = True
-        self.core.connected(welcome(self.credits))
+        hear(self.core, welcome(self.credits))
         self.pump()
 
     @precondition(lambda self: self.online)
@@ -318,7 +338,7 @@ class Model(RuleBasedStateMachine):
         self.online = False
         for queue in (self.inbound, self.held, self.outbound):
             queue.clear()
-        self.core.disconnected()
+        self.core.lost()
 
     @precondition(lambda self: self.inbound)
     @rule(may_hold=st.booleans())
@@ -343,7 +363,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.outbound)
     @rule()
     def answer(self) -> None:
-        for settled in self.core.handle(self.outbound.popleft(), self.now):
+        for settled in hear(self.core, self.outbound.popleft(), self.now):
             assert settled.handle not in self.settled
             assert set(settled.outcomes) == {Outcome.ACCEPTED}
             self.settled.add(settled.handle)
@@ -355,7 +375,7 @@ class Model(RuleBasedStateMachine):
         self.pump()
 
     def pump(self) -> None:
-        for message, payload in self.core.outgoing(self.now):
+        for message, payload in self.core.take_messages(self.now):
             assert self.online
             assert isinstance(message, m.Push)
             assert message.spans(sum(map(len, payload))) == [8] * len(message.tokens)
@@ -397,12 +417,12 @@ def test_what_the_dispatcher_let_go_of_is_sent_again_when_it_asks() -> None:
     core = connected(credits_=1)
     core.submit([encoded()])
     (first,) = said(core)
-    core.handle(m.Blocked(first_seq=0, cap="samples", held=9, capacity=9), 0.0)
+    hear(core, m.Blocked(first_seq=0, cap="samples", held=9, capacity=9))
     assert said(core) == []
-    core.handle(m.Resend(first_seq=0), 0.0)
+    hear(core, m.Resend(first_seq=0))
     assert said(core) == [first]
     with pytest.raises(ProtocolError, match="not outstanding"):
-        core.handle(m.Resend(first_seq=7), 0.0)
+        hear(core, m.Resend(first_seq=7))
 
 
 def test_a_withdrawn_member_closes_its_group_as_soon_as_the_dispatcher_can_hear_it() -> None:
@@ -410,14 +430,14 @@ def test_a_withdrawn_member_closes_its_group_as_soon_as_the_dispatcher_can_hear_
     core.max_payload_bytes = 1 << 20
     ticket = core.submit([encoded(group_id="g", size=2)])
     assert core.abandon(ticket, 0.0)[0]
-    core.connected(welcome(1))
+    hear(core, welcome(1))
     assert said(core, 9.9) == []  # it may be tried again
     assert core.wait(9.0) == pytest.approx(1.0)
     told = m.CloseGroup(group_id="g", size=2, number=1, withdrawn=[0])
     assert said(core, 10.0) == [told, m.Ping()]
     assert core.wait(11.0) is None
-    core.disconnected()
-    core.connected(welcome(1))
+    core.lost()
+    hear(core, welcome(1))
     assert said(core, 12.0) == [told, m.Ping()]  # until it is heard, in the same words
 
 
@@ -426,34 +446,34 @@ def test_a_member_that_is_withdrawn_and_pushed_again_keeps_its_group_open() -> N
     core.max_payload_bytes = 1 << 20
     assert core.abandon(core.submit([encoded(group_id="g", size=2)]), 0.0)[0]
     core.submit([encoded(group_id="g", size=2)])
-    core.connected(welcome(1))
+    hear(core, welcome(1))
     assert [type(message) for message in said(core, 60.0)] == [m.Push]
 
 
-def test_of_two_withdrawn_members_one_that_is_pushed_again_is_not_lacking() -> None:
+def test_of_two_withdrawn_members_one_that_is_pushed_again_is_not_missed() -> None:
     core = ProducerCore("p")
     core.max_payload_bytes = 1 << 20
     for ticket in [core.submit([encoded(tokens, group_id="g", size=2)]) for tokens in (1, 2)]:
         core.abandon(ticket, 0.0)
     core.submit([encoded(1, group_id="g", size=2)])  # the first once more, by what is in it
-    core.connected(welcome(1))
+    hear(core, welcome(1))
     (first,) = said(core, 10.0)
     assert isinstance(first, m.Push)
-    core.handle(pushed(2, "accepted"), 10.0)
+    hear(core, pushed(2, "accepted"), 10.0)
     told = m.CloseGroup(group_id="g", size=2, number=1, withdrawn=[1])
     assert said(core, 10.0) == [told, m.Ping()]
 
 
 @pytest.mark.parametrize(("lost", "other"), [("lost", "other"), (None, None)])
-def test_a_withdrawn_member_is_lacking_though_others_come(
+def test_a_withdrawn_member_is_missed_though_others_come(
     lost: str | None, other: str | None
 ) -> None:
     core = ProducerCore("p")
     core.max_payload_bytes = 1 << 20
     core.abandon(core.submit([encoded(1, lost, group_id="g", size=2)]), 0.0)
     core.submit([encoded(2, other, group_id="g", size=2)])
-    core.connected(welcome(1))
+    hear(core, welcome(1))
     assert pushes(core, 10.0) == [1]
-    core.handle(pushed(1, "accepted"), 10.0)
+    hear(core, pushed(1, "accepted"), 10.0)
     told = m.CloseGroup(group_id="g", size=2, number=1, withdrawn=[0])
     assert said(core, 10.0) == [told, m.Ping()]

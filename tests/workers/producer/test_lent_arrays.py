@@ -119,7 +119,7 @@ def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(
 
     def interrupt() -> None:
         """Once the push is on its way, and its thread busy: the caller has to wait for it."""
-        made._loop.call_soon_threadsafe(threading.Event().wait, 0.3)
+        made._thread.call(lambda: threading.Event().wait(0.3))
         signal.pthread_kill(main, signal.SIGINT)
 
     pushed = fields()

@@ -29,16 +29,20 @@ def connected(generation: int | None = None) -> RankCore:
     return core
 
 
+def spoken(core: RankCore) -> list[m.Message]:
+    return [message for message, _ in core.take_messages(0.0)]
+
+
 def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
     """Give the core messages; return what it says."""
     for message in messages:
-        core.handle(message, NOTHING)
-    return core.outgoing()
+        core.heard(message, NOTHING, 0.0)
+    return spoken(core)
 
 
 def deliver(core: RankCore, number: int, index: int) -> None:
     (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(micro_batch(number, index))
-    core.handle(codec.decode(frame), frame.payload)
+    core.heard(codec.decode(frame), frame.payload, 0.0)
 
 
 def take(core: RankCore) -> int:
@@ -55,17 +59,17 @@ def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
     assert core.ready() is None
     hear(core, m.Release(step=4))
     assert take(core) == 4
-    assert core.outgoing() == [m.Demand(taken=4, hungry=False)]
+    assert spoken(core) == [m.Demand(taken=4, hungry=False)]
 
 
 def test_hunger_is_said_once_and_ends_with_the_step() -> None:
     core = connected()
-    core.wait(hungry=True)
-    core.wait(hungry=True)
-    assert core.outgoing() == [m.Demand(taken=-1, hungry=True)]
+    core.demand(hungry=True)
+    core.demand(hungry=True)
+    assert spoken(core) == [m.Demand(taken=-1, hungry=True)]
     hear(core, step(0), m.Release(step=0))
     take(core)
-    assert core.outgoing() == [m.Demand(taken=0, hungry=False)]
+    assert spoken(core) == [m.Demand(taken=0, hungry=False)]
 
 
 def test_what_happened_is_said_in_that_order_and_only_the_newest_of_a_kind() -> None:
@@ -75,10 +79,10 @@ def test_what_happened_is_said_in_that_order_and_only_the_newest_of_a_kind() -> 
     core.set_policy_version(1)
     core.set_policy_version(2)
     core.commit(0)
-    core.wait(hungry=True)
-    core.wait(hungry=False)
-    core.wait(hungry=True)
-    assert core.outgoing() == [
+    core.demand(hungry=True)
+    core.demand(hungry=False)
+    core.demand(hungry=True)
+    assert spoken(core) == [
         m.Demand(taken=0, hungry=False),
         m.PolicyVersion(policy_version=2, first_step=0),
         m.Commit(step=0),
@@ -96,9 +100,9 @@ def test_a_hello_tells_all_that_a_lost_connection_may_have_swallowed() -> None:
     take(core)
     deliver(core, 1, 0)
     deliver(core, 1, 1)
-    core.disconnected()
-    core.wait(hungry=True)
-    assert core.outgoing() == []
+    core.lost()
+    core.demand(hungry=True)
+    assert spoken(core) == []
     hello = core.hello()
     assert (hello.generation, hello.run_id, hello.taken, hello.committed) == (1, "run", 1, 0)
     assert (hello.received, hello.hungry, hello.policy_version) == ([(1, 2)], True, 9)
@@ -110,9 +114,9 @@ def test_a_rank_that_was_never_welcomed_is_of_no_run() -> None:
 
 def first_step_of(core: RankCore, version: int) -> int:
     """The first step that trains with a version reported now, as the dispatcher hears of it."""
-    core.outgoing()
+    spoken(core)
     core.set_policy_version(version)
-    (said,) = core.outgoing()
+    (said,) = spoken(core)
     assert isinstance(said, m.PolicyVersion)
     assert core.hello().policy_step == said.first_step
     return said.first_step
@@ -157,9 +161,9 @@ def test_the_same_version_again_is_no_news() -> None:
     hear(core, step(0), m.Release(step=0))
     take(core)
     core.begin(0)
-    core.outgoing()
+    spoken(core)
     core.set_policy_version(3)
-    assert core.outgoing() == []
+    assert spoken(core) == []
     assert core.hello().policy_step == 0
 
 
@@ -167,11 +171,11 @@ def test_a_version_that_a_step_has_trained_with_is_said_though_a_newer_one_follo
     core = connected()
     hear(core, step(0), m.Release(step=0))
     take(core)
-    core.outgoing()
+    spoken(core)
     core.set_policy_version(1)
     core.begin(0)
     core.set_policy_version(2)
-    assert core.outgoing() == [
+    assert spoken(core) == [
         m.PolicyVersion(policy_version=1, first_step=0),
         m.PolicyVersion(policy_version=2, first_step=1),
     ]
@@ -193,7 +197,7 @@ def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
     hear(core, step(0, 2), m.Release(step=0))
     deliver(core, 0, 0)
     take(core)
-    core.disconnected()
+    core.lost()
     hear(core, welcome())
     assert hear(core, step(0, 2), m.Release(step=0)) == [m.Prepared(step=0, digest="d")]
     deliver(core, 0, 0)
@@ -206,7 +210,7 @@ def test_a_delivery_of_a_committed_step_is_ignored() -> None:
     hear(core, step(0), m.Release(step=0))
     take(core)
     core.commit(0)
-    core.outgoing()
+    spoken(core)
     assert hear(core, step(0), m.Release(step=0)) == []
     deliver(core, 0, 0)
     assert core.hello().received == []
@@ -255,6 +259,6 @@ def test_nothing_counts_before_the_welcome() -> None:
 
 def test_another_generation_than_ours_is_a_fence() -> None:
     core = connected()
-    core.disconnected()
+    core.lost()
     with pytest.raises(GenerationFenced, match=r"belongs to generation 1, .* 2 now"):
         hear(core, welcome(generation=2))

@@ -7,9 +7,6 @@ can be tested without waiting.
 import random
 from collections.abc import Callable
 
-from rollout_dispatcher import errors
-from rollout_dispatcher.protocol import messages as m
-
 #: A Ping may stay unanswered for this many heartbeats, so the peer may be silent for three: one
 #: answer may be lost to a pause of the dispatcher, two in a row hardly.
 UNANSWERED_INTERVALS = 2
@@ -104,23 +101,3 @@ class Backoff:
         ceiling = min(FIRST_DELAY_S * 2.0**self._attempt, LONGEST_DELAY_S)
         self._attempt = min(self._attempt + 1, 16)
         return min(ceiling * (0.5 + self._uniform() / 2), left)
-
-
-#: What a refusal becomes in the user's thread; every code not named here is a ProtocolError.
-_REFUSALS: dict[str, type[errors.DispatcherError]] = {
-    errors.ConfigError.code: errors.ConfigError,
-    errors.PlanError.code: errors.PlanError,
-    errors.SampleTooLong.code: errors.PlanError,
-    errors.Unauthorized.code: errors.Unauthorized,
-    errors.TlsFailed.code: errors.TlsFailed,
-    errors.RankRefused.code: errors.RankRefused,
-    errors.GenerationFenced.code: errors.GenerationFenced,
-    errors.CheckpointRefused.code: errors.CheckpointRefused,
-}
-
-
-def refusal(message: m.Error) -> Exception:
-    """The exception for an Error frame: a ConnectionError when trying again may help."""
-    if message.retriable:
-        return ConnectionError(f"the dispatcher closed the connection: {message.message}")
-    return _REFUSALS.get(message.code, errors.ProtocolError)(message.message)

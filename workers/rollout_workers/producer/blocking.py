@@ -1,13 +1,10 @@
 """`RolloutProducer`: the blocking shell around `AsyncRolloutProducer`.
 
-Its event loop runs in one private thread; any number of threads may push. The thread is a daemon
-because an exiting interpreter joins all others before it runs any exit hook: a producer that
-nobody closed would hang there. Instead a finalizer says goodbye, at exit or when the producer is
-garbage, whichever is first.
+Its event loop runs in one private thread; any number of threads may push. A finalizer says goodbye,
+at exit or when the producer is garbage, whichever is first.
 """
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
@@ -19,6 +16,7 @@ from rollout_dispatcher.errors import ClientClosed
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
+from rollout_workers.client.loop_thread import LoopThread
 from rollout_workers.client.own_process import OwnProcess, refuse_to_travel
 from rollout_workers.producer.asynchronous import AsyncRolloutProducer, members
 from rollout_workers.producer.encode import GroupSize, Pushable, RolloutSample
@@ -51,12 +49,8 @@ class RolloutProducer:
             credentials=credentials,
         )
         self._process = process = OwnProcess("producer")
-        self._loop = asyncio.new_event_loop()
-        thread = threading.Thread(
-            target=_run_loop, args=(self._loop,), name="rollout-producer", daemon=True
-        )
-        thread.start()
-        self._stop = weakref.finalize(self, _stop, process, self._loop, thread, self._inner)
+        self._thread = LoopThread("rollout-producer")
+        self._stop = weakref.finalize(self, _stop, process, self._thread, self._inner)
         try:
             self._call(self._inner.start())
         except BaseException:
@@ -138,7 +132,7 @@ class RolloutProducer:
             raise
         future: Future[T] | None = None
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            future = self._thread.submit(work)
             return future.result()
         except CancelledError:
             raise ClientClosed("the producer was closed while the call waited") from None
@@ -150,7 +144,7 @@ class RolloutProducer:
     def _cancel(self, work: Coroutine[Any, Any, Any]) -> None:
         """Cancel a coroutine, and wait until it has let go of the caller's arrays; bounded."""
         with suppress(Exception):  # the loop has ended, and sends nothing any more, or is stuck
-            asyncio.run_coroutine_threadsafe(_end(work), self._loop).result(CLOSE_TIMEOUT_S)
+            self._thread.submit(_end(work)).result(CLOSE_TIMEOUT_S)
 
 
 async def _end(work: Coroutine[Any, Any, Any]) -> None:
@@ -160,35 +154,9 @@ async def _end(work: Coroutine[Any, Any, Any]) -> None:
         await asyncio.wait([task])
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """The private thread: serve until stopped, then end whatever a caller left behind."""
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_default_executor())
-    finally:
-        loop.close()
-
-
-def _stop(
-    process: OwnProcess,
-    loop: asyncio.AbstractEventLoop,
-    thread: threading.Thread,
-    inner: AsyncRolloutProducer,
-) -> None:
+def _stop(process: OwnProcess, thread: LoopThread, inner: AsyncRolloutProducer) -> None:
     """Close the connection, then the loop; bounded, as it also runs when the interpreter exits."""
     if not process.is_here:  # that of a forked child
         return
-
-    async def close() -> None:
-        try:
-            await inner.close()
-        finally:
-            loop.stop()
-
-    asyncio.run_coroutine_threadsafe(close(), loop)
+    thread.finish(inner.close())
     thread.join(2 * CLOSE_TIMEOUT_S)

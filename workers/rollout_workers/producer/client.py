@@ -1,11 +1,10 @@
-"""The asyncio shell around `ProducerCore`: connects, reconnects, and lets callers wait.
+"""The asyncio shell around `ProducerCore`: lets callers wait for what they have pushed.
 
 The core decides what is outstanding and what goes out next. A wait that is cancelled leaves it
 as it was, except that the push is withdrawn where the dispatcher certainly does not hold it.
 """
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from uuid import uuid4
 
@@ -13,28 +12,24 @@ from rollout_dispatcher.errors import (
     BufferFull,
     ClientClosed,
     DispatcherError,
-    DispatcherUnreachable,
-    ProtocolError,
     SampleRefused,
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.sample import Outcome
-from rollout_dispatcher.transport.connect import connect
-from rollout_workers.client.credentials import Credentials, hopeless
-from rollout_workers.client.liveness import (
-    CLOSE_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
-    HANDSHAKE_TIMEOUT_S,
-    Backoff,
-)
+from rollout_workers.client.connector import Connector
+from rollout_workers.client.core import Role
+from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import OwnProcess
 from rollout_workers.producer.batches import batches
-from rollout_workers.producer.core import GRACE_S, ProducerCore, Settled
+from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample
-from rollout_workers.producer.link import ProducerLink
+from rollout_workers.producer.shortfall import GRACE_S
 
-log = logging.getLogger(__name__)
+#: The dispatcher sends a producer outcomes only: one short word a sample, or an error message.
+LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 
 
 class ProducerClient:
@@ -44,11 +39,11 @@ class ProducerClient:
         self, endpoint: Endpoint, reconnect_timeout: float, credentials: Credentials
     ) -> None:
         self._endpoint, self._credentials = endpoint, credentials
+        self._reconnect_timeout = reconnect_timeout
         self._process = OwnProcess("producer")
-        self._backoff = Backoff(reconnect_timeout)
         self._core = ProducerCore(uuid4().hex)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
-        self._link: ProducerLink | None = None
+        self._connector: Connector | None = None
         self._task: asyncio.Task[None] | None = None
         self._welcomed: asyncio.Future[None] | None = None
         self._failure: DispatcherError | None = None
@@ -58,7 +53,11 @@ class ProducerClient:
         self._process.check()
         loop = asyncio.get_running_loop()
         self._welcomed = loop.create_future()
-        self._task = loop.create_task(self._run(), name="rollout-producer")
+        role = Role(self._core, Side.PRODUCER, LIMITS, self._heard)
+        self._connector = connector = Connector(
+            loop, self._endpoint, role, self._credentials, self._reconnect_timeout
+        )
+        self._task = loop.create_task(self._run(connector), name="rollout-producer")
         try:
             await self._welcomed
         except BaseException:
@@ -73,13 +72,13 @@ class ProducerClient:
         Raises BufferFull or TimeoutError after `timeout` seconds; a note on the error says
         whether the samples were withdrawn.
         """
-        self._check()
+        connector = self._check()
         handles: list[int] = []
         try:
             for batch in batches(samples, self._core.max_payload_bytes):
                 handles.append(self._core.submit(batch))
                 self._expect(handles[-1])
-            self._pump()
+            connector.pump()
             async with asyncio.timeout(timeout):
                 settled = [await self._waiting[handle] for handle in handles]
         except TimeoutError:
@@ -94,10 +93,10 @@ class ProducerClient:
 
     async def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> None:
         """Send a control message behind the pushes it is about; returns when it was handled."""
-        self._check()
+        connector = self._check()
         handle = self._core.control(message)
         future = self._expect(handle)
-        self._pump()
+        connector.pump()
         try:
             await future
         finally:
@@ -109,14 +108,13 @@ class ProducerClient:
         if not self._process.is_here:
             return
         task, self._task = self._task, None
-        if task is None:
+        if task is None or self._connector is None:
             return
         closed = ClientClosed("the producer is closed")
         self._failure = self._failure or closed
+        self._connector.leave()
         try:
-            if self._link is not None:
-                self._link.say_goodbye()
-                await asyncio.wait([self._link.lost], timeout=CLOSE_TIMEOUT_S)
+            await asyncio.wait([task])  # the goodbye is bounded in time
         finally:  # a close that is cancelled closes too, with less of a goodbye
             task.cancel()
             self._fail(closed)
@@ -129,9 +127,9 @@ class ProducerClient:
         left = [handle for handle, future in waiting if future.cancelled() or not future.done()]
         now = asyncio.get_running_loop().time()
         given_up = [self._core.abandon(handle, now) for handle in left]
-        if given_up and self._link is not None:
-            self._link.copy_unsent()
-            self._link.pump()  # what it has to say of groups that lack members has its time
+        if given_up and self._connector is not None:
+            self._connector.copy_unsent()
+            self._connector.pump()  # what it has to say of groups that lack members has its time
         caps = [blocked for _, blocked in given_up if blocked is not None]
         if len(left) == len(handles) and all(withdrawn for withdrawn, _ in given_up):
             fate = (
@@ -155,21 +153,22 @@ class ProducerClient:
         self._waiting[handle] = future
         return future
 
-    def _check(self) -> None:
+    def _check(self) -> Connector:
         self._process.check()
         if self._failure is not None:
             raise self._failure
-        if self._task is None:
+        if self._connector is None:
             raise ClientClosed("the producer is not started; use `async with` or call start()")
+        return self._connector
 
-    def _pump(self) -> None:
-        if self._link is not None:
-            self._link.pump()
-
-    def _settle(self, settled: Settled) -> None:
-        future = self._waiting.get(settled.handle)
-        if future is not None and not future.done():
-            future.set_result(settled)
+    def _heard(self) -> None:
+        """The core has heard something: tell whoever waits for it."""
+        for settled in self._core.take_settled():
+            future = self._waiting.get(settled.handle)
+            if future is not None and not future.done():
+                future.set_result(settled)
+        if self._welcomed is not None and self._core.welcomed and not self._welcomed.done():
+            self._welcomed.set_result(None)
 
     def _fail(self, error: DispatcherError) -> None:
         self._failure = self._failure or error
@@ -178,60 +177,7 @@ class ProducerClient:
                 future.set_exception(self._failure)
                 future.exception()  # seen: it is raised by whoever waits, if anyone still does
 
-    async def _run(self) -> None:
-        """Connect, serve, and connect again, until closed or hopeless."""
-        try:
-            while self._failure is None:
-                try:
-                    await self._serve()
-                except OSError as lost:
-                    if (refused := hopeless(lost, self._endpoint)) is not None:
-                        raise refused from lost
-                    await self._pause(lost)
-        except DispatcherError as error:
-            self._fail(error)
-        except Exception as error:
-            log.exception("the producer's connection failed")
-            self._fail(ProtocolError(f"the producer failed: {error!r}"))
-
-    async def _pause(self, lost: OSError) -> None:
-        """Wait before the next attempt; raises DispatcherUnreachable when out of patience."""
-        if self._failure is not None:
-            return
-        delay = self._backoff.failed(asyncio.get_running_loop().time())
-        if delay is None:
-            raise DispatcherUnreachable(self._endpoint, self._backoff.timeout, lost) from lost
-        log.warning(
-            "no connection to the dispatcher at %s (%s); next attempt in %.1f s",
-            self._endpoint,
-            str(lost) or type(lost).__name__,
-            delay,
-        )
-        await asyncio.sleep(delay)
-
-    async def _serve(self) -> None:
-        """One connection, from connect to loss; raises OSError when it is lost."""
-        loop = asyncio.get_running_loop()
-        self._core.token = self._credentials.token()
-        link = ProducerLink(self._core, self._settle)
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connect(self._endpoint, link, self._credentials.tls_for(self._endpoint))
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                interval_s = await self._welcome(link)
-            self._backoff.connected(loop.time())
-            self._link = link
-            if self._welcomed is not None and not self._welcomed.done():
-                self._welcomed.set_result(None)
-            link.pump()
-            await link.watch(interval_s)
-        finally:
-            self._link = None
-            link.abort()
-            self._core.disconnected()
-
-    async def _welcome(self, link: ProducerLink) -> float:
-        try:
-            return await link.welcomed
-        except ConnectionError as lost:
-            raise self._credentials.doubted(lost, self._endpoint) from lost
+    async def _run(self, connector: Connector) -> None:
+        failure = await connector.run()
+        if failure is not None:
+            self._fail(failure)

@@ -103,7 +103,6 @@ class RankClient:
             address, core, self._changed, reconnect_timeout,
             credentials=shown, memory=memory or MemoryPool(),
         )  # fmt: skip
-        self._thread.start()
         try:
             self._welcome = self._wait(lambda: core.welcome)
         except BaseException:
@@ -151,7 +150,7 @@ class RankClient:
                     held = self._wait(self._next_or_end, timeout)
                 finally:
                     self._step_wait_s += monotonic() - began
-                    self._core.wait(hungry=False)
+                    self._core.demand(hungry=False)
                 if not isinstance(held, HeldStep):
                     return None
                 self._core.take(held)
@@ -261,7 +260,7 @@ class RankClient:
         if self._core.exhausted:
             return True
         if held is None and not self._core.hungry:
-            self._core.wait(hungry=True)
+            self._core.demand(hungry=True)
             self._thread.wake()
         return held
 

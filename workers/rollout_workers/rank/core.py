@@ -10,7 +10,7 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.client.liveness import refusal
+from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
 
 
@@ -59,24 +59,26 @@ class RankCore:
             saved=self._saved,
         )
 
-    def disconnected(self) -> None:
+    def lost(self) -> None:
         """Nothing said from here on is heard; the next HELLO will tell it."""
         self._connected = False
         self._outbox.clear()
 
-    def outgoing(self) -> list[m.Message]:
+    def take_messages(self, now: float) -> list[Outgoing]:  # noqa: ARG002  a rank waits for no time
         """What to send now; taken as sent."""
         said, self._outbox = self._outbox, []
-        return said
+        return [(message, ()) for message in said]
 
-    def handle(self, message: m.Message, payload: memoryview) -> None:
-        """Take a message from the dispatcher.
+    def ping(self) -> m.Ping:
+        """A Ping to send at once."""
+        return m.Ping()
 
-        Raises ProtocolError, what an Error frame stands for, or GenerationFenced.
-        """
+    def wait(self, now: float) -> None:
+        """Nothing that a rank says waits for time."""
+
+    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
+        """Take a message from the dispatcher. Raises ProtocolError or GenerationFenced."""
         match message:
-            case m.Error():
-                raise refusal(message)
             case m.WelcomeRank():
                 self._on_welcome(message)
             case _ if self._resuming:
@@ -123,9 +125,11 @@ class RankCore:
         return max(self.committed, self._begun_after)
 
     @property
-    def said_nothing(self) -> bool:
-        """Whether there is nothing that the dispatcher must not miss."""
-        return self.committed < 0 and self._saved < 0
+    def unconfirmed(self) -> str | None:
+        """What the dispatcher must not miss; None if nothing was said so far."""
+        if self.committed < 0 and self._saved < 0:
+            return None
+        return f"the commit of step {self.committed}"
 
     def resume(self, position: m.CheckpointPosition) -> None:
         """The trainer has loaded a checkpoint: say hello again, and forget what was sent so far.
@@ -188,7 +192,7 @@ class RankCore:
                 "optimizer.step()"
             )
 
-    def wait(self, *, hungry: bool) -> None:
+    def demand(self, *, hungry: bool) -> None:
         """The training loop begins, or ceases, to wait for a step."""
         self._begun |= hungry
         if hungry != self.hungry:

@@ -1,0 +1,202 @@
+"""One connection, plain and over TLS: nothing that arrives is left lying, nothing said is lost."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollout_dispatcher.errors import ProtocolError, RankRefused
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.sessions import Side
+from rollout_dispatcher.transport.connect import connect
+from rollout_workers.client.core import Outgoing, Role
+from rollout_workers.client.link import Link
+from tests.support.certificates import Authority
+
+LIMITS = FrameLimits(1 << 20, 1 << 26)
+PATIENCE_S = 20.0
+WELCOME = m.WelcomeProducer(credits=1, max_payload_bytes=1, heartbeat_interval_s=5.0)
+
+
+class Words:
+    """A core that says what it is given and remembers what it hears."""
+
+    finished, unconfirmed = False, None
+
+    def __init__(self) -> None:
+        self.token: str | None = None
+        self.to_say: list[m.Message] = []
+        self.payload = b""  # of each
+        self.said: list[m.Message] = []
+        self.arrived: list[tuple[m.Message, int]] = []
+        self.news = asyncio.Event()
+
+    def hello(self) -> m.HelloProducer:
+        return m.HelloProducer(client_id="me")
+
+    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
+        self.arrived.append((message, payload.nbytes))
+
+    def take_messages(self, now: float) -> Iterable[Outgoing]:  # noqa: ARG002
+        while self.to_say:
+            self.said.append(self.to_say.pop(0))
+            yield self.said[-1], (self.payload,) if self.payload else ()
+
+    def ping(self) -> m.Ping:
+        return m.Ping()
+
+    def wait(self, now: float) -> None:
+        """Nothing waits for time."""
+
+    def lost(self) -> None:
+        """Nothing is said again."""
+
+    async def hears(self, count: int) -> Sequence[m.Message]:
+        """The first so many messages."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.arrived) < count:
+                self.news.clear()
+                await self.news.wait()
+        return [message for message, _ in self.arrived]
+
+
+class Other:
+    """The dispatcher's end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._frames, self._arrived = FrameReader(LIMITS), list[m.Message]()
+
+    async def next(self) -> m.Message:
+        """The next message of the client."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not self._arrived:
+                data = await self._reader.read(1 << 16)
+                assert data, "the client hung up"
+                self._arrived += map(codec.decode, self._frames.feed(data))
+        return self._arrived.pop(0)
+
+    def send(self, *frames: bytes) -> None:
+        """Write all of it at once."""
+        self._writer.write(b"".join(frames))
+
+    def hang_up(self) -> None:
+        self._writer.close()
+
+
+Ends = tuple[Link, Words, Other]
+
+
+@asynccontextmanager
+async def joined(folder: Path, way: str) -> AsyncIterator[Ends]:
+    """A link that is welcomed, its core, and its other end."""
+    found: asyncio.Future[Other] = asyncio.get_running_loop().create_future()
+    serving, trusted = None, None
+    if way == "tls":
+        authority = Authority(folder)
+        pair = authority.issue("127.0.0.1")
+        serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        serving.load_cert_chain(pair.certificate, pair.key)
+        trusted = authority.client()
+    server = await asyncio.start_server(
+        lambda reader, writer: found.set_result(Other(reader, writer)),
+        "127.0.0.1", 0, ssl=serving,
+    )  # fmt: skip
+    core = Words()
+    link = Link(Role(core, Side.PRODUCER, LIMITS, core.news.set), asyncio.get_running_loop())
+    port = server.sockets[0].getsockname()[1]
+    await connect(Endpoint("127.0.0.1", port, tls=way == "tls"), link, trusted)
+    other = await found
+    assert isinstance(await other.next(), m.HelloProducer)
+    other.send(codec.encode(WELCOME))
+    await link.welcomed
+    try:
+        yield link, core, other
+    finally:
+        link.abort()
+        other.hang_up()
+        server.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([link.ended])
+
+
+@pytest.fixture(params=["tcp", "tls"])
+async def ends(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
+    async with joined(tmp_path, request.param) as found:
+        yield found
+
+
+async def test_a_small_frame_right_behind_a_large_one_is_not_waited_for(ends: Ends) -> None:
+    _, core, other = ends
+    other.send(codec.encode(m.Ping(), 40_001), bytes(40_001), codec.encode(m.Pong()))
+    assert await core.hears(3) == [WELCOME, m.Ping(), m.Pong()]
+    assert [nbytes for _, nbytes in core.arrived] == [0, 40_001, 0]
+
+
+async def test_what_a_slow_dispatcher_has_no_room_for_waits_in_the_core(ends: Ends) -> None:
+    link, core, other = ends
+    count = 200
+    core.to_say, core.payload = [m.Ping() for _ in range(count)], bytes(1 << 16)
+    link.pump()
+    assert core.to_say, "it was written though nobody reads"
+    for _ in range(count):
+        assert await other.next() == m.Ping()
+    assert not core.to_say
+
+
+async def test_a_goodbye_comes_after_all_that_was_said_and_needs_an_answer(ends: Ends) -> None:
+    link, core, other = ends
+    core.to_say = [m.EndStream()]
+    leaving = asyncio.create_task(link.take_leave())
+    assert await other.next() == m.EndStream()
+    assert await other.next() == m.Bye()
+    core.to_say = [m.EndStream()]
+    other.send(codec.encode(m.Pong()))
+    await core.hears(2)
+    link.pump()
+    assert core.to_say, "it was said after the goodbye"
+    assert not leaving.done()
+    other.send(codec.encode(m.Bye()))
+    async with asyncio.timeout(PATIENCE_S):
+        await leaving
+
+
+async def test_an_end_instead_of_an_answer_to_the_goodbye_is_a_loss(ends: Ends) -> None:
+    link, _, other = ends
+    leaving = asyncio.create_task(link.take_leave())
+    assert await other.next() == m.Bye()
+    other.hang_up()
+    with pytest.raises(ConnectionError, match="closed the connection"):
+        await leaving
+
+
+async def test_the_end_of_the_connection_is_told(ends: Ends) -> None:
+    link, _, other = ends
+    other.hang_up()
+    with pytest.raises(ConnectionError, match="closed the connection"):
+        async with asyncio.timeout(PATIENCE_S):
+            await link.watch(asyncio.get_running_loop().create_future())
+
+
+async def test_what_came_before_a_refusal_is_heard(ends: Ends) -> None:
+    link, core, other = ends
+    refusal = m.Error(code=RankRefused.code, message="taken")
+    other.send(codec.encode(m.Pong()), codec.encode(refusal))
+    with pytest.raises(RankRefused, match="taken"):
+        async with asyncio.timeout(PATIENCE_S):
+            await link.ended
+    assert [message for message, _ in core.arrived] == [WELCOME, m.Pong()]
+
+
+async def test_bytes_that_are_no_frame_end_the_connection(ends: Ends) -> None:
+    link, _, other = ends
+    other.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(ProtocolError, match="expected a frame"):
+        async with asyncio.timeout(PATIENCE_S):
+            await link.ended

@@ -1,0 +1,171 @@
+"""Connect, introduce, serve, take leave; and connect again, until that is of no use.
+
+One client's way through its connections, whatever its role. A client that leaves while something
+that it said is not confirmed is allowed one more attempt after a loss; any other leaves at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from rollout_dispatcher.errors import DispatcherError, DispatcherUnreachable, ProtocolError
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.connect import connect
+from rollout_workers.client.core import Role
+from rollout_workers.client.credentials import Credentials, hopeless
+from rollout_workers.client.link import Link
+from rollout_workers.client.liveness import (
+    CLOSE_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    HANDSHAKE_TIMEOUT_S,
+    Backoff,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Connector:
+    """Keeps a role connected, in the thread of `loop` alone.
+
+    welcomes: connections that were established.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: Endpoint,
+        role: Role,
+        credentials: Credentials,
+        reconnect_timeout: float,
+    ) -> None:
+        self._loop, self._endpoint, self._role = loop, endpoint, role
+        self._credentials, self._backoff = credentials, Backoff(reconnect_timeout)
+        self._leaving: asyncio.Future[None] = loop.create_future()
+        self._attempt: asyncio.Timeout | None = None
+        self._link: Link | None = None
+        self._received_before = 0  # bytes, on earlier connections
+        self.welcomes = 0
+
+    @property
+    def bytes_received(self) -> int:
+        """On all connections together; hold the role's guard."""
+        link = self._link
+        return self._received_before + (link.bytes_received if link is not None else 0)
+
+    async def run(self) -> DispatcherError | None:
+        """Serve until it has left, or has no use for a connection; returns what ended it else."""
+        try:
+            await self._serve_until_over()
+        except DispatcherError as error:
+            return error
+        except Exception as error:
+            log.exception("a client of the dispatcher failed")
+            return ProtocolError(f"the client failed: {error!r}")
+        return None
+
+    def leave(self) -> None:
+        """Say goodbye and have `run` return; what was said before is heard, if it can be."""
+        if self._leaving.done():
+            return
+        self._leaving.set_result(None)
+        attempt = self._attempt
+        if attempt is not None and not attempt.expired():
+            soon = self._loop.time() + (CLOSE_TIMEOUT_S if self._unconfirmed() else 0.0)
+            attempt.reschedule(min(attempt.when() or soon, soon))
+
+    def pump(self) -> None:
+        """The core has something to say."""
+        if self._link is not None:
+            self._link.pump()
+
+    def copy_unsent(self) -> None:
+        """From now on the buffers of payloads may change."""
+        if self._link is not None:
+            self._link.copy_unsent()
+
+    async def _serve_until_over(self) -> None:
+        while not self._over():
+            last_attempt = self._leaving.done()
+            try:
+                await self._serve()
+                return
+            except OSError as lost:
+                if (refused := hopeless(lost, self._endpoint)) is not None:
+                    raise refused from lost
+                if last_attempt and not self._over():
+                    log.warning(
+                        "closed without a connection to the dispatcher at %s (%s): it may not know "
+                        "of %s", self._endpoint, lost, self._unconfirmed(),
+                    )  # fmt: skip
+                    return
+                if not self._over():
+                    await self._pause(lost)
+
+    async def _pause(self, lost: OSError) -> None:
+        """Wait before the next attempt; raises DispatcherUnreachable when out of patience."""
+        delay = self._backoff.failed(self._loop.time())
+        if delay is None:
+            raise DispatcherUnreachable(self._endpoint, self._backoff.timeout, lost) from lost
+        log.warning(
+            "no connection to the dispatcher at %s (%s); next attempt in %.1f s",
+            self._endpoint,
+            str(lost) or type(lost).__name__,
+            delay,
+        )
+        await asyncio.wait((self._leaving,), timeout=delay)
+
+    async def _serve(self) -> None:
+        """One connection, to its loss (OSError) or to our own goodbye."""
+        role = self._role
+        token, tls = self._credentials.token(), self._credentials.tls_for(self._endpoint)
+        with role.guard:
+            role.core.token = token
+        self._link = link = Link(role, self._loop)
+        try:
+            await self._within(
+                CONNECT_TIMEOUT_S, connect(self._endpoint, link, tls), "no connection came about"
+            )
+            await self._within(
+                HANDSHAKE_TIMEOUT_S, self._welcome(link), "the dispatcher did not answer the HELLO"
+            )
+            self.welcomes += 1
+            self._backoff.connected(self._loop.time())
+            link.pump()
+            await link.watch(self._leaving)
+            await link.take_leave()
+        finally:
+            link.abort()
+            with role.guard:
+                self._received_before += link.bytes_received
+                self._link = None
+                role.core.lost()
+
+    async def _welcome(self, link: Link) -> None:
+        try:
+            await link.welcomed
+        except ConnectionError as lost:
+            raise self._credentials.doubted(lost, self._endpoint) from lost
+
+    async def _within(self, seconds: float, work: Awaitable[None], failure: str) -> None:
+        """Raises TimeoutError that says `failure`, sooner than that once this client leaves."""
+        if self._leaving.done():
+            seconds = min(seconds, CLOSE_TIMEOUT_S)
+        attempt = self._attempt = asyncio.timeout(seconds)
+        try:
+            async with attempt:
+                await work
+        except TimeoutError as late:
+            raise TimeoutError(failure) if attempt.expired() else late from None
+        finally:
+            self._attempt = None
+
+    def _over(self) -> bool:
+        """Whether no further connection is of use."""
+        with self._role.guard:
+            if self._role.core.finished:
+                return True
+        return self._leaving.done() and self._unconfirmed() is None
+
+    def _unconfirmed(self) -> str | None:
+        with self._role.guard:
+            return self._role.core.unconfirmed

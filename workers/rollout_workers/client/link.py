@@ -1,0 +1,230 @@
+"""One connection of a client: frames in, frames out, heartbeats, and an end that is said.
+
+An asyncio protocol, driven by callbacks. What the core has to say is written as long as the
+transport has room, so that a slow dispatcher holds pushes in the core rather than in a buffer, and
+payloads are received straight into the role's memory. Whatever goes wrong with the connection is an
+OSError; what goes wrong with the bytes, a ProtocolError.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.protocol.sessions import Session
+from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
+from rollout_workers.client.core import Role
+from rollout_workers.client.liveness import CLOSE_TIMEOUT_S, Heartbeat
+from rollout_workers.client.refusal import refusal
+
+#: Of a message that has none.
+NO_PAYLOAD = memoryview(b"")
+
+
+class Link(StreamProtocol):
+    """Speaks for a role's core on one transport.
+
+    welcomed, ended: resolve when the dispatcher has welcomed this client, and when it has answered
+    its goodbye; both are told by an exception why that did not come. bytes_received: so far.
+    """
+
+    #: A few megabytes in micro-batches; a ping or a commit waits for no more.
+    reads_at_once = 16
+
+    def __init__(self, role: Role, loop: asyncio.AbstractEventLoop) -> None:
+        self._role, self._core, self._loop = role, role.core, loop
+        self._session = Session(role.side, role.limits, role.memory)
+        self._arrived: list[tuple[m.Message, memoryview]] = []
+        self._transport: asyncio.Transport | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+        self._heartbeat: Heartbeat | None = None
+        self._written = 0  # bytes
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self.bytes_received = 0
+        self.welcomed: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def pump(self) -> None:
+        """Write what the core has to say while there is room, from the welcome to the goodbye."""
+        if self._heartbeat is None or self._leaving or not self._writable():
+            return
+        now = self._loop.time()
+        with self._role.guard:
+            for message, payload in self._core.take_messages(now):
+                self._write(message, payload)
+                if not self._writable():
+                    return
+            wait = self._core.wait(now)
+        if wait is not None and self._timer is None:
+            self._timer = self._loop.call_later(wait, self._pump_again)
+
+    async def watch(self, until: asyncio.Future[None]) -> None:
+        """Ping when due, until then; raises what ended the connection before."""
+        assert self._heartbeat is not None
+        heartbeat, left = self._heartbeat, 0
+        while not until.done():
+            now = self._loop.time()
+            if heartbeat.ping_due(now):
+                self._ping()
+            await asyncio.wait(
+                (self.ended, until),
+                timeout=heartbeat.wait(now),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self.ended.done():
+                await self.ended
+            before, left = left, self._left()
+            if self._unsent and left > before:
+                heartbeat.heard()  # it reads, and answers what it has not come to when it has
+            heartbeat.check(self._loop.time())
+
+    async def take_leave(self) -> None:
+        """Say the last things and Bye, and wait until the dispatcher says it too.
+
+        What was said before is safe then. Raises OSError when that does not come: an end without
+        an answer may be that of a dispatcher that has read nothing.
+        """
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._room.wait()
+                self.pump()
+                self._leaving = True
+                self._write(m.Bye())
+                await self.ended
+        except TimeoutError:
+            raise TimeoutError("the dispatcher did not answer the goodbye") from None
+
+    def copy_unsent(self) -> None:
+        """From now on the buffers that are on their way may change."""
+        if isinstance(self._transport, StreamTransport):
+            self._transport.copy_unsent()
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def _unsent(self) -> int:
+        """Bytes that were written and that the kernel has no room for yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _left(self) -> int:
+        """Bytes that have left; while some are unsent, those that the dispatcher has read."""
+        return self._written - self._unsent
+
+    def _writable(self) -> bool:
+        return self._room.is_set() and not self.ended.done()
+
+    def _pump_again(self) -> None:
+        self._timer = None
+        self.pump()
+
+    def _ping(self) -> None:
+        with self._role.guard:
+            self._write(self._core.ping())
+
+    def _end(self, error: Exception | None) -> None:
+        for future in (self.welcomed, self.ended):
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                future.exception()  # seen: it is raised by whoever awaits, if anyone still does
+        self._room.set()
+        self.abort()
+
+    # -- messages to bytes and back
+
+    def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
+        if self._transport is None:
+            return
+        frame = [self._session.say(message, sum(map(len, payload))), *payload]
+        self._written += sum(map(len, frame))
+        if isinstance(self._transport, StreamTransport):
+            self._transport.writelines(frame)
+        else:  # TLS makes a record, and keeps a reference, of whatever it is given
+            self._transport.write(b"".join(frame))
+
+    def _receive(self, nbytes: int) -> None:
+        """Take the messages that are now complete."""
+        for message, parts in self._session.received(nbytes):
+            self._arrived.append((message, parts[0] if parts else NO_PAYLOAD))
+            if len(self._arrived) == 1:
+                self._loop.call_soon(self._hear_arrived)
+
+    def _hear_arrived(self) -> None:
+        """Give the core what has arrived in this turn of the event loop, all at once.
+
+        Each change may wake another thread, which costs more than to receive a micro-batch.
+        """
+        arrived, self._arrived = self._arrived, []
+        if not arrived or self.ended.done():
+            return
+        try:
+            with self._role.guard:
+                try:
+                    for message, payload in arrived:
+                        self._hear(message, payload)
+                finally:
+                    self._role.changed()
+        except Exception as error:
+            self._end(error)
+            return
+        self.pump()
+
+    def _hear(self, message: m.Message, payload: memoryview) -> None:
+        if isinstance(message, m.Error):
+            raise refusal(message)
+        if isinstance(message, m.Bye) and self._leaving:
+            self._end(None)
+            return
+        now = self._loop.time()
+        self._core.heard(message, payload, now)
+        if isinstance(message, (m.WelcomeProducer, m.WelcomeRank)) and not self.welcomed.done():
+            self._heartbeat = Heartbeat(message.heartbeat_interval_s, now)
+            self.welcomed.set_result(None)
+
+    # -- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce the client."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        with self._role.guard:
+            self._write(self._core.hello())
+
+    def get_buffers(self) -> list[memoryview]:
+        """Memory that the next bytes belong into."""
+        return self._session.get_buffers()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes are in `get_buffers`."""
+        self.bytes_received += nbytes
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
+        try:
+            self._receive(nbytes)
+        except Exception as error:
+            self._hear_arrived()
+            self._end(error)
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._room.set()
+        self.pump()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is over."""
+        self._hear_arrived()
+        self._end(error or ConnectionError("the dispatcher closed the connection"))
