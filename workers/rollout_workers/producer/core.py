@@ -106,7 +106,9 @@ class ProducerCore:
         Returns whether nothing of it was or will be accepted, and the cap that held it back, if
         the dispatcher named one.
         """
-        push = self._pushes[handle]
+        push = self._pushes.get(handle)
+        if push is None:  # it was answered in the moment in which the caller gave up
+            return False, None
         blocked = push.blocked or self._blocked()
         if push.sent or push.uncertain:
             push.payload = [b"".join(push.payload)]
