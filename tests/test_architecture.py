@@ -1,6 +1,6 @@
 """docs/architecture.md tells the truth: its map is generated, the files and names in it exist.
 
-python tests/test_architecture.py    writes the map again
+python -m tests.test_architecture    writes the map again
 """
 
 import ast
@@ -14,7 +14,7 @@ from tests.support.source import ROOT
 
 DOC = ROOT / "docs" / "architecture.md"
 ROOTS = (ROOT / "dispatcher" / "rollout_dispatcher", ROOT / "workers" / "rollout_workers")
-START, STOP = "<!-- map: python tests/test_architecture.py -->\n", "<!-- /map -->"
+START, STOP = "<!-- map: python -m tests.test_architecture -->\n", "<!-- /map -->"
 #: `core/dispatch.py`, or with a name in it: `core/dispatch.py:Dispatch.push`.
 MENTION = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
 
@@ -77,7 +77,7 @@ def test_every_folder_says_what_it_is_for() -> None:
 def test_the_map_is_up_to_date() -> None:
     text = DOC.read_text()
     shown = text[text.index(START) + len(START) : text.index(STOP)]
-    assert shown == map_table() + "\n", "run: python tests/test_architecture.py"
+    assert shown == map_table() + "\n", "run: python -m tests.test_architecture"
 
 
 @pytest.mark.parametrize(("path", "name"), mentions())

@@ -1,6 +1,6 @@
 """The figures in docs/ are those of the committed results, and the commands in them exist.
 
-python tests/test_docs.py    writes the tables again, from docs/results
+python -m tests.test_docs    writes the tables again, from docs/results
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ PARTS = [(document, name) for document, parts in TABLES.items() for name in part
 def test_a_table_says_what_its_result_file_says(document: str, name: str) -> None:
     text = (DOCS / document).read_text()
     start, stop = between(text, name)
-    assert text[start:stop] == TABLES[document][name]() + "\n", "run: python tests/test_docs.py"
+    assert text[start:stop] == TABLES[document][name]() + "\n", "run: python -m tests.test_docs"
 
 
 @pytest.mark.parametrize("document", TABLES)

@@ -1,6 +1,6 @@
 """The README tells the truth: its tables are generated, its links lead somewhere.
 
-python tests/test_readme.py    writes the tables again
+python -m tests.test_readme    writes the tables again
 """
 
 import re
@@ -68,7 +68,7 @@ TABLES = {"settings": settings_table, "metrics": metrics_table}
 def test_a_table_is_up_to_date(name: str) -> None:
     text = README.read_text()
     start, stop = between(text, name)
-    assert text[start:stop] == TABLES[name]() + "\n", "run: python tests/test_readme.py"
+    assert text[start:stop] == TABLES[name]() + "\n", "run: python -m tests.test_readme"
 
 
 def test_every_file_that_is_linked_exists(root: Path) -> None:

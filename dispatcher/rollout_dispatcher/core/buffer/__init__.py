@@ -1,1 +1,1 @@
-"""What is accepted and not yet planned: admission, caps, groups, freshness."""
+"""What is accepted and not yet planned: samples, groups, caps, freshness."""
