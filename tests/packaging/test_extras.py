@@ -20,7 +20,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 def test_what_needs_torch_names_the_extra(name: str) -> None:
     last = run(f"w.{name}").stderr.splitlines()[-1]
     remedy = "pip install 'rollout-dispatcher[workers]'"
-    assert last == f"ModuleNotFoundError: {name} needs torch: {remedy}"
+    assert last.startswith(f"ImportError: {name} needs torch, ")
+    assert last.endswith(remedy)
 
 
 @pytest.mark.parametrize("name", ["Credentials", "RankClient", "RolloutProducer", "RolloutSample"])

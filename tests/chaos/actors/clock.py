@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollout_dispatcher.core.clock import SteadyClock
-from rollout_dispatcher.service import server
+from rollout_dispatcher.service import dispatcher
 
 JUMP = signal.SIGUSR1
 
@@ -26,6 +26,6 @@ def follow_jumps(told: Path) -> None:
     def jumping(source: Callable[[], float]) -> SteadyClock:
         return SteadyClock(lambda: source() + offset)
 
-    assert vars(server)["SteadyClock"] is SteadyClock, "another clock: plant elsewhere"
-    vars(server)["SteadyClock"] = jumping
+    assert vars(dispatcher)["SteadyClock"] is SteadyClock, "another clock: plant elsewhere"
+    vars(dispatcher)["SteadyClock"] = jumping
     signal.signal(JUMP, jump)

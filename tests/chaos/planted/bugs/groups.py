@@ -6,6 +6,7 @@ from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
 from rollout_dispatcher.core.steps.retained import RetainedSteps
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from rollout_dispatcher.plan import FloatArray
 from tests.chaos.planted.plant import plant, planted
 
 
@@ -61,9 +62,11 @@ def lose_a_sample_for_another_size() -> None:
     """P1: an open step that is planned again for another number of ranks lacks a sample."""
     replaced = OpenSteps.replace
 
-    def lacking(steps: OpenSteps, number: int, micro_batches: MicroBatches, dp_size: int) -> None:
+    def lacking(
+        steps: OpenSteps, number: int, micro_batches: MicroBatches, dp_size: int, cost: FloatArray
+    ) -> None:
         (first, *parts), *ranks = micro_batches
-        replaced(steps, number, ((first[1:], *parts), *ranks), dp_size)
+        replaced(steps, number, ((first[1:], *parts), *ranks), dp_size, cost)
 
     plant(OpenSteps, "replace", lacking)
 

@@ -7,6 +7,7 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from rollout_dispatcher.plan import FloatArray
 from rollout_dispatcher.sample import Sample
 from tests.chaos.planted.plant import plant, planted
 
@@ -52,11 +53,13 @@ def repeat_a_step() -> None:
     add = OpenSteps.add
     before: list[MicroBatches] = []
 
-    def again(steps: OpenSteps, micro_batches: MicroBatches, dp_size: int, now: float) -> OpenStep:
+    def again(
+        steps: OpenSteps, micro_batches: MicroBatches, dp_size: int, now: float, cost: FloatArray
+    ) -> OpenStep:
         if steps.next_step == REPEATED:
             micro_batches = before[-1]
         before.append(micro_batches)
-        return add(steps, micro_batches, dp_size, now)
+        return add(steps, micro_batches, dp_size, now, cost)
 
     plant(OpenSteps, "add", again)
 
