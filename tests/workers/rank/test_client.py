@@ -302,6 +302,22 @@ def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
     assert not caplog.text
 
 
+def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    before = {thread for thread in threading.enumerate() if thread.name == "dispatcher-rank"}
+    peer.send(m.End(reason="over"))
+    dispatcher.hang_up()
+    for thread in before:
+        thread.join(10)
+    loading = threads.submit(client.resume, m.CheckpointPosition(run_id="run", step=3))
+    with pytest.raises(ClientClosed, match="make a new stream"):
+        loading.result(5)
+    with pytest.raises(ClientClosed, match="make a new stream"):
+        client.next_step(0)
+
+
 def test_a_long_computation_is_alive_by_its_pings(join: Join) -> None:
     client, peer = join(heartbeat_interval_s=0.05)
     assert peer.hears_nothing(0.5)
