@@ -127,6 +127,10 @@ class Peer:
 
     def welcome_rank(self, generation: int = 1, **options: object) -> m.HelloRank:
         hello = self.expect(m.HelloRank)
+        self.say_welcome_to_rank(generation, **options)
+        return hello
+
+    def say_welcome_to_rank(self, generation: int = 1, **options: object) -> None:
         facts = {
             "run_id": "run",
             "committed": -1,
@@ -135,7 +139,6 @@ class Peer:
             "heartbeat_interval_s": 5.0,
         } | options
         self.send(m.WelcomeRank.model_validate({"generation": generation, **facts}))
-        return hello
 
     def welcome_producer(self, credits_: int = 8, **options: object) -> m.HelloProducer:
         hello = self.expect(m.HelloProducer)

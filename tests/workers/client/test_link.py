@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.errors import ProtocolError, RankRefused
+from rollout_dispatcher.errors import IllegalTransition, ProtocolError, RankRefused
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
@@ -37,6 +37,7 @@ class Words:
         self.said: list[m.Message] = []
         self.arrived: list[m.Message] = []
         self.news = asyncio.Event()
+        self.wait_s: float | None = None
 
     def hello(self) -> m.HelloProducer:
         return m.HelloProducer(client_id="me")
@@ -52,8 +53,8 @@ class Words:
     def ping(self) -> m.Ping:
         return m.Ping()
 
-    def wait(self, now: float) -> None:
-        """Nothing waits for time."""
+    def wait(self, now: float) -> float | None:  # noqa: ARG002
+        return self.wait_s
 
     def lost(self) -> None:
         """Nothing is said again."""
@@ -201,3 +202,52 @@ async def test_bytes_that_are_no_frame_end_the_connection(ends: Ends) -> None:
     with pytest.raises(ProtocolError, match="expected a frame"):
         async with asyncio.timeout(PATIENCE_S):
             await link.ended
+
+
+def receive(link: Link, frame: bytes) -> None:
+    """As the transport does; the core hears of it in the next turn of the event loop."""
+    link.get_buffers()[0][: len(frame)] = frame
+    link.buffer_updated(len(frame))
+
+
+async def test_nothing_is_said_once_a_refusal_is_here_though_the_core_has_not_heard_it(
+    ends: Ends,
+) -> None:
+    link, core, _ = ends
+    receive(link, codec.encode(m.Error(code=RankRefused.code, message="taken")))
+    core.to_say = [m.EndStream()]
+    link.pump()
+    assert core.to_say, "it counts as said"
+    with pytest.raises(RankRefused, match="taken"):
+        async with asyncio.timeout(PATIENCE_S):
+            await link.take_leave()
+
+
+async def test_what_arrived_on_a_connection_that_was_dropped_is_not_heard(ends: Ends) -> None:
+    link, core, _ = ends
+    receive(link, codec.encode(m.Pong()))
+    link.abort()
+    with pytest.raises(ConnectionError):
+        await link.ended
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert core.arrived == [WELCOME]
+
+
+async def test_a_core_that_says_what_it_may_not_ends_the_connection(ends: Ends) -> None:
+    link, core, _ = ends
+    core.to_say = [m.Commit(step=1)]
+    asyncio.get_running_loop().call_soon(link.pump)
+    with pytest.raises(IllegalTransition, match="saying Commit"):
+        async with asyncio.timeout(PATIENCE_S):
+            await link.watch(asyncio.get_running_loop().create_future())
+
+
+async def test_what_is_due_sooner_does_not_wait_for_what_is_due_later(ends: Ends) -> None:
+    link, core, other = ends
+    core.wait_s = 10 * PATIENCE_S
+    link.pump()
+    core.wait_s = 0.01
+    link.pump()
+    core.to_say = [m.EndStream()]
+    assert await other.next() == m.EndStream()

@@ -21,6 +21,17 @@ def test_the_loop_ends_with_its_last_work_and_cancels_what_is_left() -> None:
     thread.call(pytest.fail)  # nothing happens any more
 
 
+def test_a_finalizer_that_the_loop_itself_runs_waits_for_nothing() -> None:
+    thread = LoopThread("under-test")
+
+    async def close() -> None:
+        thread.join(60.0)
+
+    thread.submit(close()).result(10)
+    thread.finish(close())
+    thread.join(10)
+
+
 def test_a_name_is_looked_up_while_the_interpreter_exits() -> None:
     code = (
         "import atexit; from rollout_workers.client.loop_thread import LoopThread; "

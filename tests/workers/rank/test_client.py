@@ -179,6 +179,51 @@ def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
     assert "no connection to the dispatcher" in caplog.text
 
 
+def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    taken = taken_from(client)
+    peer.close()
+    again = dispatcher.accept()
+    assert again.expect(m.HelloRank).committed == -1
+    taken.commit()
+    client.set_policy_version(7)
+    waiting = threads.submit(client.next_step)
+    assert again.hears_nothing(), "before the welcome"
+    again.say_welcome_to_rank()
+    assert again.expect(m.Commit).step == 0
+    assert again.expect(m.PolicyVersion).policy_version == 7
+    assert again.expect(m.Demand) == m.Demand(taken=0, hungry=True)
+    again.send(m.End(reason="over"))
+    assert waiting.result(10) is None
+
+
+def test_a_checkpoint_that_is_loaded_while_a_hello_is_on_its_way_is_told_in_another(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    peer.close()
+    again = dispatcher.accept()
+    assert again.expect(m.HelloRank).resume is None
+    loaded = m.CheckpointPosition(run_id="run", step=3)
+    loading = threads.submit(client.resume, loaded)
+    assert again.hears_nothing()
+    again.say_welcome_to_rank()
+    assert again.expect(m.HelloRank).resume == loaded
+    again.send(step(0))
+    client.checkpoint_saved(2)
+    assert again.hears_nothing(), "between the second hello and its welcome"
+    assert not loading.done()
+    again.say_welcome_to_rank(committed=3)
+    assert again.expect(m.CheckpointSaved).step == 2
+    loading.result(10)
+    assert client.position == 3
+    give(again, 4, [5])
+    assert taken_from(client).header.step == 4
+
+
 def test_training_goes_on_with_what_is_held_while_the_dispatcher_is_away(
     join: Join, dispatcher: ScriptedDispatcher
 ) -> None:
@@ -255,6 +300,22 @@ def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
         peer.close()
         client.close()
     assert not caplog.text
+
+
+def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
+    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    client, peer = join()
+    before = {thread for thread in threading.enumerate() if thread.name == "dispatcher-rank"}
+    peer.send(m.End(reason="over"))
+    dispatcher.hang_up()
+    for thread in before:
+        thread.join(10)
+    loading = threads.submit(client.resume, m.CheckpointPosition(run_id="run", step=3))
+    with pytest.raises(ClientClosed, match="make a new stream"):
+        loading.result(5)
+    with pytest.raises(ClientClosed, match="make a new stream"):
+        client.next_step(0)
 
 
 def test_a_long_computation_is_alive_by_its_pings(join: Join) -> None:

@@ -25,6 +25,7 @@ def welcome(generation: int = 1, max_open_steps: int = 2, committed: int = -1) -
 
 def connected(generation: int | None = None) -> RankCore:
     core = RankCore("me", 0, 2, generation, prefetch=1)
+    core.hello()
     hear(core, welcome())
     return core
 
@@ -149,6 +150,7 @@ def test_a_version_counts_for_all_taken_steps_that_have_not_begun() -> None:
 
 def test_a_version_reported_before_the_first_step_counts_from_where_training_goes_on() -> None:
     core = RankCore("me", 0, 2, None, prefetch=1)
+    core.hello()
     hear(core, welcome(committed=41))
     assert first_step_of(core, 3) == 42
     core.resume(m.CheckpointPosition(run_id="run", step=20))
@@ -198,6 +200,7 @@ def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
     deliver(core, 0, 0)
     take(core)
     core.lost()
+    core.hello()
     hear(core, welcome())
     assert hear(core, step(0, 2), m.Release(step=0)) == [m.Prepared(step=0, digest="d")]
     deliver(core, 0, 0)

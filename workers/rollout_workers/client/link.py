@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.sessions import Session
+from rollout_dispatcher.protocol.sessions import Session, SessionState
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 from rollout_workers.client.core import Role
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S, Heartbeat
@@ -50,15 +50,10 @@ class Link(StreamProtocol):
         """Write what the core has to say while there is room, from the welcome to the goodbye."""
         if self._heartbeat is None or self._leaving or not self._writable():
             return
-        now = self._loop.time()
-        with self._role.guard:
-            for message, payload in self._core.take_messages(now):
-                self._write(message, payload)
-                if not self._writable():
-                    return
-            wait = self._core.wait(now)
-        if wait is not None and self._timer is None:
-            self._timer = self._loop.call_later(wait, self._pump_again)
+        try:
+            self._say_what_there_is(self._loop.time())
+        except Exception as error:  # a bug of ours: nobody else would hear of it
+            self._end(error)
 
     async def watch(self, until: asyncio.Future[None]) -> None:
         """Ping when due, until then; raises what ended the connection before."""
@@ -102,11 +97,8 @@ class Link(StreamProtocol):
             self._transport.copy_unsent()
 
     def abort(self) -> None:
-        """Drop the connection."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._transport is not None:
-            self._transport.abort()
+        """Drop the connection, and what has arrived on it."""
+        self._end(ConnectionAbortedError("the connection was dropped"))
 
     @property
     def _unsent(self) -> int:
@@ -118,7 +110,29 @@ class Link(StreamProtocol):
         return self._written - self._unsent
 
     def _writable(self) -> bool:
-        return self._room.is_set() and not self.ended.done()
+        return self._room.is_set() and not self.ended.done() and not self._is_closed
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether the dispatcher has had its last word, maybe before the core has heard it."""
+        return self._session.state is SessionState.CLOSED
+
+    def _say_what_there_is(self, now: float) -> None:
+        with self._role.guard:
+            for message, payload in self._core.take_messages(now):
+                self._write(message, payload)
+                if not self._writable():
+                    return
+            wait = self._core.wait(now)
+        if wait is not None:
+            self._pump_at(now + wait)
+
+    def _pump_at(self, due: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._pump_again)
 
     def _pump_again(self) -> None:
         self._timer = None
@@ -138,12 +152,15 @@ class Link(StreamProtocol):
                 future.set_exception(error)
                 future.exception()  # seen: it is raised by whoever awaits, if anyone still does
         self._room.set()
-        self.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
 
     # -- messages to bytes and back
 
     def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
-        if self._transport is None:
+        if self._transport is None or self._is_closed:
             return
         frame = [self._session.say(message, sum(map(len, payload))), *payload]
         self._written += sum(map(len, frame))

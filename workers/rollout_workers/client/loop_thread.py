@@ -44,8 +44,12 @@ class LoopThread:
         self.submit(last())
 
     def join(self, timeout: float) -> None:
-        """Wait for the end of the loop, so many seconds at most."""
-        self._thread.join(timeout)
+        """Wait for the end of the loop, so many seconds at most; in the loop itself, do not wait.
+
+        There it is a finalizer that asks: garbage is collected in whichever thread makes more.
+        """
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         """Serve until stopped, then end whatever a caller left behind."""

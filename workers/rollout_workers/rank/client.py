@@ -273,3 +273,8 @@ class RankClient:
             raise self._thread.failure
         if self._thread.stopping:
             raise ClientClosed("the stream is closed")
+        if self._thread.over and not self._core.finished:
+            raise ClientClosed(
+                "the stream had ended and its dispatcher was gone before it heard of the "
+                "checkpoint; make a new stream"
+            )

@@ -1,12 +1,15 @@
 """What a DP rank has to say, and does about what it hears; no socket, clock, thread or torch.
 
 What a rank says is its state (taken, committed, hungry, policy version, the checkpoint it has
-loaded), so that a HELLO repeats whatever a lost connection swallowed. A message out of turn raises
-ProtocolError and changes nothing.
+loaded), so that a HELLO repeats whatever a lost connection swallowed. What happens after a HELLO
+waits for its welcome; a checkpoint that is loaded then takes another HELLO. A message out of turn
+raises ProtocolError and changes nothing.
 
 What is held is bounded by the dispatcher: at most `max_open_steps` that are taken, and
 `prefetch_steps` ahead of them.
 """
+
+from collections.abc import Iterator
 
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
@@ -33,7 +36,11 @@ class RankCore:
         self._saved = -1
         self._begun_after = -1
         self._steps = HeldSteps()
-        self._connected = self._resuming = False
+        #: Where the connection stands: HELLO is said, it is welcomed, HELLO is to be said again.
+        self._introduced = self._connected = self._hello_due = False
+        #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
+        self._resuming = False
+        self._told_resume: m.CheckpointPosition | None = None
         self._outbox: list[m.Message] = []
 
     # -- the connection
@@ -41,7 +48,7 @@ class RankCore:
     def hello(self) -> m.HelloRank:
         """The first message of a connection: where this rank stands."""
         version = self._version
-        return m.HelloRank(
+        hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
             dp_rank=self._dp_rank,
@@ -58,16 +65,21 @@ class RankCore:
             resume=self._resume,
             saved=self._saved,
         )
+        self._introduced, self._hello_due, self._told_resume = True, False, self._resume
+        self._outbox.clear()
+        return hello
 
     def lost(self) -> None:
         """Nothing said from here on is heard; the next HELLO will tell it."""
-        self._connected = False
+        self._introduced = self._connected = self._hello_due = False
         self._outbox.clear()
 
-    def take_messages(self, now: float) -> list[Outgoing]:  # noqa: ARG002  a rank waits for no time
-        """What to send now; taken as sent."""
-        said, self._outbox = self._outbox, []
-        return [(message, ()) for message in said]
+    def take_messages(self, now: float) -> Iterator[Outgoing]:  # noqa: ARG002  waits for no time
+        """What to send now; taken as sent once yielded."""
+        if self._hello_due:
+            yield self.hello(), ()
+        while self._connected and self._outbox:
+            yield self._outbox.pop(0), ()
 
     def ping(self) -> m.Ping:
         """A Ping to send at once."""
@@ -154,9 +166,7 @@ class RankCore:
         self._steps.clear()
         self.end_reason = None
         self._resuming = True
-        if self._connected:
-            self._connected = False
-            self._outbox = [self.hello()]
+        self._hello_due, self._connected = self._connected, False
 
     @property
     def resuming(self) -> bool:
@@ -248,7 +258,7 @@ class RankCore:
 
     def _say(self, message: m.Message) -> None:
         """Queue a message in the order in which things happened; the newest of a kind suffices."""
-        if not self._connected:
+        if not self._introduced:
             return
         if self._outbox and _replaces(message, self._outbox[-1]):
             self._outbox.pop()
@@ -265,7 +275,10 @@ class RankCore:
         if self.welcome is None or self._resuming:
             self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
-        self._connected, self._resuming = True, False
+        if self._told_resume == self._resume:
+            self._connected, self._resuming = True, False
+        else:
+            self._hello_due = True
 
 
 def _replaces(message: m.Message, before: m.Message) -> bool:

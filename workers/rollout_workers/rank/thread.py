@@ -28,7 +28,8 @@ LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=4 * 1024**3)
 class RankThread:
     """Drives a `RankCore`, which it and its users touch only while they hold `changed`.
 
-    Begins to connect when made. failure: what ended the connection for good; the users raise it.
+    Begins to connect when made. over: no connection will come any more. failure: what ended it for
+    good, if that was no goodbye and not the end of the stream; the users raise it.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class RankThread:
         self._changed = changed
         self._process = OwnProcess("stream")
         self._woken = False
-        self.stopping = False
+        self.stopping = self.over = False
         self.failure: DispatcherError | None = None
         role = Role(core, Side.RANK, LIMITS, changed.notify_all, guard=changed, memory=memory)
         self._thread = LoopThread("dispatcher-rank")
@@ -92,5 +93,5 @@ class RankThread:
     async def _run(self) -> None:
         failure = await self._connector.run()
         with self._changed:
-            self.failure = failure
+            self.failure, self.over = failure, True
             self._changed.notify_all()

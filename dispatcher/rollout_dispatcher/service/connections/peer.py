@@ -2,7 +2,8 @@
 
 Everything happens in the transport's callbacks, so a connection needs no task. Invariants: a peer
 that breaks the protocol, stays silent or stops reading harms nobody else: it is told why, where it
-still listens, and its connection ends within a deadline. Bulk frames are produced one at a time and
+still listens, and its connection ends within a deadline; so does one that we would tell something
+out of turn. Bulk frames are produced one at a time and
 only while the transport takes them, so a slow peer costs one frame of memory and no more; what it
 sends has memory only as far as `Receiving` has room for it. It is read from while no `Pause` is on.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from rollout_dispatcher.errors import DispatcherError, ProtocolError
+from rollout_dispatcher.errors import DispatcherError, IllegalTransition, ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.outbox import Buffer
@@ -160,13 +161,18 @@ class Peer(StreamProtocol):
 
     def send(self, *messages: m.Message) -> None:
         """Write small control messages, ahead of bulk frames that wait."""
-        if self._transport is not None and self._ending is None:
-            self._transport.write(b"".join(map(self._session.say, messages)))
+        if self._transport is None or self._ending is not None:
+            return
+        try:
+            frames = b"".join(map(self._session.say, messages))
+        except IllegalTransition as bug:
+            self._said_wrong(bug)
+        else:
+            self._transport.write(frames)
 
     def write(self, frame: bytes) -> None:
         """Write a control frame that was encoded before."""
-        if self._transport is not None and self._ending is None:
-            self._session.said(frame)
+        if self._transport is not None and self._ending is None and self._may_send(frame):
             self._transport.write(frame)
 
     def enqueue(self, job: Job) -> None:
@@ -316,9 +322,21 @@ class Peer(StreamProtocol):
     def _pump(self) -> None:
         while self._jobs and not self._paused and self._transport is not None:
             buffers = self._jobs.popleft()()
-            if buffers is not None:
-                self._session.said(buffers[0])
+            if buffers is not None and self._may_send(buffers[0]):
                 self._transport.writelines(buffers)
+
+    def _may_send(self, frame: Buffer) -> bool:
+        try:
+            self._session.said(frame)
+        except IllegalTransition as bug:
+            self._said_wrong(bug)
+            return False
+        return True
+
+    def _said_wrong(self, bug: IllegalTransition) -> None:
+        """A bug of ours: the peer hears of it, and what others were to be told is not held up."""
+        log.error("%s was to be told something out of turn, and is sent away: %s", self, bug)
+        self.fail(bug)
 
     def _too_slow(self, what: str, timeout: float) -> None:
         self.fail(ProtocolError(f"no {what} within {timeout:g} s"))
