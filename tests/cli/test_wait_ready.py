@@ -2,9 +2,12 @@
 
 import http.server
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,53 @@ def test_it_is_not_content_with_another_server(capsys: pytest.CaptureFixture[str
     assert f"{address} is no dispatcher" in said
     assert "BaseHTTP" in said
     assert len(said.splitlines()) == 1
+
+
+@contextmanager
+def dripping(*pieces: bytes) -> Iterator[str]:
+    """A server that answers everybody with these, and then with the last one, bit by bit."""
+    over = threading.Event()
+
+    def drip(sock: socket.socket) -> None:
+        with sock, suppress(OSError):
+            sock.recv(1000)
+            for piece in (*pieces[:-1], *[pieces[-1]] * 1000):
+                sock.sendall(piece)
+                if over.wait(0.05):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as threads:
+
+        def accept() -> None:
+            while True:
+                sock, _ = server.accept()
+                if over.is_set():
+                    sock.close()
+                    return
+                threads.submit(drip, sock)
+
+        threads.submit(accept)
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            over.set()
+            socket.create_connection(server.getsockname()).close()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"X-One: more\r\n"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n",),
+        (b"HTTP/1.1 503 Wait\r\nContent-Length: 190\r\nConnection: close\r\n\r\n", b"."),
+    ],
+    ids=["headers", "interim", "body"],
+)
+def test_a_server_that_never_comes_to_an_end_does_not_keep_it(pieces: tuple[bytes, ...]) -> None:
+    began = time.monotonic()
+    with dripping(*pieces) as address:
+        assert main(["wait-ready", "--http", address, "--timeout", "300ms"]) == 1
+        assert time.monotonic() - began < 2  # to the end of the answer it is 5 s and more
 
 
 def test_it_is_not_content_with_another_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """A dispatcher inside of another program: it serves, ends in order, leaves the process alone."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -122,6 +123,44 @@ async def test_with_a_journal_the_next_one_goes_on(tmp_path: Path) -> None:
         await until(lambda: second.statistics().ranks_connected == 2)
         assert await second.drain()
         await training
+
+
+def timers(loop: asyncio.AbstractEventLoop) -> list[asyncio.TimerHandle]:
+    """What the event loop is still to call; the test's own deadlines are not among them."""
+    return [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+
+
+def sockets() -> int:
+    links = (path.readlink for path in Path("/proc/self/fd").iterdir())
+    found = 0
+    for link in links:
+        with contextlib.suppress(OSError):
+            found += str(link()).startswith("socket:")
+    return found
+
+
+@pytest.mark.parametrize("journal", [False, True])
+async def test_a_stop_leaves_nothing_to_the_event_loop(journal: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"journal_dir": tmp_path / "journal"} if journal else {}
+    clients: list[Producer | Trainer] = []
+
+    def connect(endpoint: str) -> None:
+        producer = Producer(endpoint, "p")
+        producer.push([3, 4])
+        clients.extend((producer, Trainer(endpoint, 2)))
+
+    async with Dispatcher(config(**options)) as dispatcher:
+        before = sockets()
+        await apart(connect, dispatcher.endpoint)
+        opened = sockets() - before
+    assert opened == 2 * 3  # both ends of three connections
+    at = dispatcher.statistics()
+    for _ in range(3):
+        await asyncio.sleep(0)  # what was left to it would be done in these turns
+    assert timers(asyncio.get_running_loop()) == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert sockets() <= before - 2 + 3  # neither the two that listened nor our ends
+    assert dispatcher.statistics() == at
 
 
 async def test_a_drain_that_nobody_helps_with_takes_its_time_and_no_more() -> None:

@@ -40,13 +40,12 @@ class Lobby:
         self.capacity = Capacity(self.buffer, lambda: self.batch - self.buffer.ready_units)
         eligibility = Eligibility(self.buffer, self.producers, self.closed_groups, memory)
         outcomes = Outcomes(self.buffer, self.totals, self.producers, memory, self.note)
+        held = HeldPushes(self.limits.held_bytes)
+        deciding = self.kind(
+            self.buffer, eligibility, self.capacity, outcomes, held=held, lost=self._lose
+        )
         self.admission = Admission(
-            self.kind(self.buffer, eligibility, self.capacity, outcomes, self._lose),
-            eligibility,
-            self.capacity,
-            HeldPushes(self.limits.held_bytes),
-            self.note,
-            credits_=self.credits_,
+            deciding, eligibility, self.capacity, held, self.note, credits_=self.credits_
         )
 
     def _lose(self, group_id: str, size: int | None, why: str, now: float) -> None:  # noqa: ARG002

@@ -9,9 +9,11 @@ import json
 import os
 import socket
 import ssl
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from rollout_dispatcher.service.config.units import DURATION
 
 #: Often enough to be prompt, seldom enough not to be seen in a profile.
 POLL_SECONDS = 0.1
+#: How long one question may take.
+PROBE_SECONDS = 5.0
 #: Listening there is listening on all addresses; this one is among them.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  nothing is bound here
 
@@ -194,7 +198,10 @@ def probe(
     at: Endpoint, timeout: float, tls: ssl.SSLContext | None = None, run_id: str | None = None
 ) -> str:
     """Nothing if it is ready, else in a few words why not. Raises NoDispatcher."""
-    connection = _Connection(at, min(timeout, 5.0), tls)
+    timeout = min(timeout, PROBE_SECONDS)
+    connection = _Connection(at, timeout, tls)
+    late = threading.Timer(timeout, connection.cut)  # whatever comes byte by byte is in time
+    late.start()
     try:
         connection.request("GET", "/readyz")
         response = connection.getresponse()
@@ -202,6 +209,7 @@ def probe(
     except (OSError, http.client.HTTPException) as error:
         return f"{type(error).__name__}: {error}"
     finally:
+        late.cancel()
         connection.close()
     answers = response.headers.get(RUN_HEADER)
     if response.status != 200:  # a proxy answers too, before the dispatcher is there
@@ -222,13 +230,21 @@ class _Connection(http.client.HTTPConnection):
     def __init__(self, endpoint: Endpoint, timeout: float, tls: ssl.SSLContext | None) -> None:
         super().__init__(endpoint.host or "localhost", endpoint.port or None, timeout=timeout)
         self._path, self._tls = endpoint.path, tls
+        self._connected: socket.socket | None = None
 
     def connect(self) -> None:
-        if not self._path:
+        if self._path:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self._path)
+        else:
             super().connect()
             if self._tls is not None:
                 self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
-            return
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        self._connected = self.sock
+
+    def cut(self) -> None:
+        """Have who reads, in another thread, find the end; also behind the last answer's head."""
+        if self._connected is not None:
+            with suppress(OSError):
+                self._connected.shutdown(socket.SHUT_RDWR)

@@ -64,10 +64,11 @@ class Parts:
         self.capacity = Capacity(self.buffer, self.phases.shortfall)
         eligibility = Eligibility(self.buffer, self.producers, closed_groups, self.memory)
         outcomes = Outcomes(self.buffer, self.totals, self.producers, self.memory, kept)
-        deciding = Deciding(
-            self.buffer, eligibility, self.capacity, outcomes, self.dropping.lost_member
-        )
         self.held = HeldPushes(config.limits.held_bytes)
+        deciding = Deciding(
+            self.buffer, eligibility, self.capacity, outcomes,
+            held=self.held, lost=self.dropping.lost_member,
+        )  # fmt: skip
         self.admission = Admission(
             deciding, eligibility, self.capacity, self.held, kept, credits_=config.producer_credits
         )

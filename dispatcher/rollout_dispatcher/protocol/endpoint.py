@@ -29,9 +29,10 @@ class Endpoint:
         if text.startswith("unix:") and len(text) > len("unix:"):
             return cls(path=text.removeprefix("unix:"))
         tls = text.startswith(TLS_SCHEME)
-        host, colon, port = text.removeprefix(TLS_SCHEME).rpartition(":")
-        if colon and host and port.isascii() and port.isdigit() and int(port) < 65536:
-            return cls(host=host.strip("[]"), port=int(port), tls=tls)
+        host, _, port = text.removeprefix(TLS_SCHEME).rpartition(":")
+        host = host.strip("[]")
+        if _is_name(host) and port.isascii() and port.isdigit() and int(port) < 65536:
+            return cls(host=host, port=int(port), tls=tls)
         raise ConfigError(
             f"{text!r} is no address; write host:port (127.0.0.1:7077), tls://host:port or "
             "unix:/path/to/socket"
@@ -49,3 +50,11 @@ class Endpoint:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{TLS_SCHEME if self.tls else ''}{host}:{self.port}"
+
+
+def _is_name(host: str) -> bool:
+    """Whether this may be looked up; what has an empty label, or a long one, may not even be."""
+    try:
+        return bool(host.encode("idna")) and host.isprintable()
+    except UnicodeError:
+        return False

@@ -37,7 +37,10 @@ class Completion:
 
     def check(self) -> None:
         """Something has happened that may have been the last thing."""
-        if not self._core.drained or self._connections.ranks:
+        if not self._core.drained:  # not yet, or no more: ranks may go back to a checkpoint
+            self.close()
+            return
+        if self._connections.ranks:
             return
         if self._core.deserted and self._connections.end_is_known:
             self._over.set()
@@ -49,6 +52,7 @@ class Completion:
         """Wait for nobody any more."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _give_up(self) -> None:
         self._timer = None

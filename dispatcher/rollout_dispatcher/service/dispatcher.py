@@ -171,6 +171,7 @@ class Dispatcher:
             stack.callback(journal.close)
         router = Router(config, core, metrics, clock, journal, access=config.access())
         stack.callback(router.close)
+        stack.push_async_callback(router.hang_up)
         router.perform(core.tick(clock()))  # what an earlier process left may be due
         return router
 

@@ -77,6 +77,7 @@ class EffectRunner:
         self._headers: dict[int, tuple[str, bytes]] = {}
         self._deliveries: deque[tuple[RankConnection, OpenStep, e.Deliver]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
         self._explained_at, self._explained = -math.inf, ""
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
@@ -102,6 +103,8 @@ class EffectRunner:
 
     def perform(self, decision: Decision) -> None:
         """Carry out what the core decided; then set the clock for what is due next."""
+        if self._closed:  # the journal may tell the barrier of its last batches, and of its end
+            return
         self._barrier.note(decision.facts, decision.totals)
         for effect in decision.effects:
             if isinstance(effect, AT_ONCE):
@@ -129,7 +132,8 @@ class EffectRunner:
             self.failure.set_exception(error)
 
     def close(self) -> None:
-        """Let go of the thread, the timer and plans that nobody waits for."""
+        """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._planner.close()
@@ -334,6 +338,8 @@ class EffectRunner:
 
     def _run(self, what: Callable[[*_T], None], *values: *_T) -> None:
         """Call for the event loop, which would only log what goes wrong, and go on."""
+        if self._closed:
+            return
         try:
             what(*values)
         except Exception as error:

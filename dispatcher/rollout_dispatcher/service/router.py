@@ -3,6 +3,7 @@
 It runs on one event loop, so the core sees one event at a time, and decides nothing itself.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -65,6 +66,8 @@ class Router:
         )
         self._hungry_since: dict[int, float] = {}
         self._next_word = clock()
+        self._everybody_left = asyncio.Event()
+        self._hangs_up = False
         self._completion = Completion(core, self._connections, config.drain_timeout)
 
     # -- peers report (peer.PeerListener) -------------------------------------------------------
@@ -145,6 +148,10 @@ class Router:
     def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
         connections.peers.discard(peer)
+        if not connections.peers:
+            self._everybody_left.set()
+        if self._hangs_up:  # it is we who leave: the core goes on as it is, if at all
+            return
         if not for_good:
             self.metrics.connection_errors.labels(peer.role, reason).inc()
         if connections.producers.get(peer.client_id) is peer:
@@ -306,10 +313,23 @@ class Router:
         for peer in list(self._connections.peers):
             peer.fail(Stopping(why))
 
-    def close(self) -> None:
-        """Let go of everything."""
+    async def hang_up(self) -> None:
+        """End every connection; returns once all are over, which has a deadline.
+
+        What was written is sent first. The core is told of none.
+        """
+        self._hangs_up = True
+        self._everybody_left.clear()
         for peer in list(self._connections.peers):
-            peer.close()
+            peer.hang_up()
+        if self._connections.peers:
+            await self._everybody_left.wait()
+
+    def close(self) -> None:
+        """Let go of everything, at once; nothing is performed any more."""
+        self._hangs_up = True
+        for peer in list(self._connections.peers):
+            peer.hang_up()
         self._completion.close()
         self._effect_runner.close()
 

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.facts import StreamEnded
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -45,3 +48,17 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
     assert at.buffered == 1
     assert at.oldest_arrival is not None
     assert at.oldest_arrival <= clock()
+
+
+async def test_a_journal_that_cannot_be_gone_on_from_is_let_go_of(tmp_path: Path) -> None:
+    config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
+    clock = Clock()
+    core = Dispatch(core_config(config))
+    journal = open_journal(config, core, Metrics(config, core, clock), clock)
+    assert journal is not None
+    journal.append([StreamEnded()], {"received": {"of a later version": 1}})
+    assert journal.close()
+    for _ in range(2):  # the second time it is not "in use by another dispatcher", which is us
+        core = Dispatch(core_config(config))
+        with pytest.raises(ValueError, match="of a later version"):
+            open_journal(config, core, Metrics(config, core, clock), clock)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rollout_dispatcher.core.admission.capacity import Capacity
 from rollout_dispatcher.core.admission.eligibility import Eligibility
+from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.admission.outcomes import Outcomes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Amount
@@ -37,7 +38,10 @@ OnLost = Callable[[str, int | None, str, float], None]
 
 
 class Deciding:
-    """Lets samples into the buffer. lost: what becomes of a group whose member is refused."""
+    """Lets samples into the buffer.
+
+    held: pushes that wait. lost: what becomes of a group whose member is refused.
+    """
 
     def __init__(
         self,
@@ -45,11 +49,13 @@ class Deciding:
         eligibility: Eligibility,
         capacity: Capacity,
         outcomes: Outcomes,
+        *,
+        held: HeldPushes,
         lost: OnLost,
     ) -> None:
         self._buffer, self._eligibility, self._capacity = buffer, eligibility, capacity
-        self._outcomes, self._lost = outcomes, lost
-        #: Groups that have begun of late: members of them that wait may come in.
+        self._outcomes, self._held, self._lost = outcomes, held, lost
+        #: Groups that have begun of late, and of which members wait: these may come in.
         self.begun: list[str] = []
 
     def decide(self, push: Push, now: float, *, in_line: bool) -> None:
@@ -113,5 +119,6 @@ class Deciding:
             self._lost(str(sample.group_id), size, f"a member was refused ({error})", now)
 
     def _note_beginning(self, sample: Sample) -> None:
-        if sample.group_id is not None and not self._buffer.is_expected(sample):
+        begins = sample.group_id is not None and not self._buffer.is_expected(sample)
+        if begins and self._held.of_group(str(sample.group_id)):
             self.begun.append(str(sample.group_id))

@@ -238,6 +238,10 @@ class Peer(StreamProtocol):
         if self._ending is None:
             self._end(reason)
 
+    def hang_up(self) -> None:
+        """The same without waiting for the peer to read why; `lost` follows within a deadline."""
+        self._end("closed")
+
     def __str__(self) -> str:
         return f"{self.role} {self.client_id}".strip()
 

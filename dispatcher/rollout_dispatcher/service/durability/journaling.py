@@ -6,6 +6,7 @@ Only here is the journal's own module imported, since LMDB is an optional depend
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.dispatch import Dispatch
@@ -48,16 +49,15 @@ def open_journal(
         id_horizon=config.sample_id_horizon,
         payload_bytes=config.buffer_memory,
     )
-    try:
+    with ExitStack() as undo:
+        undo.callback(journal.close)
         fit(config, memory)
-    except ConfigError:
-        journal.close()
-        raise
-    if config.group_size != memory.group_size:
-        journal.append([GroupSizeSet(config.group_size)], memory.totals)
-    restored = core.restore(memory, clock())
-    if restored.facts:
-        journal.append(restored.facts, restored.totals)
+        if config.group_size != memory.group_size:
+            journal.append([GroupSizeSet(config.group_size)], memory.totals)
+        restored = core.restore(memory, clock())
+        if restored.facts:
+            journal.append(restored.facts, restored.totals)
+        undo.pop_all()
     metrics.watch_journal(journal)
     log.info(
         "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",
