@@ -14,7 +14,7 @@ help:
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
 	@echo "make bench  how long planning takes, how good the plans are, what the journal costs"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
-	@echo "make results  measure what docs/ shows, and write it there (20 minutes of an idle machine)"
+	@echo "make results  measure what docs/ shows, and write it there (half an hour of an idle machine)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (20 minutes)"
 	@echo "make fuzz   100,000 inputs that no well-behaved peer would send (6 minutes)"
 	@echo "make soak   400,000 samples under backpressure, and what memory is held (6 minutes)"

@@ -16,8 +16,8 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import PREFIX
 from rollout_dispatcher.protocol.sessions import Session, SessionState, Side
-from tests.support.conversations import CONVERSATIONS, LIMITS, Vector
-from tests.support.protocol_tables import PARTS, codes, meanings_of, messages, offer, states
+from tests.support.wire.conversations import CONVERSATIONS, LIMITS, Vector
+from tests.support.wire.protocol_tables import PARTS, codes, meanings_of, messages, offer, states
 
 DOC = Path(__file__).parent.parent / "docs" / "protocol.md"
 BYTES_A_LINE = 32

@@ -16,7 +16,7 @@ from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.sample import Outcome
-from tests.support.cores import Bench
+from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 

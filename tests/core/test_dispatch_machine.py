@@ -39,7 +39,7 @@ from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
 from rollout_dispatcher.plan import Grouping, PlanConfig
 from rollout_dispatcher.sample import Outcome, Sample
-from tests.support.memory import Memory
+from tests.support.core.memory import Memory
 from tests.support.samples import make_sample
 
 DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3

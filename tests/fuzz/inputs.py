@@ -13,7 +13,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, encode_frame
 from tests.support.client import make_push
-from tests.support.messages import EXAMPLES, STRATEGIES
+from tests.support.wire.messages import EXAMPLES, STRATEGIES
 
 #: Numbers at which something may be allocated, overflow or be taken for a sign.
 SIZES = st.sampled_from([0, 1, 7, 8, 9, 64, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1])

@@ -16,47 +16,12 @@ from rollout_dispatcher.protocol.frame import (
 )
 from rollout_dispatcher.protocol.sessions import Session, SessionState, Side
 from tests.fuzz.inputs import streams
-from tests.support.messages import EXAMPLES
+from tests.support.wire.legal import may_hear
+from tests.support.wire.messages import EXAMPLES
 
 LIMITS = FrameLimits(header=1 << 20, payload=1 << 20)
 HELLOS = m.HelloProducer(client_id="fuzz"), m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=2)
 
-#: Who may say what, written down again.
-PRODUCERS: set[type[m.Message]] = {m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping, m.Bye}
-RANKS: set[type[m.Message]] = {
-    m.HelloRank,
-    m.Demand,
-    m.PolicyVersion,
-    m.Prepared,
-    m.Commit,
-    m.CheckpointSaved,
-    m.Ping,
-    m.Bye,
-}
-TO_PRODUCERS: set[type[m.Message]] = {m.Pushed, m.Blocked, m.Resend, m.Pong, m.Error}
-TO_RANKS: set[type[m.Message]] = {
-    m.StepHeader,
-    m.MicroBatch,
-    m.Release,
-    m.End,
-    m.Pong,
-    m.Error,
-}
-LEGAL: dict[Side, dict[SessionState, set[type[m.Message]]]] = {
-    Side.DISPATCHER: {
-        SessionState.AWAIT_HELLO: {m.HelloProducer, m.HelloRank},
-        SessionState.PRODUCER: PRODUCERS,
-        SessionState.RANK: RANKS,
-    },
-    Side.PRODUCER: {
-        SessionState.PRODUCER_GREETS: {m.WelcomeProducer, m.Error},
-        SessionState.PRODUCER: TO_PRODUCERS,
-    },
-    Side.RANK: {
-        SessionState.RANK_GREETS: {m.WelcomeRank, m.Error},
-        SessionState.RANK: TO_RANKS,
-    },
-}
 WELCOMES: dict[type[m.Message], m.Message] = {
     m.HelloProducer: EXAMPLES[m.WelcomeProducer],
     m.HelloRank: EXAMPLES[m.WelcomeRank],
@@ -121,20 +86,13 @@ def _hear(
         while at < len(stream):
             part = stream[at : at + next(sizes, rest)]
             at += len(part)
-            _feed(session, part, heard, LEGAL[side], wait=wait)
+            _feed(session, side, part, heard, wait=wait)
     except ProtocolError as error:
         return heard, type(error)
     return heard, None
 
 
-def _feed(
-    session: Session,
-    part: bytes,
-    heard: Heard,
-    legal: dict[SessionState, set[type[m.Message]]],
-    *,
-    wait: bool,
-) -> None:
+def _feed(session: Session, side: Side, part: bytes, heard: Heard, *, wait: bool) -> None:
     while part:
         before = session.state
         target = session.get_buffer()
@@ -147,7 +105,7 @@ def _feed(
         target[:taken] = part[:taken]
         part = part[taken:]
         for message, payload in _received(session, taken, wait=wait):
-            assert type(message) in legal.get(before, ()), f"{message!r} in {before}"
+            assert type(message) in may_hear(side, before), f"{message!r} in {before}"
             heard.append((message, tuple(map(bytes, payload))))
             welcome(session, message)
             before = session.state

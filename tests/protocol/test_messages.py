@@ -10,7 +10,7 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameLimits, FrameReader
-from tests.support.messages import EXAMPLES, STRATEGIES
+from tests.support.wire.messages import EXAMPLES, STRATEGIES
 
 LIMITS = FrameLimits(1 << 20, 1 << 20)
 

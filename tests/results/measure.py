@@ -1,6 +1,6 @@
 """Measures again what docs/results holds, and writes the tables of docs/ from it.
 
-    python -m tests.results.measure [NAME ...]     # all: about 20 minutes on two idle cores
+    python -m tests.results.measure [NAME ...]     # all: about half an hour on two idle cores
 
 It needs the real traces beside the checkout, and the peers that `make results` installs. Times are
 worth something only if the machine does nothing else.
@@ -32,6 +32,9 @@ COMMANDS = {
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
+    "journal": "python -m tests.bench.journal --json FILE",
+    "journal-service": "python -m tests.bench.journal_service --json FILE",
+    "soak": "python -m tests.soak --out FILE",
     "simulate-profile": "dispatcher simulate lineage --dp-size 16 --dispatch-batch-size 128 "
     "--micro-batch-tokens 131072 --recommend --json",
     "simulate-steady": f"dispatcher simulate trace.csv.gz {_SPLIT} "

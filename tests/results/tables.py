@@ -11,6 +11,7 @@ from typing import Any
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
 from tests.bench import approaches, plain, planner
+from tests.chaos import figures as chaos
 from tests.results.files import Measured, load
 from tests.support.generated import replaced
 from tests.support.source import ROOT
@@ -132,6 +133,57 @@ def plane_table() -> str:
     return _table("row | value | lowest to highest, runs | beside", rows, found)
 
 
+def soak_table() -> str:
+    """docs/faults.md: memory under backpressure."""
+    found = load("soak")
+    runs = [found.figures[name] for name in ("without_journal", "with_journal")]
+    resident, anonymous = ([run[kind] for run in runs] for kind in ("resident", "anonymous"))
+    rows = [
+        ("resident, first tenth", *(f"{one['first_tenth_mb']:.1f} MB" for one in resident)),
+        (
+            "resident, last tenth",
+            *(f"{one['last_tenth_mb']:.1f} MB ({100 * one['growth']:+.1f} %)" for one in resident),
+        ),
+        (
+            "of it anonymous, first and last",
+            *(f"{one['first_tenth_mb']:.1f}, {one['last_tenth_mb']:.1f} MB" for one in anonymous),
+        ),
+        (
+            "trend of the resident, 100,000 samples",
+            *(f"{one['trend_mb_per_100k_samples']:+.2f} MB" for one in resident),
+        ),
+        (
+            "looks at which a cap held producers back",
+            *(f"{100 * run['backpressure_share']:.0f} %" for run in runs),
+        ),
+    ]
+    return _table(" | without a journal | with", rows, found)
+
+
+def journal_table() -> str:
+    """docs/faults.md: the journal alone, beside a preallocated file."""
+    found = load("journal")
+    rows = [
+        (name, f"{one['mb_per_second']} MB/s", f"{one['share_of_plain_file']:.2f}")
+        for name, one in found.figures["alone"].items()
+    ]
+    return _table("64 samples a sync | rate | of the plain file", rows, found)
+
+
+def journal_service_table() -> str:
+    """docs/faults.md: from push to commit, with the journal and without."""
+    found = load("journal-service")
+    rows = [
+        (
+            name,
+            f"{one['samples_per_second']} samples/s ({one['lowest']} to {one['highest']})",
+            f"{one['share_of_no_journal']:.2f}",
+        )
+        for name, one in found.figures["push_to_commit"].items()
+    ]
+    return _table("push to commit, samples of 26 kB | rate | of no journal", rows, found)
+
+
 def simulation(name: str) -> Callable[[], str]:
     """docs/simulate.md: a command and what it prints."""
 
@@ -159,6 +211,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "lengths": lengths_table,
         "plain": plain_table,
         "rhythm": rhythm_table,
+    },
+    "faults.md": {
+        **chaos.TABLES,
+        "soak": soak_table,
+        "journal-service": journal_service_table,
+        "journal": journal_table,
     },
     "performance.md": {"plane": plane_table},
     "simulate.md": {

@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_dispatcher.service.stall_log import StallLog
-from tests.support.cores import Bench
+from tests.support.core.cores import Bench
 
 #: Seconds between looks.
 LOOK = 0.25

@@ -1,4 +1,4 @@
-"""Checks the books that `--plans` writes, from nothing but their lines and the samples' lengths.
+"""Checks the file that `--plans` writes, from nothing but their lines and the samples' lengths.
 
 Independent of the simulator: it reads JSON, counts for itself and raises AssertionError.
 """

@@ -1,4 +1,4 @@
-"""Steady arrivals: the core sees a full window each time, and the books say what it did."""
+"""Steady arrivals: the core sees a full window each time, and the plans say what it did."""
 
 import io
 import json
@@ -22,10 +22,10 @@ from tests.simulate.checker import Account, Key, check_books
 HEAVY = [int(tokens) for tokens in np.geomspace(20, 20_000, 150)]
 
 
-def steps_of(setting: Setting, trace: Trace, steps: int, seats: int = 1) -> list[VirtualStep]:
+def steps_of(setting: Setting, trace: Trace, steps: int, core_ranks: int = 1) -> list[VirtualStep]:
     found: list[VirtualStep] = []
     epochs = Epochs(trace, 0, whole_groups=setting.core.groups_matter)
-    run_steady(setting, epochs, steps, found.append, seats)
+    run_steady(setting, epochs, steps, found.append, core_ranks)
     return found
 
 
@@ -35,7 +35,7 @@ def books_of(
     """Checked accounts, and the excess that each row reports."""
     path = tmp_path / "plans.jsonl"
     with path.open("w") as file:
-        runs = simulate(trace, list(settings), Scenario(steps=steps), books=file)
+        runs = simulate(trace, list(settings), Scenario(steps=steps), plans=file)
     tokens = dict(zip(trace.row.tolist(), trace.tokens.tolist(), strict=True))
     return check_books(path, tokens, max_skips=max_skips), [run.excess for run in runs]
 
@@ -75,7 +75,7 @@ def test_the_books_of_real_traces_balance(
 
 def test_every_rank_with_a_seat_of_its_own_gets_the_same_plans() -> None:
     setting, trace = make_setting(1.5, ranks=4), make_trace(HEAVY)
-    one, four = steps_of(setting, trace, 10), steps_of(setting, trace, 10, seats=4)
+    one, four = steps_of(setting, trace, 10), steps_of(setting, trace, 10, core_ranks=4)
     for a, b in zip(one, four, strict=True):
         assert a.plan.chosen.tolist() == b.plan.chosen.tolist()
         assert [s.sample_id for s in a.arrived] == [s.sample_id for s in b.arrived]
@@ -94,9 +94,9 @@ def test_the_warm_up_outlasts_two_generations_of_the_window() -> None:
 
 
 def test_warm_up_steps_are_written_with_negative_numbers() -> None:
-    books = io.StringIO()
-    (run,) = simulate(make_trace(HEAVY), [make_setting(2)], Scenario(steps=2), books=books)
-    numbers = [json.loads(line)["step"] for line in books.getvalue().splitlines()]
+    plans = io.StringIO()
+    (run,) = simulate(make_trace(HEAVY), [make_setting(2)], Scenario(steps=2), plans=plans)
+    numbers = [json.loads(line)["step"] for line in plans.getvalue().splitlines()]
     assert numbers == list(range(-14, 2))
     assert (run.warm_up_steps, run.steps, run.samples) == (14, 2, 16)
 
@@ -138,9 +138,9 @@ def test_samples_longer_than_the_budget_go_alone_or_are_dropped(tmp_path: Path) 
 
 def test_the_same_seed_gives_the_same_books_and_another_one_others() -> None:
     def written(seed: int) -> str:
-        books = io.StringIO()
-        simulate(make_trace(HEAVY), [make_setting(1.5)], Scenario(seed, steps=5), books=books)
-        return books.getvalue()
+        plans = io.StringIO()
+        simulate(make_trace(HEAVY), [make_setting(1.5)], Scenario(seed, steps=5), plans=plans)
+        return plans.getvalue()
 
     assert written(1) == written(1)
     assert written(1) != written(2)

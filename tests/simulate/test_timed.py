@@ -33,7 +33,7 @@ def test_every_sample_is_trained_once_and_the_last_step_may_be_smaller(tmp_path:
     trace = even(43)
     path = tmp_path / "plans.jsonl"
     with path.open("w") as file:
-        (run,) = simulate(trace, [make_setting(1.5)], Scenario(load=0.5), books=file)
+        (run,) = simulate(trace, [make_setting(1.5)], Scenario(load=0.5), plans=file)
     account = check_books(path, dict.fromkeys(range(43), 100), max_skips=6)[1.5, "window"]
     assert len(account.gone) == 43
     assert (run.steps, run.small_steps) == (6, 1)
@@ -113,7 +113,7 @@ def test_members_of_a_begun_group_pass_those_that_wait_for_room(tmp_path: Path) 
     setting = make_setting(1.5, grouping=Grouping.STEP, batch=9, ranks=3)
     path = tmp_path / "plans.jsonl"
     with path.open("w") as file:
-        (run,) = simulate(trace, [setting], Scenario(load=0.9), books=file)
+        (run,) = simulate(trace, [setting], Scenario(load=0.9), plans=file)
     tokens = {row: 100 + row for row in range(60)}
     account = check_books(path, tokens, max_skips=6)[1.5, "window"]
     assert run.samples == len(account.gone) == 60

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.peers import ScriptedDispatcher
+from tests.workers.support.peers import ScriptedDispatcher
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from rollout_dispatcher.errors import CheckpointRefused, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.checkpoint import position_of, state_of
-from tests.workers.peers import step
 from tests.workers.rank.test_core import connected, hear, spoken, welcome
+from tests.workers.support.peers import step
 
 
 def test_a_state_is_plain_and_comes_back() -> None:

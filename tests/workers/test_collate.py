@@ -26,7 +26,7 @@ from rollout_workers.collate import (
 )
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
-from tests.workers.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
+from tests.workers.support.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
 SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)

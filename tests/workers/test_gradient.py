@@ -18,7 +18,7 @@ import torch
 from rollout_workers import RolloutProducer, RolloutSample
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
-from tests.workers.tiny_model import VOCABULARY, TinyModel, flat, flat_tensor, optimizers
+from tests.workers.support.tiny_model import VOCABULARY, TinyModel, flat, flat_tensor, optimizers
 
 NORMALISATIONS = ("token-mean", "sequence-mean")
 RUNS = (*NORMALISATIONS, *(f"unmasked-{word}" for word in NORMALISATIONS))
@@ -50,7 +50,7 @@ def is_unmasked(run: str) -> bool:
 
 def torchrun(ranks: int, directory: Path, *arguments: str) -> None:
     """Run the trainer on this many DP ranks and wait for it."""
-    trainer = str(Path(__file__).with_name("train_ddp.py"))
+    trainer = str(Path(__file__).parent / "support" / "train_ddp.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--log-dir", str(directory / "torchrun"), f"--nproc-per-node={ranks}", trainer]
     with running(*command, str(directory), *arguments) as process:

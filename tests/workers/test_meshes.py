@@ -84,7 +84,7 @@ def test_no_mesh_is_looked_for_in_a_process_without_torch_distributed() -> None:
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four ranks was told, and saw once it had said which are DP ranks."""
     directory = tmp_path_factory.mktemp("mesh")
-    script = str(Path(__file__).with_name("train_mesh.py"))
+    script = str(Path(__file__).parent / "support" / "train_mesh.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--log-dir", str(directory / "torchrun")]
     with serve(directory / "server", dp_size=2, dispatch_batch_size=4, micro_batch_size=1) as at:

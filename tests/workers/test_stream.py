@@ -13,7 +13,7 @@ import rollout_workers
 from rollout_dispatcher.errors import ConfigError, GenerationFenced, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import MicroBatchStream
-from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 
 @pytest.fixture

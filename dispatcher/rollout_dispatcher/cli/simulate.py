@@ -89,9 +89,9 @@ def _simulate(source: str, options: SimulateOptions) -> Result:
     with ExitStack() as files:
         if options.html is not None:
             _open(files, options.html)
-        books = None if options.plans is None else _open(files, options.plans)
+        plans = None if options.plans is None else _open(files, options.plans)
         progress = _Progress(sys.stderr)
-        runs = simulate(trace, settings, scenario, books=books, progress=progress.show)
+        runs = simulate(trace, settings, scenario, plans=plans, progress=progress.show)
         progress.clear()
     return Result(
         trace=summary(trace),

@@ -1,4 +1,4 @@
-"""The books: every step as one JSON line, so that anyone can check what the figures say.
+"""The plans: every step as one JSON line, so that anyone can check what the figures say.
 
 A line names the window and the strategy it belongs to, what entered the window since the step
 before, which samples went to which micro-batch of which rank, how often each of them had been

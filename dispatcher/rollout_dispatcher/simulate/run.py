@@ -45,7 +45,7 @@ def simulate(
     settings: Sequence[Setting],
     scenario: Scenario,
     *,
-    books: TextIO | None = None,
+    plans: TextIO | None = None,
     progress: Progress = lambda _setting, _done, _of: None,
 ) -> list[Run]:
     """Run every setting over the trace; rows in the order of the settings."""
@@ -61,7 +61,7 @@ def simulate(
                 scenario,
                 trace=trace,
                 epochs=epochs,
-                books=books,
+                plans=plans,
                 progress=progress,
             )
             for each in settings
@@ -102,7 +102,7 @@ def _run(
     *,
     trace: Trace,
     epochs: Epochs,
-    books: TextIO | None,
+    plans: TextIO | None,
     progress: Progress,
 ) -> Run:
     timed = scenario.load is not None
@@ -113,8 +113,8 @@ def _run(
     def on_step(step: VirtualStep) -> None:
         numbered = replace(step, number=step.number - warm_up)
         figures.add(numbered)
-        if books is not None:
-            write_step(books, setting, numbered)
+        if plans is not None:
+            write_step(plans, setting, numbered)
         progress(setting, step.number + 1, in_all)
 
     clockwork: Clockwork | None = None

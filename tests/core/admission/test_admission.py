@@ -13,7 +13,7 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, WithProducer
 from rollout_dispatcher.sample import Outcome, Sample
-from tests.support.admissions import Lobby
+from tests.support.core.admissions import Lobby
 from tests.support.samples import make_sample
 
 A, D, R, F = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.REFUSED, Outcome.FULL
@@ -250,7 +250,8 @@ def referred(name: str, store: str, **options: Any) -> Sample:
 
 
 def test_a_reference_into_a_store_that_is_not_known_is_refused_with_what_to_do() -> None:
-    admission, buffer = make_admission()
+    lobby = Lobby(BufferLimits(4, 4, None, 10_000, 100, stores=frozenset()))
+    admission, buffer = lobby.admission, lobby.buffer
     mixed = push("p", 0, make_sample("a"), referred("b", "ray"), make_sample("c"))
     (answer,) = admission.push(mixed, 0.0, may_hold=True)
     assert isinstance(answer, PushAnswered)

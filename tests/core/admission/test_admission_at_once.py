@@ -12,7 +12,7 @@ from rollout_dispatcher.core.effects import Effect, PushHeld
 from rollout_dispatcher.core.facts import Accepted, Fact
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import DType, Field, Schema
-from tests.support.admissions import Lobby
+from tests.support.core.admissions import Lobby
 from tests.support.samples import make_sample
 
 #: What caps a buffer first: samples, tokens or bytes (eight a token); what a sample may have.

@@ -12,7 +12,7 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
-from tests.support.cores import Bench
+from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED

@@ -7,7 +7,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Drained
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import Outcome
-from tests.support.cores import Bench
+from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED

@@ -10,7 +10,7 @@ from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.errors import GenerationFenced, RankRefused
-from tests.support.ledgers import (
+from tests.support.core.ledgers import (
     hello,
     in_pairs_only,
     join,

@@ -200,8 +200,8 @@ def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: in
         ),
         0.0,
     )  # fmt: skip
-    standing = core._ledger.ranks[dp_rank]
-    assert (standing.taken, standing.prepared, standing.committed) == (step - 1,) * 3
+    state = core._ledger.ranks[dp_rank]
+    assert (state.taken, state.prepared, state.committed) == (step - 1,) * 3
 
 
 def test_a_rank_of_another_run_is_fenced_though_its_generation_has_the_same_number() -> None:

@@ -14,7 +14,7 @@ from rollout_dispatcher.core.facts import CheckpointSaved, Remembered, Resumed, 
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
-from tests.support.cores import Bench
+from tests.support.core.cores import Bench
 
 
 class Run(Bench):

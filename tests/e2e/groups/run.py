@@ -94,7 +94,7 @@ class Run:
                 await side_by_side(*work)
                 watch.cancel()
         except TimeoutError:
-            raise AssertionError(f"not done within {PATIENCE_S:g} s: {self.standing()}") from None
+            raise AssertionError(f"not done within {PATIENCE_S:g} s: {self.status()}") from None
         except BaseExceptionGroup as several:
             raise _first(several) from None
 
@@ -107,10 +107,10 @@ class Run:
             if now != before:
                 before, since = now, loop.time()
             if loop.time() - since > STALL_S:
-                raise AssertionError(f"nothing moves for {STALL_S:g} s: {self.standing()}")
+                raise AssertionError(f"nothing moves for {STALL_S:g} s: {self.status()}")
             await asyncio.sleep(0.25)
 
-    def standing(self) -> str:
+    def status(self) -> str:
         """How far it has come, and where samples are now."""
         return _shown(self.server.scrape(), _MOVES + _PLACES)
 
@@ -121,7 +121,7 @@ class Run:
         clock = asyncio.get_running_loop().time
         deadline = clock() + within
         while not true(await asyncio.to_thread(self.server.scrape)):
-            assert clock() < deadline, f"{what}: not within {within:g} s: {self.standing()}"
+            assert clock() < deadline, f"{what}: not within {within:g} s: {self.status()}"
             await asyncio.sleep(0.05)
 
     @property

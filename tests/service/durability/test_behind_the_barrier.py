@@ -19,7 +19,7 @@ from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.transport.schemes import listen
 from tests.service.durability.test_barrier import SlowLog
 from tests.support.listening import Heard
-from tests.support.messages import IDS
+from tests.support.wire.messages import IDS
 
 LIMITS = FrameLimits(2**16, 2**16)
 

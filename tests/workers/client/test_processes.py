@@ -17,7 +17,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import MicroBatchStream, RankClient, RolloutProducer
 from tests.support.source import PYTHONPATH
-from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 #: Importing torch twice, the second time in a spawned worker, is most of it.
 PATIENCE_S = 60.0
@@ -30,7 +30,7 @@ def start(
     """Starts a case of `processes.py`; the future is what it printed."""
 
     def run(case: str) -> Any:
-        script = Path(__file__).parents[1] / "processes.py"
+        script = Path(__file__).parents[1] / "support" / "processes.py"
         command = [sys.executable, str(script), case, dispatcher.endpoint]
         environ = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONASYNCIODEBUG": "0"}
         done = subprocess.run(

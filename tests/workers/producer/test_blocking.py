@@ -25,7 +25,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import AsyncRolloutProducer, Outcome, RolloutProducer, RolloutSample
-from tests.workers.peers import Peer, ScriptedDispatcher
+from tests.workers.support.peers import Peer, ScriptedDispatcher
 
 FIELDS = {"input_ids": [1, 2, 3]}
 

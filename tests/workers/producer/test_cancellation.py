@@ -13,7 +13,7 @@ import pytest
 from rollout_dispatcher.errors import ClientClosed
 from rollout_workers import AsyncRolloutProducer, Outcome, RolloutSample
 from tests.support.server import ServeProcess
-from tests.workers.peers import ScriptedDispatcher
+from tests.workers.support.peers import ScriptedDispatcher
 
 pytestmark = pytest.mark.e2e
 

@@ -21,7 +21,7 @@ from rollout_workers import AsyncRolloutProducer, Credentials, RankClient, Rollo
 from rollout_workers.rank.payload import arrays
 from tests.support.certificates import Authority
 from tests.support.server import ServeProcess
-from tests.workers.peers import Peer, ScriptedDispatcher
+from tests.workers.support.peers import Peer, ScriptedDispatcher
 
 #: Far more bytes of each field than sockets take, so that most of them wait in the producer.
 TOKENS = 1 << 20

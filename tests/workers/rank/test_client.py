@@ -24,7 +24,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
-from tests.workers.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 
 class Join(Protocol):

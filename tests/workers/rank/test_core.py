@@ -7,7 +7,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.core import RankCore
-from tests.workers.peers import micro_batch, step
+from tests.workers.support.peers import micro_batch, step
 
 NOTHING = memoryview(b"")
 

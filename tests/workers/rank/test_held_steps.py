@@ -7,7 +7,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.held_steps import HeldState, HeldSteps
-from tests.workers.peers import micro_batch, sample, step
+from tests.workers.support.peers import micro_batch, sample, step
 
 
 def holding(*numbers: int, count: int = 1) -> HeldSteps:

@@ -10,7 +10,7 @@ from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.payload import arrays, cut
-from tests.workers.peers import SCHEMA, micro_batch, sample
+from tests.workers.support.peers import SCHEMA, micro_batch, sample
 
 
 def received(frame: bytes) -> tuple[m.MicroBatch, memoryview]:

@@ -51,7 +51,7 @@ class Joining:
         if hello.generation is None:
             effects += ledger.begin(hello)
             self._note(GenerationBegan(generation.number, generation.dp_size))
-        deliveries = ledger.seat(hello, now)
+        deliveries = ledger.join(hello, now)
         self._lifecycle.untold(hello.client_id)
         committed = ledger.ranks[hello.dp_rank].committed
         effects.append(

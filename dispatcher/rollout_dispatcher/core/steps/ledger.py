@@ -61,7 +61,7 @@ class StepLedger:
         fenced = self.generation.begin(hello)
         return [*fenced, *self.steps.start_over(hello.dp_size)]
 
-    def seat(self, hello: RankHello, now: float) -> list[Effect]:
+    def join(self, hello: RankHello, now: float) -> list[Effect]:
         """Give a rank that may join its place; returns its deliveries.
 
         hello: as `check` believed it.

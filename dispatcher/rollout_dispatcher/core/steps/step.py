@@ -71,7 +71,7 @@ class OpenStep:
     """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries.
 
     dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
-    simulation seats one rank that speaks for all, so the two may differ.
+    simulation has one rank that speaks for all, so the two may differ.
     planned_cost: float64[R, M], what its plan estimates for each micro-batch; None of a step that
     an earlier process planned, as the journal does not keep it.
     """

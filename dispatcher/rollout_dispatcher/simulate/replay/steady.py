@@ -35,10 +35,10 @@ def run_steady(
     arrivals: Iterable[Unit],
     steps: int,
     on_step: Callable[[VirtualStep], None],
-    seats: int = 1,
+    core_ranks: int = 1,
 ) -> None:
     """Plan the warm-up and `steps` steps more; `on_step` is told of every one, from 0 on."""
-    virtual = VirtualDispatch(setting, on_step, seats)
+    virtual = VirtualDispatch(setting, on_step, core_ranks)
     refill = _Refill(virtual, setting, arrivals)
     refill()
     virtual.join()

@@ -1,8 +1,8 @@
 """The core that `serve` runs, its planner called on the spot, under a clock that is told.
 
 All DP ranks finish a step at the same moment, as an optimizer step ends in a collective, so they
-ask for the next one together: one seat in the core speaks for all of them. (Each with a seat of
-its own the plans are the same, and time goes into 500 equal messages a step; a test compares.)
+ask for the next one together: one rank in the core speaks for all of them. (With one for
+each the plans are the same, and time goes into 500 equal messages a step; a test compares.)
 
 Invariant: every sample is announced once, in the first step planned after it (with its group)
 entered the window, and every step is announced once, in order.
@@ -70,9 +70,9 @@ class VirtualDispatch:
     """A core, a planner and a clock; hands every step to `on_step`."""
 
     def __init__(
-        self, setting: Setting, on_step: Callable[[VirtualStep], None], seats: int = 1
+        self, setting: Setting, on_step: Callable[[VirtualStep], None], core_ranks: int = 1
     ) -> None:
-        self.core = Dispatch(replace(setting.core, dp_size=seats))
+        self.core = Dispatch(replace(setting.core, dp_size=core_ranks))
         self.now = 0.0
         #: Steps that the ranks hold and may train, in order.
         self.released: deque[int] = deque()
@@ -98,7 +98,7 @@ class VirtualDispatch:
         return self._num_accepted > before
 
     def drop(self, samples: Sequence[Sample], reason: str) -> None:
-        """Samples that never enter the window; the next step's books name them."""
+        """Samples that never enter the window; the next step's line names them."""
         self._dropped.update(dict.fromkeys((sample.sample_id for sample in samples), reason))
 
     @property

@@ -19,7 +19,7 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
 from rollout_dispatcher.sample import Outcome, Sample
-from tests.support.memory import Memory
+from tests.support.core.memory import Memory
 from tests.support.samples import make_sample
 
 

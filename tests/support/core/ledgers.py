@@ -20,7 +20,7 @@ def join(ledger: StepLedger, hello: RankHello, now: float) -> list[Effect]:
     """A rank that may join does; raises what says that it may not."""
     ledger.generation.check(hello)
     begun = ledger.begin(hello) if hello.generation is None else []
-    return [*begun, *ledger.seat(hello, now)]
+    return [*begun, *ledger.join(hello, now)]
 
 
 def make_ledger(*, max_open_steps: int = 4) -> StepLedger:

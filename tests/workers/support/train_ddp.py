@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatch, MicroBatchStream, Step
-from tests.workers.tiny_model import TinyModel, flat, optimizers
+from tests.workers.support.tiny_model import TinyModel, flat, optimizers
 
 
 def main(directory: Path, runs: list[str]) -> None:
