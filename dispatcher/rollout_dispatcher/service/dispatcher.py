@@ -137,6 +137,7 @@ class Dispatcher:
     async def stop(self) -> bool:
         """End at once; what is here waits in the journal, or is given up if there is none.
 
+        Connections that hang have some seconds; afterwards nothing is left to the event loop.
         Returns whether nothing that was accepted is given up. Raises what the dispatcher broke
         with, unless it was raised before. Once it has ended: True, and nothing happens.
         """
