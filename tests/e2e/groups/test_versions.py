@@ -30,14 +30,19 @@ async def trains_with(run: Run, version: int) -> None:
 
 
 def test_on_policy_training_with_several_steps_a_version_drops_nothing(tmp_path: Path) -> None:
-    """As GRPO does with mini-batches: all of a version's steps train on what it generated."""
-    versions = range(3)
+    """As GRPO does with mini-batches: all of a version's steps train on what it generated.
+
+    The workers begin each version together: who has not contributed to a phase yet does not hold up
+    its end.
+    """
+    versions, together = range(3), asyncio.Barrier(2)
 
     async def on_policy(worker: str) -> None:
         producer: Any
         async with joined(run.endpoint) as producer:
             for version in versions:
                 await trains_with(run, version)
+                await together.wait()
                 mine = [
                     Prompt(one.name, version=version) for one in prompts(f"{version}-{worker}", 2)
                 ]

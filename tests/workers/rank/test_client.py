@@ -302,6 +302,22 @@ def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
     assert not caplog.text
 
 
+def test_a_last_commit_that_was_lost_with_its_connection_after_the_end_is_told_again(
+    join: Join, dispatcher: ScriptedDispatcher
+) -> None:
+    client, peer = join()
+    give(peer, 0, [1])
+    peer.send(m.End(reason="drained"))
+    taken = taken_from(client)
+    assert client.next_step(0.1) is None
+    peer.close()  # nothing of what follows was heard
+    taken.commit()
+    again = dispatcher.accept()
+    assert again.expect(m.HelloRank).committed in (-1, 0)
+    again.close()
+    assert dispatcher.accept().expect(m.HelloRank).committed == 0
+
+
 def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
     join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:

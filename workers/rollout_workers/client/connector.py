@@ -44,6 +44,7 @@ class Connector:
         self._attempt: asyncio.Timeout | None = None
         self._link: Link | None = None
         self._received_before = 0  # bytes, on earlier connections
+        self._finished_at: float | None = None  # when that was noticed, without a connection
         self.welcomes = 0
 
     @property
@@ -92,21 +93,48 @@ class Connector:
             except OSError as lost:
                 if (refused := hopeless(lost, self._endpoint)) is not None:
                     raise refused from lost
-                if last_attempt and not self._over():
-                    log.warning(
-                        "closed without a connection to the dispatcher at %s (%s): it may not know "
-                        "of %s", self._endpoint, lost, self._unconfirmed(),
-                    )  # fmt: skip
+                if self._over():
                     return
-                if not self._over():
-                    await self._pause(lost)
+                if last_attempt or self._is_late():
+                    log.log(
+                        self._level,
+                        "closed without a connection to the dispatcher at %s (%s): it may not know "
+                        "of %s",
+                        self._endpoint,
+                        lost,
+                        self._unconfirmed(),
+                    )
+                    return
+                await self._pause(lost)
+
+    @property
+    def _finished(self) -> bool:
+        with self._role.guard:
+            return self._role.core.finished
+
+    @property
+    def _level(self) -> int:
+        """Where nothing is left to do it is usual that the dispatcher is gone."""
+        return logging.DEBUG if self._finished else logging.WARNING
+
+    def _is_late(self) -> bool:
+        """Whether a client with nothing left to do has looked for the dispatcher for long enough.
+
+        It may have stopped; or it lives, and lost the last word with the connection.
+        """
+        if not self._finished:
+            return False
+        now = self._loop.time()
+        self._finished_at = now if self._finished_at is None else self._finished_at
+        return now - self._finished_at >= CLOSE_TIMEOUT_S
 
     async def _pause(self, lost: OSError) -> None:
         """Wait before the next attempt; raises DispatcherUnreachable when out of patience."""
         delay = self._backoff.failed(self._loop.time())
         if delay is None:
             raise DispatcherUnreachable(self._endpoint, self._backoff.timeout, lost) from lost
-        log.warning(
+        log.log(
+            self._level,
             "no connection to the dispatcher at %s (%s); next attempt in %.1f s",
             self._endpoint,
             str(lost) or type(lost).__name__,
@@ -161,9 +189,6 @@ class Connector:
 
     def _over(self) -> bool:
         """Whether no further connection is of use."""
-        with self._role.guard:
-            if self._role.core.finished:
-                return True
         return self._leaving.done() and self._unconfirmed() is None
 
     def _unconfirmed(self) -> str | None:
