@@ -318,6 +318,26 @@ def test_a_last_commit_that_was_lost_with_its_connection_after_the_end_is_told_a
     assert dispatcher.accept().expect(m.HelloRank).committed == 0
 
 
+def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joining = threads.submit(
+        RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2, reconnect_timeout=0.2
+    )
+    peer = dispatcher.accept()
+    peer.welcome_rank()
+    with joining.result(10) as client:
+        give(peer, 0, [1])
+        peer.send(m.End(reason="drained"))
+        taken_from(client).commit()
+        assert client.next_step() is None
+        (thread,) = [one for one in threading.enumerate() if one.name == "dispatcher-rank"]
+        dispatcher.hang_up()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert client.next_step() is None
+
+
 def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
     join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:

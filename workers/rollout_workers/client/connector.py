@@ -44,7 +44,7 @@ class Connector:
         self._attempt: asyncio.Timeout | None = None
         self._link: Link | None = None
         self._received_before = 0  # bytes, on earlier connections
-        self._finished_at: float | None = None  # when that was noticed, without a connection
+        self._finished_at: float | None = None  # when a loss found nothing left to do
         self.welcomes = 0
 
     @property
@@ -58,6 +58,9 @@ class Connector:
         try:
             await self._serve_until_over()
         except DispatcherError as error:
+            if self._finished_at is not None:  # only its last word was looked after
+                log.debug("not heard again after the end: %s", error)
+                return None
             return error
         except Exception as error:
             log.exception("a client of the dispatcher failed")
@@ -157,6 +160,7 @@ class Connector:
                 HANDSHAKE_TIMEOUT_S, self._welcome(link), "the dispatcher did not answer the HELLO"
             )
             self.welcomes += 1
+            self._finished_at = None
             self._backoff.connected(self._loop.time())
             link.pump()
             await link.watch(self._leaving)

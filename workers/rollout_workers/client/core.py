@@ -51,7 +51,7 @@ class ClientCore(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether another connection would be of no use."""
+        """Whether nothing is left to do, but for the dispatcher to have heard of it."""
 
     @property
     def unconfirmed(self) -> str | None:
