@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.generated import between, replaced
 from tests.support.source import ROOT
 
 DOC = ROOT / "docs" / "architecture.md"
 ROOTS = (ROOT / "dispatcher" / "rollout_dispatcher", ROOT / "workers" / "rollout_workers")
-START, STOP = "<!-- map: python -m tests.test_architecture -->\n", "<!-- /map -->"
 #: `core/dispatch.py`, or with a name in it: `core/dispatch.py:Dispatch.push`.
 MENTION = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
 
@@ -76,8 +76,8 @@ def test_every_folder_says_what_it_is_for() -> None:
 
 def test_the_map_is_up_to_date() -> None:
     text = DOC.read_text()
-    shown = text[text.index(START) + len(START) : text.index(STOP)]
-    assert shown == map_table() + "\n", "run: python -m tests.test_architecture"
+    start, stop = between(text, "map")
+    assert text[start:stop] == map_table() + "\n", "run: python -m tests.test_architecture"
 
 
 @pytest.mark.parametrize(("path", "name"), mentions())
@@ -93,6 +93,4 @@ def test_a_name_that_is_gone_would_be_seen() -> None:
 
 
 if __name__ == "__main__":
-    text = DOC.read_text()
-    before, after = text[: text.index(START) + len(START)], text[text.index(STOP) :]
-    DOC.write_text(before + map_table() + "\n" + after)
+    DOC.write_text(replaced(DOC.read_text(), "map", map_table()))

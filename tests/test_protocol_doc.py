@@ -16,6 +16,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import PREFIX
 from rollout_dispatcher.protocol.sessions import Session, SessionState, Side
+from tests.support.generated import between, replaced
 from tests.support.wire.conversations import CONVERSATIONS, LIMITS, Vector
 from tests.support.wire.protocol_tables import PARTS, codes, meanings_of, messages, offer, states
 
@@ -74,13 +75,6 @@ WRITTEN = {
     "codes": codes,
     "vectors": vectors,
 }
-
-
-def between(text: str, name: str) -> tuple[int, int]:
-    """Where the generated text lies between its markers."""
-    start = re.search(rf"<!-- {name}: .* -->\n", text)
-    assert start is not None
-    return start.end(), text.index(f"<!-- /{name} -->")
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -147,8 +141,7 @@ def main() -> None:
     """Write the generated parts into the document."""
     text = DOC.read_text()
     for name, part in WRITTEN.items():
-        start, stop = between(text, name)
-        text = text[:start] + part() + "\n" + text[stop:]
+        text = replaced(text, name, part())
     DOC.write_text(text)
 
 
