@@ -26,6 +26,8 @@ from tests.support.source import ROOT
 
 WORDS = {"words"}
 WORD_MODULES = {"sample", "payload", "spans", "stores", "plan", "errors", "__version__"}
+#: Functions that look for a module by its name.
+LOOK_UPS = {"find_spec", "import_module"}
 #: Modules a folder, beside its subfolders.
 MAX_MODULES = 11
 #: Part of the house -> the parts that it may import, itself and the words included.
@@ -230,6 +232,14 @@ def test_a_word_of_ours_costs_no_server(name: str) -> None:
     assert done.stdout == "set()\n"
 
 
+def named_in_calls(tree: ast.Module) -> Iterator[str]:
+    """Modules that are looked for by name: the texts given to these functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOOK_UPS:
+            given = (one.value for one in node.args if isinstance(one, ast.Constant))
+            yield from (one for one in given if isinstance(one, str))
+
+
 def test_only_the_source_roots_are_imported() -> None:
     """`dispatcher` and `workers` are folders here, and packages of somebody else's elsewhere."""
     ours = {
@@ -238,7 +248,8 @@ def test_only_the_source_roots_are_imported() -> None:
     found = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in ours
-        for name in imported(ast.parse(path.read_text()), str(path))
+        for tree in [ast.parse(path.read_text())]
+        for name in [*imported(tree, str(path)), *named_in_calls(tree)]
         if name.split(".")[0] in {"dispatcher", "workers"}
     }
     assert found == set()
