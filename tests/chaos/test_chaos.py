@@ -12,7 +12,7 @@ from tests.chaos.cluster.processes import mount
 from tests.chaos.faults.decks import FAULTS, REWINDS, TORCHRUN_FAULTS, deck
 from tests.chaos.faults.forced import kill_after_the_end
 from tests.chaos.planted.dispatcher import BUGS
-from tests.chaos.planted.selftest import TRIALS, is_caught
+from tests.chaos.planted.selftest import TRIALS, try_out
 from tests.chaos.run import live, run
 from tests.chaos.settings import LARGE_BUFFER, Settings
 
@@ -68,7 +68,8 @@ def test_a_full_disk_refuses_samples_and_loses_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
-    assert is_caught(bug, tmp_path / "run", SEED)
+    result = try_out(bug, tmp_path / "run", SEED)
+    assert TRIALS[bug].shows(result.verdict), result
 
 
 def test_what_brings_bugs_out_breaks_no_promise_without_them(tmp_path: Path) -> None:

@@ -154,10 +154,14 @@ def steps(number: int) -> Forced:
 
 @contextmanager
 def _behind(cluster: Cluster) -> Iterator[None]:
-    """A rank is stopped that has not begun to commit what DP rank 0 has committed."""
+    """A rank is stopped that has not begun to commit what DP rank 0 has committed.
+
+    What it did begin to commit the dispatcher has heard: the oldest open step is the one that it
+    has not trained.
+    """
     while True:
         with paused(cluster, cluster.group.ranks[RANK]):
-            if _soon(lambda: _is_behind(cluster)):
+            if _soon(lambda: _all_is_heard(cluster) and _is_behind(cluster)):
                 # With a dispatcher that is content with one word: until it has heard that.
                 _soon(lambda: _is_committed(cluster, max(cluster.group.seen[0].committed)))
                 yield
@@ -169,6 +173,11 @@ def _is_behind(cluster: Cluster) -> bool:
     cluster.group.look()
     first, other = cluster.group.seen[0], cluster.group.seen[RANK]
     return max(first.committed, default=-1) > max(other.committing, default=-1)
+
+
+def _all_is_heard(cluster: Cluster) -> bool:
+    cluster.group.look()
+    return _is_committed(cluster, max(cluster.group.seen[RANK].committing, default=-1))
 
 
 def _is_committed(cluster: Cluster, step: int) -> bool:
