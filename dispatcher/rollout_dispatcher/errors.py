@@ -163,7 +163,23 @@ class ConnectionLimit(DispatcherError):
     retriable = True
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the dispatcher serves {limit} connections; raise --max-connections")
+        super().__init__(
+            f"the dispatcher serves {limit} connections; raise --max-connections (and the limit on "
+            "open files, if its log says so)"
+        )
+
+
+class MadeRoom(DispatcherError):
+    """A connection that had not said who it is was ended, so that others may."""
+
+    code = "made-room"
+    retriable = True
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} connections have not said hello, and the oldest make room for others; "
+            "connect again, or raise --max-pending-connections"
+        )
 
 
 class Unauthorized(DispatcherError):

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 from rollout_dispatcher.errors import ListenerFailed
 from rollout_dispatcher.transport.interface import ConnectionHandler, ServerTls
+from rollout_dispatcher.transport.pending import Pending
 
 
 class Heard:
@@ -21,10 +23,9 @@ class Heard:
         self.died = asyncio.Event()
         self.handler = ConnectionHandler(
             protocol=protocol,
-            num_connections=lambda: 0,
+            pending=Pending(1000, monotonic),
             refused=self.refused.append,
             died=self._die,
-            max_connections=1000,
             handshake_timeout=10.0,
             tls=tls,
         )

@@ -19,9 +19,15 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import Statistics
-from rollout_dispatcher.errors import NotServing
+from rollout_dispatcher.errors import ConfigError, NotServing
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.descriptors import (
+    ConnectionLimits,
+    fit,
+    open_files_limit,
+    warn_if_lowered,
+)
 from rollout_dispatcher.service.durability.journaling import open_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
@@ -165,12 +171,16 @@ class Dispatcher:
 
     def _make_router(self, stack: AsyncExitStack) -> Router:
         config, clock = self.config, SteadyClock(asyncio.get_running_loop().time)
+        limits = _limits(config)
+        config = config.model_copy(update={"max_connections": limits.sample})
         core = Dispatch(core_config(config), uuid4().hex)
         metrics = Metrics(config, core, clock)
         journal = open_journal(config, core, metrics, clock)
         if journal is not None:
             stack.callback(journal.close)
-        router = Router(config, core, metrics, clock, journal, access=config.access())
+        router = Router(
+            config, core, metrics, clock, journal, access=config.access(), limits=limits
+        )
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
         router.perform(core.tick(clock()))  # what an earlier process left may be due
@@ -228,6 +238,19 @@ class Dispatcher:
                 "version": __version__,
             }
             _write_whole(self.config.ready_file, json.dumps(facts) + "\n")
+
+
+def _limits(config: ServeConfig) -> ConnectionLimits:
+    """How many connections there may be. Raises ConfigError where they are too few."""
+    asked, limit = config.connection_limits, open_files_limit()
+    limits = fit(asked, limit)
+    warn_if_lowered(asked, limits, limit)
+    if config.dp_size > limits.sample:
+        raise ConfigError(
+            f"{config.dp_size} DP ranks need as many connections, and {limits.sample} are allowed; "
+            f"raise --max-connections, and the limit on open files (ulimit -n) from {limit}"
+        )
+    return limits
 
 
 async def _watch(router: Router) -> None:

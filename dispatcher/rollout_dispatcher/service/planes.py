@@ -45,10 +45,9 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
         for endpoint in config.listen:
             handler = ConnectionHandler(
                 protocol=lambda: Peer(router, limits, router.clock),
-                num_connections=lambda: router.num_connections,
+                pending=router.pending,
                 refused=lambda reason: _count(router, "unknown", reason),
                 died=router.fail,
-                max_connections=config.max_connections,
                 handshake_timeout=config.handshake_timeout,
                 tls=_tls(router.access, endpoint, to_plain),
             )
@@ -59,7 +58,13 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
 @contextlib.asynccontextmanager
 async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpoint]:
     """Serve HTTP on the `--http` address; yields where."""
-    guard = HttpGuard(config, router.access, lambda reason: _count(router, "http", reason))
+    guard = HttpGuard(
+        config,
+        router.access,
+        lambda reason: _count(router, "http", reason),
+        limits=router.limits,
+        clock=router.clock,
+    )
     # Signals are ours: aiohttp's own handling would run beside it.
     runner = web.AppRunner(
         HttpPlane(router, guard).application(),
@@ -71,15 +76,14 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
     async with contextlib.AsyncExitStack() as stack:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        stack.callback(guard.close)
+        stack.callback(guard.places.close)
         web_server = runner.server
         assert web_server is not None
         handler = ConnectionHandler(
             protocol=lambda: guard.protocol(web_server),
-            num_connections=lambda: len(web_server.connections),
+            pending=guard.places.pending,
             refused=lambda reason: _count(router, "http", reason),
             died=router.fail,
-            max_connections=config.max_connections,
             handshake_timeout=config.handshake_timeout,
             tls=_tls(router.access, config.http, _speaks_tls_in_http()),
         )

@@ -14,7 +14,13 @@ from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
-from rollout_dispatcher.errors import ConnectionLimit, DispatcherError, FrameTooSlow, Stopping
+from rollout_dispatcher.errors import (
+    ConnectionLimit,
+    DispatcherError,
+    FrameTooSlow,
+    MadeRoom,
+    Stopping,
+)
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
@@ -23,11 +29,13 @@ from rollout_dispatcher.service.access import EVERYBODY, Access
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections
+from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.effect_runner import EffectRunner
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.transport.pending import Pending
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +52,12 @@ class Router:
         journal: Log | None = None,
         *,
         access: Access = EVERYBODY,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self.access = access
         self.config = config
+        self.limits = limits or config.connection_limits
+        self.pending = Pending(self.limits.pending, clock)
         self.core = core
         self.metrics = metrics
         self.clock = clock
@@ -73,18 +84,23 @@ class Router:
     # -- peers report (peer.PeerListener) -------------------------------------------------------
 
     def admits(self) -> DispatcherError | None:
-        """Refuse connections beyond the limit."""
-        limit = self.config.max_connections
-        return ConnectionLimit(limit) if self.num_connections >= limit else None
-
-    @property
-    def num_connections(self) -> int:
-        """Connections of the sample plane, whether they have said hello or not."""
-        return len(self._connections.peers)
+        """Refuse connections beyond the limit, to which those count that have said hello."""
+        limit = self.limits.sample
+        return ConnectionLimit(limit) if self._connections.num_introduced >= limit else None
 
     def connected(self, peer: Peer) -> None:
         """A connection was made; it counts for its role once it has said hello."""
-        self._connections.peers.add(peer)
+        error = MadeRoom(self.limits.pending)
+        place = self.pending.enter(lambda: peer.make_room(error))
+        self._connections.connected(peer, place)
+
+    def _introduce(self, peer: Peer, message: m.Hello) -> None:
+        """It may say who it is, and is pending no more. Raises DispatcherError otherwise."""
+        self.access.check_token(message.token)
+        if self._connections.is_pending(peer):
+            if (refusal := self.admits()) is not None:
+                raise refusal
+            self._connections.introduced(peer)
 
     def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message."""
@@ -109,10 +125,10 @@ class Router:
             case m.Bye():
                 self.barrier.after(peer.take_leave)
             case m.HelloProducer():
-                self.access.check_token(message.token)
+                self._introduce(peer, message)
                 self._producer_joins(peer)
             case m.HelloRank():
-                self.access.check_token(message.token)
+                self._introduce(peer, message)
                 self._rank_joins(peer, message, now)
             case m.Push():
                 samples = samples_of(message, spans, self.config.group_size)
@@ -147,7 +163,7 @@ class Router:
 
     def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
-        connections.peers.discard(peer)
+        connections.lost(peer)
         if not connections.peers:
             self._everybody_left.set()
         if self._hangs_up:  # it is we who leave: the core goes on as it is, if at all

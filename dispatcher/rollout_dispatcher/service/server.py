@@ -19,6 +19,7 @@ from prometheus_client import disable_created_metrics
 from rollout_dispatcher.service import logs
 from rollout_dispatcher.service.allocator import keep_freed_memory
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
 from rollout_dispatcher.transport.fair_selector import new_event_loop
 
@@ -37,6 +38,7 @@ def run(config: ServeConfig) -> int:
     logs.set_up(config.log_level, config.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
+    raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rollout_dispatcher.errors import ListenerFailed
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.pending import Pending
 from rollout_dispatcher.transport.plain import StreamProtocol
 
 
@@ -35,16 +36,16 @@ class ConnectionHandler:
     """What a plane does about the connections of its listeners.
 
     protocol: makes the protocol of one that is accepted; a `StreamProtocol` is driven by our own
-    transports, any other by asyncio's. num_connections: how many there are. refused: counts one
-    that never came to have a protocol, by reason. died: is told once that nobody can connect any
-    more. handshake_timeout: seconds, for what has to happen before there is a protocol.
+    transports, any other by asyncio's. From when it is connected it has its place in `pending`
+    itself; before that the listener has one for it. refused: counts one that never came to have a
+    protocol, by reason. died: is told once that nobody can connect any more. handshake_timeout:
+    seconds, for what has to happen before there is a protocol.
     """
 
     protocol: Callable[[], asyncio.BaseProtocol]
-    num_connections: Callable[[], int]
+    pending: Pending
     refused: Callable[[str], None]
     died: Callable[[ListenerFailed], None]
-    max_connections: int
     handshake_timeout: float
     tls: ServerTls | None = None
 
@@ -57,7 +58,7 @@ class Listener(ABC):
     @property
     @abstractmethod
     def num_pending(self) -> int:
-        """Connections that have no protocol yet, and count against the limit all the same."""
+        """Connections that have no protocol yet."""
 
     @abstractmethod
     def close(self) -> None:

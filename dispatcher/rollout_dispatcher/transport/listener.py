@@ -1,19 +1,23 @@
 """What listeners on sockets have in common: they accept, and keep the tasks that they start.
 
-For want of file descriptors or memory accepting is tried again. A socket that does not listen any
+While the plane has all the pending connections that it may have, and for want of file descriptors
+or memory, nothing is accepted: who comes waits with the kernel. A socket that does not listen any
 more, whoever closed it, is found out within `CHECK_SECONDS`, though no event may ever tell of it.
 """
 
 import asyncio
 import errno
 import logging
+import math
 import socket
 from abc import abstractmethod
 from collections.abc import Coroutine
+from functools import partial
 
 from rollout_dispatcher.errors import ListenerFailed
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.transport.interface import ConnectionHandler, Listener
+from rollout_dispatcher.transport.pending import MADE_ROOM, Place
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,8 @@ log = logging.getLogger(__name__)
 ACCEPT_AT_ONCE = 64
 #: When accepting fails, mostly for want of file descriptors, some may be free after this long.
 ACCEPT_RETRY_SECONDS = 1.0
+#: How often to say that accepting fails, with how often it has.
+SAY_SECONDS = 60.0
 #: How often to look whether the socket still listens.
 CHECK_SECONDS = 1.0
 #: What accept(2) fails with for a socket that will never accept again.
@@ -38,6 +44,7 @@ class SocketListener(Listener):
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
+        self._failures, self._said_at = 0, -math.inf
         self._loop.add_reader(sock, self._accept)
         self._check = self._loop.call_later(CHECK_SECONDS, self._check_listening)
 
@@ -55,6 +62,7 @@ class SocketListener(Listener):
         self._closed = True
         self._loop.remove_reader(self._sock)
         self._check.cancel()
+        self._handler.pending.forget(self._accept_again)
         if self._retry is not None:
             self._retry.cancel()
         for task in self._tasks:
@@ -66,18 +74,32 @@ class SocketListener(Listener):
             await asyncio.wait(self._tasks)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        """Have a task do what an accepted connection still needs."""
+        """Have a task do what an accepted connection still needs; it is pending until then."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+        def end() -> None:
+            if task.cancel():
+                self._handler.refused(MADE_ROOM)
+
+        place = self._handler.pending.enter(end)
+        task.add_done_callback(partial(self._done, place))
+
+    def _done(self, place: Place, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        place.leave()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._die(error)
 
     def _accept(self) -> None:
+        pending = self._handler.pending
+        if pending.is_full:
+            self._loop.remove_reader(self._sock)
+            pending.when_free(self._accept_again)
+            return
         for _ in range(ACCEPT_AT_ONCE):
+            if pending.is_full:
+                return  # whether somebody else waits is told by the next event
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -100,12 +122,20 @@ class SocketListener(Listener):
         if error.errno in _NOT_LISTENING:
             self._die(error)
             return
-        log.error("a connection to %s could not be accepted: %s", self.endpoint, error)
+        self._failures += 1
+        if (now := self._loop.time()) >= self._said_at + SAY_SECONDS:
+            self._said_at = now
+            log.error(
+                "connections to %s could not be accepted (%d times so far): %s; they wait, and "
+                "accepting is tried again every %g s",
+                self.endpoint, self._failures, error, ACCEPT_RETRY_SECONDS,
+            )  # fmt: skip
         self._loop.remove_reader(self._sock)
         self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, self._accept_again)
 
     def _accept_again(self) -> None:
-        self._loop.add_reader(self._sock, self._accept)
+        if not self._closed:
+            self._loop.add_reader(self._sock, self._accept)
 
     def _check_listening(self) -> None:
         """A descriptor that was closed behind our back wakes nobody: it has to be asked."""

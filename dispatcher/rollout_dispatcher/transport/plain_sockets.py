@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class PlainListener(SocketListener):
-    """A connection has its protocol as soon as it is accepted, which knows the limit itself."""
+    """A connection has its protocol as soon as it is accepted."""
 
     def _adopt(self, sock: socket.socket) -> None:
         protocol = self._handler.protocol()

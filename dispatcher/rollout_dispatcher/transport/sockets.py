@@ -10,13 +10,16 @@ from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 
+#: Connections that the kernel has made and we have not accepted, per socket; it may allow fewer.
+BACKLOG = 1024
+
 
 @contextlib.contextmanager
 def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
     """A bound socket; a Unix socket is private to this user and its path is removed again."""
     if not endpoint.path:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-        sock = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024)
+        sock = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
         with _closing(sock):
             # Accepted sockets inherit it, and small frames leave at once.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -30,7 +33,7 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
             sock.bind(str(path))
         finally:
             os.umask(before)
-        sock.listen(1024)
+        sock.listen(BACKLOG)
         try:
             yield sock
         finally:

@@ -12,6 +12,11 @@ from tests.support.certificates import Authority
 from tests.support.server import PATIENCE_S, ServeProcess, eventually
 
 
+LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+#: A push of two bytes that are still to come.
+BEGUN = b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+
+
 def connect(server: ServeProcess, receive_buffer: int | None = None) -> socket.socket:
     at = Endpoint.parse(server.http)
     sock = socket.socket()
@@ -104,19 +109,60 @@ def test_a_client_that_does_not_read_its_answers_is_ended(serve: Serve) -> None:
     eventually(lambda: counted(server, "write-timeout") == 1, "it is counted")
 
 
-def test_connections_beyond_the_limit_are_told_so(serve: Serve) -> None:
+def test_connections_that_rest_make_room_for_others_the_longest_first(serve: Serve) -> None:
     server = serve(max_connections=3)
     with ExitStack() as stack:
-        for _ in range(3):
-            client = stack.enter_context(connect(server))
-            client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        resting = [stack.enter_context(connect(server)) for _ in range(3)]
+        for client in (*resting, resting[0]):  # so it is the second that has rested longest
+            client.sendall(LIVE)
             assert client.recv(65536).startswith(b"HTTP/1.1 200")
         with connect(server) as fourth:
-            answer = read_all(fourth)
-        assert answer.startswith(b"HTTP/1.1 503")
-        assert b"raise --max-connections" in answer
-    eventually(lambda: server.get("/livez").status == 200, "there is room again")
-    assert counted(server, "connection-limit") >= 1
+            fourth.sendall(LIVE)
+            assert fourth.recv(65536).startswith(b"HTTP/1.1 200")
+            assert resting[1].recv(1) == b""
+            resting[0].sendall(LIVE)
+            assert resting[0].recv(65536).startswith(b"HTTP/1.1 200")
+    assert counted(server, "made-room") >= 1
+
+
+def test_while_all_places_are_busy_probes_are_answered_and_pushes_told_to_come_again(
+    serve: Serve,
+) -> None:
+    server = serve(max_connections=3)
+    with ExitStack() as stack:
+        busy = [stack.enter_context(connect(server)) for _ in range(3)]
+        for client in busy:
+            client.sendall(BEGUN)
+            # Its answer, 100 Continue, says that the request is being served.
+            assert client.recv(65536).startswith(b"HTTP/1.1 100")
+        assert [server.get(path).status for path in ("/livez", "/metrics")] == [200, 200]
+        answer = server.post("/v1/samples", b"{}")
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert "serves 3 connections; raise --max-connections" in answer.text
+        assert counted(server, "connection-limit") >= 3
+        busy[0].sendall(b"{}")
+        assert busy[0].recv(65536).startswith(b"HTTP/1.1 400"), "it was served to its end"
+    eventually(lambda: server.post("/v1/samples", b"{}").status == 400, "there is room again")
+
+
+def test_connections_that_ask_for_nothing_make_room_for_others(serve: Serve) -> None:
+    server = serve(max_pending_connections=3, handshake_timeout="60s")
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(server)) for _ in range(3)]
+        assert server.get("/livez").status == 200
+        assert silent[0].recv(1) == b""
+    assert counted(server, "made-room") >= 1
+
+
+def test_who_is_not_authorized_gets_no_place(serve: Serve, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s" * 32)
+    token.chmod(0o600)
+    server = serve(token_file=token)
+    with connect(server) as stranger:
+        stranger.sendall(b"GET /statusz HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = read_all(stranger)
+    assert answer.startswith(b"HTTP/1.1 401")
 
 
 def test_the_same_deadline_holds_within_tls(serve: Serve, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from rollout_dispatcher.service.config.types import (
     Retain,
 )
 from rollout_dispatcher.service.config.units import Duration, Size
+from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 
 #: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
 #: being received.
@@ -185,7 +186,11 @@ class ServeConfig(BaseModel):
     producer_credits: Positive = 8
     """pushes that a producer may have unanswered"""
     max_connections: Positive = 4096
-    """connections at a time on each plane"""
+    """connections at a time on each plane, as far as the limit on open files allows; on the HTTP
+    plane those that rest make room"""
+    max_pending_connections: Positive = 512
+    """connections on each plane beside these that have not introduced themselves, or made their
+    first request; beyond it others wait to be accepted, and the oldest make room for them"""
     handshake_timeout: Duration = 10.0
     """close a connection that has not introduced itself, or made its first request, by then"""
     request_timeout: Duration = 60.0
@@ -249,6 +254,12 @@ class ServeConfig(BaseModel):
         """`receive_bytes`, or its default."""
         default = max(self.max_frame_bytes, machine_memory() // HELD_SHARE)
         return default if self.receive_bytes is None else self.receive_bytes
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        """Connections that are asked for, whether descriptors allow them or not."""
+        most = self.max_connections
+        return ConnectionLimits(most, most, self.max_pending_connections)
 
     @property
     def skips_bound(self) -> int:

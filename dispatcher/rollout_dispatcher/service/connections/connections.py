@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.transport.pending import Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +26,37 @@ class Connections:
 
     def __init__(self) -> None:
         self.peers: set[Peer] = set()
+        self._pending: dict[Peer, Place] = {}
         self.producers: dict[str, Peer] = {}
         self.ranks: dict[str, RankConnection] = {}
         self._enders: dict[str, bool] = {}
         self._hellos: dict[str, Peer] = {}
+
+    # -- connections, whoever they speak for
+
+    def connected(self, peer: Peer, place: Place) -> None:
+        """A connection is there, and has not said who it is; it has this place meanwhile."""
+        self.peers.add(peer)
+        self._pending[peer] = place
+
+    def is_pending(self, peer: Peer) -> bool:
+        """Whether it has not introduced itself."""
+        return peer in self._pending
+
+    def introduced(self, peer: Peer) -> None:
+        """It has said who it is, and may be that."""
+        self._pending.pop(peer).leave()
+
+    def lost(self, peer: Peer) -> None:
+        """A connection is over."""
+        self.peers.discard(peer)
+        if (place := self._pending.pop(peer, None)) is not None:
+            place.leave()
+
+    @property
+    def num_introduced(self) -> int:
+        """Connections that have said who they are."""
+        return len(self.peers) - len(self._pending)
 
     # -- the end of the stream
 

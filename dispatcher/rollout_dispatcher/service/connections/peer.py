@@ -24,6 +24,7 @@ from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, Sessio
 from rollout_dispatcher.protocol.versions import Terms
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.transport.memory import uninitialised
+from rollout_dispatcher.transport.pending import MADE_ROOM
 from rollout_dispatcher.transport.plain import StreamProtocol
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,6 @@ class Peer(StreamProtocol):
         self._listener = listener
         self._limits = limits
         self._clock = clock
-        self._session = Session(Side.DISPATCHER, limits.frame, uninitialised)
         self._transport: asyncio.Transport | None = None
         self._jobs: deque[Job] = deque()
         self._paused = False
@@ -106,6 +106,8 @@ class Peer(StreamProtocol):
         """Accept the connection, or say why not."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        # Only now: during a TLS handshake there is nothing to receive into it.
+        self._session = Session(Side.DISPATCHER, self._limits.frame, uninitialised)
         refusal = self._listener.admits()
         self._listener.connected(self)
         if refusal is not None:
@@ -237,6 +239,15 @@ class Peer(StreamProtocol):
         """End the connection once what is written has been sent."""
         if self._ending is None:
             self._end(reason)
+
+    def make_room(self, error: DispatcherError) -> None:
+        """End a connection that is pending, at once: others need its place."""
+        if self._transport is None:
+            return
+        self.send(m.Error(code=error.code, message=str(error), retriable=error.retriable))
+        self._end(MADE_ROOM)
+        if self._transport is not None:
+            self._transport.abort()
 
     def hang_up(self) -> None:
         """The same without waiting for the peer to read why; `lost` follows within a deadline."""

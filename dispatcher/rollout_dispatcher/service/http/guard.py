@@ -1,8 +1,8 @@
 """What an HTTP request must show, and how long it may take.
 
 aiohttp limits the sizes of a request, and leaves its pace to us: a client that sends its request a
-byte at a time, or never reads the answer, is ended by a deadline, and there are never more
-connections than the limit.
+byte at a time, or never reads the answer, is ended by a deadline. Who has no place among the
+connections (places.py) is answered short questions, and sent away.
 """
 
 import asyncio
@@ -16,12 +16,17 @@ from aiohttp.typedefs import Handler, Middleware
 from rollout_dispatcher.errors import ConnectionLimit, Unauthorized
 from rollout_dispatcher.service.access import Access
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
+from rollout_dispatcher.service.http.places import HttpPlaces
+from rollout_dispatcher.transport.pending import Pending
 
 log = logging.getLogger(__name__)
 
 #: Probes carry no secrets and learn none: only who serves, and whether.
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 SCHEME = "bearer "
+#: Methods of requests that are answered at once, even where there is no place for a connection.
+SHORT: Final = frozenset({"GET", "HEAD"})
 
 
 def problem(status: int, code: str, message: str, **headers: str) -> web.Response:
@@ -33,27 +38,23 @@ def problem(status: int, code: str, message: str, **headers: str) -> web.Respons
 class HttpGuard:
     """Checks and times the requests of one HTTP plane; counts what it ends by reason."""
 
-    def __init__(self, config: ServeConfig, access: Access, count: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        access: Access,
+        count: Callable[[str], None],
+        *,
+        limits: ConnectionLimits,
+        clock: Callable[[], float],
+    ) -> None:
         self._config, self._count = config, count
         self._access = access if access.tls_for(config.http) else Access(access.token)
-        self._silent: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        pending = Pending(limits.pending, clock)
+        self.places = HttpPlaces(limits.http, pending, config.handshake_timeout, count)
 
     def protocol(self, server: web.Server) -> asyncio.BaseProtocol:
-        """The protocol of a new connection, which has a while to ask for something."""
-        limit = self._config.max_connections
-        if len(server.connections) >= limit:
-            self._count("connection-limit")
-            return _Busy(ConnectionLimit(limit))
-        handler = server()
-        loop, timeout = asyncio.get_running_loop(), self._config.handshake_timeout
-        self._silent[handler] = loop.call_later(timeout, self._end_silent, handler)
-        return handler
-
-    def close(self) -> None:
-        """Forget the deadlines."""
-        for timer in self._silent.values():
-            timer.cancel()
-        self._silent.clear()
+        """The protocol of a new connection."""
+        return self.places.watched(server())
 
     @property
     def middleware(self) -> Middleware:
@@ -61,14 +62,24 @@ class HttpGuard:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if (timer := self._silent.pop(request.protocol, None)) is not None:
-                timer.cancel()
             refusal = None if request.path in OPEN_PATHS else self._refusal(request)
-            answer = await handler(request) if refusal is None else refusal
-            await self._write(request, answer)
+            stays = refusal is None and self.places.begins(request.protocol)
+            if refusal is None and not stays and request.method not in SHORT:
+                refusal = self._no_place()
+            try:
+                answer = await handler(request) if refusal is None else refusal
+                if not stays:
+                    answer.force_close()
+                await self._write(request, answer)
+            finally:
+                self.places.ends(request.protocol)
             return answer
 
         return guard
+
+    def _no_place(self) -> web.Response:
+        error = ConnectionLimit(self.places.limit)
+        return problem(503, error.code, str(error), Retry_After="1")
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         scheme, token = _split(request.headers.get("Authorization", ""))
@@ -93,26 +104,7 @@ class HttpGuard:
             if request.transport is not None:
                 request.transport.abort()
 
-    def _end_silent(self, handler: web.RequestHandler) -> None:
-        del self._silent[handler]
-        if handler.transport is not None:
-            self._count("handshake-timeout")
-            handler.force_close()
-
 
 def _split(header: str) -> tuple[str, str]:
     """Scheme with the space behind it, in lower case, and what follows."""
     return header[: len(SCHEME)].lower(), header[len(SCHEME) :].strip()
-
-
-class _Busy(asyncio.Protocol):
-    """Turns a connection away."""
-
-    def __init__(self, error: ConnectionLimit) -> None:
-        self._body = f"{error}\n".encode()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        head = f"Content-Length: {len(self._body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-        transport.write(b"HTTP/1.1 503 Service Unavailable\r\n" + head.encode() + self._body)
-        transport.close()

@@ -1,8 +1,8 @@
 """TLS over TCP: leads connections through the handshake, and counts them from the first byte.
 
 asyncio's own TLS server tells nobody of a connection before its handshake is done, nor why it
-failed. Here a connection that never completes one is subject to the limit on connections and to a
-deadline, failures are counted, and a client that does not speak TLS is told so in its own protocol.
+failed. Here one that never completes it is pending, with a bound and a deadline; failures are
+counted, and a client that does not speak TLS is told so in its own protocol.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from rollout_dispatcher.transport.listener import SocketListener
 from rollout_dispatcher.transport.plain import StreamProtocol
 from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
 from rollout_dispatcher.transport.tls.paced import PacedTls
+from rollout_dispatcher.transport.tls.records import BUFFER_BYTES, TlsRecords
 
 log = logging.getLogger(__name__)
 
@@ -34,21 +35,17 @@ GOODBYE_SECONDS = 2.0
 
 
 class TlsListener(SocketListener):
-    """Accepts TLS connections, at most as many as the handler wants, handshakes included."""
+    """Accepts TLS connections, which are pending until their handshake is done."""
 
     def __init__(
         self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler, tls: ServerTls
     ) -> None:
         self._tls = tls
+        self._buffer = bytearray(BUFFER_BYTES)
         super().__init__(sock, endpoint, handler)
 
     def _adopt(self, sock: socket.socket) -> None:
-        handler = self._handler
-        if self.num_pending + handler.num_connections() >= handler.max_connections:
-            sock.close()
-            handler.refused("connection-limit")
-        else:
-            self._start(self._receive(sock))
+        self._start(self._receive(sock))
 
     async def _receive(self, sock: socket.socket) -> None:
         """Give a connection its protocol, or count why not."""
@@ -79,14 +76,26 @@ class TlsListener(SocketListener):
         if first != HANDSHAKE_RECORD:
             await _say_and_close(sock, self._tls.to_plain)
             return "plain"
-        await self._loop.connect_accepted_socket(
-            self._protocol,
-            sock,
-            ssl=self._tls.context,
-            ssl_handshake_timeout=self._handler.handshake_timeout,
-            ssl_shutdown_timeout=GOODBYE_SECONDS,
-        )
+        await self._secure(sock)
         return None
+
+    async def _secure(self, sock: socket.socket) -> None:
+        """Return once the handshake is done, and the protocol is connected."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        records = TlsRecords(
+            self._protocol(),
+            self._tls.context,
+            done,
+            buffer=self._buffer,
+            handshake_timeout=self._handler.handshake_timeout,
+            shutdown_timeout=GOODBYE_SECONDS,
+        )
+        transport, _ = await self._loop.connect_accepted_socket(lambda: records, sock)
+        try:
+            await done
+        except BaseException:
+            transport.abort()
+            raise
 
     def _protocol(self) -> asyncio.BaseProtocol:
         protocol = self._handler.protocol()

@@ -1,0 +1,44 @@
+"""asyncio's TLS over one connection, without the memory that it would have for each by itself.
+
+What arrives encrypted is received into a buffer, and copied from there before anything else
+happens, so one buffer serves all the connections of an event loop. asyncio has 256 KiB for each,
+from its first byte on: far more than all else that a handshake takes.
+"""
+
+import asyncio
+import ssl
+from asyncio import sslproto
+
+#: As much as asyncio receives at a time.
+BUFFER_BYTES = 256 * 1024
+
+
+class TlsRecords(sslproto.SSLProtocol):
+    """Leads a server's handshake, then carries records for `protocol`.
+
+    done: set once the handshake is. buffer: of `BUFFER_BYTES`, shared with others on this loop.
+    """
+
+    max_size = 1  # for the buffer of its own, which is let go again
+
+    def __init__(
+        self,
+        protocol: asyncio.BaseProtocol,
+        context: ssl.SSLContext,
+        done: "asyncio.Future[None]",
+        *,
+        buffer: bytearray,
+        handshake_timeout: float,
+        shutdown_timeout: float,
+    ) -> None:
+        super().__init__(
+            asyncio.get_running_loop(),
+            protocol,
+            context,
+            done,
+            server_side=True,
+            ssl_handshake_timeout=handshake_timeout,
+            ssl_shutdown_timeout=shutdown_timeout,
+        )
+        self.max_size = BUFFER_BYTES
+        self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
