@@ -85,16 +85,16 @@ class FrameTooLarge(ProtocolError):
 
 
 class FrameTooSlow(ProtocolError):
-    """A frame held memory that others waited for, and did not come."""
+    """A frame held memory, that others waited for perhaps, and did not come."""
 
     code = "too-slow"
     retriable = True
 
     def __init__(self, filled: int, seconds: float) -> None:
         super().__init__(
-            f"{filled} bytes of a frame have come, the last of them too slowly over {seconds:g} s "
-            "in which others waited for its memory; connect again and send it again (raise "
-            "--receive-bytes or --request-timeout where the network is as slow as that)"
+            f"{filled} bytes of a frame have come, the last of them too slowly over {seconds:g} s; "
+            "connect again and send it again (raise --request-timeout where the network is as slow "
+            "as that, or --receive-bytes so that others need not wait for the memory meanwhile)"
         )
 
 

@@ -30,6 +30,7 @@ from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
+from rollout_dispatcher.service.connections.pace import Pace
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
@@ -62,6 +63,7 @@ class Router:
         self.metrics = metrics
         self.clock = clock
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
+        self._pace = Pace(config.request_timeout, config.idle_timeout)
         metrics.watch_receiving(self.receiving)
         self._connections = Connections()
         self.barrier = DurabilityBarrier(journal, self.fail, self._journal_takes_more)
@@ -298,14 +300,16 @@ class Router:
                 peer.close("silent")
 
     def keep_pace(self, away: float) -> None:
-        """End frames that come too slowly while others wait; tell those who wait that we are alive.
+        """End frames that come too slowly, sooner while others wait; tell those who wait that we are alive.
 
         They say their pings behind what waits, and would take us for dead. away: as above.
         """
         now, receiving = self.clock(), self.receiving
-        for peer in receiving.too_slow(now, away):
-            if isinstance(peer, Peer):
-                peer.fail(FrameTooSlow(peer.filled or 0, receiving.patience))
+        for receiver in receiving.too_slow(now, away):
+            if isinstance(receiver, Peer):
+                receiver.fail(FrameTooSlow(receiver.filled or 0, receiving.patience))
+        for peer in self._pace.too_slow(self._connections.peers, now, away):
+            peer.fail(FrameTooSlow(peer.filled or 0, self._pace.patience))
         if now < self._next_word:
             return
         self._next_word = now + self.config.heartbeat_interval

@@ -206,6 +206,11 @@ class Peer(StreamProtocol):
         """Bytes of its frame that have arrived; None while it is we who do not read them."""
         return None if Pause.UNANSWERED in self._pauses else self._session.filled
 
+    @property
+    def arriving(self) -> tuple[int, int] | None:
+        """The frame that has begun and how much of it is here, None while none is or it waits."""
+        return None if self._pauses or self._ending is not None else self._session.arriving
+
     def let_in(self) -> None:
         """Its frame may have memory, in a turn of its own: others are in the midst of something."""
         self._counted = True
