@@ -99,3 +99,18 @@ def test_what_is_less_severe_than_asked_for_is_not_logged(
 ) -> None:
     (line,) = written(capsys, LogFormat.JSON, LogLevel.WARNING).splitlines()
     assert json.loads(line)["message"] == "careful"
+
+
+def test_the_same_line_is_written_so_often_a_minute_and_then_says_how_many_were_left_out() -> None:
+    now = 0.0
+    repeats = logs.Repeats(lambda: now)
+
+    def shown(line: int) -> list[str]:
+        record = logging.LogRecord("x", logging.ERROR, "x.py", line, "at %d", (line,), None)
+        return [record.getMessage()] if repeats.filter(record) else []
+
+    assert sum([shown(7) for _ in range(logs.BURST + 3)], []) == ["at 7"] * logs.BURST
+    assert shown(8) == ["at 8"], "another place has a count of its own"
+    now += logs.PERIOD_SECONDS
+    assert shown(7) == ["at 7 (3 more like this were left out)"]
+    assert shown(7) == ["at 7"]

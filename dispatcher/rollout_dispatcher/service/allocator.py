@@ -15,8 +15,26 @@ GROWTH_BYTES = 16 * 2**20
 #: Larger blocks come from the kernel each by itself; glibc allows no more than this.
 LARGEST_ON_HEAP = 32 * 2**20
 
+#: Connections that make a crowd, once half of them have left.
+CROWD = 128
+
 #: Parameters of mallopt, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+class Crowd:
+    """Gives memory back once a crowd of connections has left."""
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def check(self, num_connections: int) -> bool:
+        """To be told now and then how many there are; returns whether memory was given back."""
+        self._most = max(self._most, num_connections)
+        if self._most < CROWD or num_connections > self._most // 2:
+            return False
+        self._most = num_connections
+        return give_back()
 
 
 def keep_freed_memory() -> bool:
@@ -37,7 +55,7 @@ def keep_freed_memory() -> bool:
 def give_back() -> bool:
     """Give what is free to the kernel, wherever it lies; returns whether the C library did.
 
-    For when a crowd has left: what it took lies between what stays, and no sample will be put there.
+    For when a crowd has left: what it took lies between what stays, and no sample fits in there.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim

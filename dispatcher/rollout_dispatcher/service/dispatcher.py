@@ -20,6 +20,7 @@ from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.errors import ConfigError, NotServing
+from rollout_dispatcher.service.allocator import Crowd
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import (
@@ -256,9 +257,9 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
 async def _watch(router: Router) -> None:
     """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
 
-    And say whom the next step waits for.
+    And say whom the next step waits for, and give back the memory of a crowd that has left.
     """
-    loop, stalls = asyncio.get_running_loop(), StallLog(router.core)
+    loop, stalls, crowd = asyncio.get_running_loop(), StallLog(router.core), Crowd()
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
@@ -267,6 +268,7 @@ async def _watch(router: Router) -> None:
         router.close_silent(away)
         router.keep_pace(away)
         stalls.check(router.clock())
+        crowd.check(router.num_connections)
 
 
 def _name_undone(core: Dispatch) -> bool:

@@ -1,11 +1,53 @@
-"""Log lines: text for a person at a terminal, one JSON object a line for everything else."""
+"""Log lines: text for a person at a terminal, one JSON object a line for everything else.
+
+Invariant: however often others make us say the same, the log grows by a bounded pace: of each line
+of code that logs, `BURST` lines are written in any `PERIOD_SECONDS` that begin with one, and the
+next line says how many were left out.
+"""
 
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rollout_dispatcher.service.config.types import LogFormat, LogLevel
+
+#: More than a fleet of ranks or producers causes when it comes or goes.
+BURST, PERIOD_SECONDS = 1000, 60.0
+
+
+class Repeats(logging.Filter):
+    """Leaves out lines that come too often. clock: in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._periods: dict[tuple[str, int], _Period] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write this line, which notes how many like it were left out before."""
+        now, where = self._clock(), (record.pathname, record.lineno)
+        period = self._periods.get(where)
+        if period is None or now >= period.start + PERIOD_SECONDS:
+            self._periods[where] = _Period(now)
+            if period is not None and period.lines > BURST:
+                left_out = period.lines - BURST
+                record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
+                record.args = None
+            return True
+        period.lines += 1
+        return period.lines <= BURST
+
+
+@dataclass(slots=True)
+class _Period:
+    """How many lines of one place there were since `start`, the first of them included."""
+
+    start: float
+    lines: int = 1
 
 
 class JsonFormatter(logging.Formatter):
@@ -27,6 +69,7 @@ class JsonFormatter(logging.Formatter):
 def set_up(level: LogLevel, form: LogFormat) -> None:
     """Log to standard error from `level` on."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Repeats())
     as_text = form is LogFormat.TEXT or (form is LogFormat.AUTO and sys.stderr.isatty())
     if as_text:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))

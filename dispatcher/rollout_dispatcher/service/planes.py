@@ -62,8 +62,8 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
         config,
         router.access,
         lambda reason: _count(router, "http", reason),
-        limits=router.limits,
-        clock=router.clock,
+        max_connections=router.limits.http,
+        pending=router.http_pending,
     )
     # Signals are ours: aiohttp's own handling would run beside it.
     runner = web.AppRunner(

@@ -59,6 +59,7 @@ class Router:
         self.config = config
         self.limits = limits or config.connection_limits
         self.pending = Pending(self.limits.pending, clock)
+        self.http_pending = Pending(self.limits.pending, clock)
         self.core = core
         self.metrics = metrics
         self.clock = clock
@@ -300,7 +301,7 @@ class Router:
                 peer.close("silent")
 
     def keep_pace(self, away: float) -> None:
-        """End frames that come too slowly, sooner while others wait; tell those who wait that we are alive.
+        """End frames that come too slowly, and tell those who wait for room that we are alive.
 
         They say their pings behind what waits, and would take us for dead. away: as above.
         """
@@ -317,6 +318,11 @@ class Router:
         for peer in receiving.waiting:
             if isinstance(peer, Peer):
                 peer.write(codec.encode(word))
+
+    @property
+    def num_connections(self) -> int:
+        """Connections of the sample plane, and those of both that are pending."""
+        return len(self._connections.peers) + len(self.pending) + len(self.http_pending)
 
     def fail(self, error: BaseException) -> None:
         """Something broke that we cannot go on without; `finished` raises the first such error."""

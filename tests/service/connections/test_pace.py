@@ -1,4 +1,4 @@
-"""The least pace of a frame that nobody waits for: dripping is ended, slow lines and sleep are not."""
+"""The least pace of a frame that nobody waits for: who drips is ended, who sleeps is not."""
 
 from dataclasses import dataclass
 

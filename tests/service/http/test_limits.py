@@ -11,7 +11,6 @@ from tests.service.conftest import Serve
 from tests.support.certificates import Authority
 from tests.support.server import PATIENCE_S, ServeProcess, eventually
 
-
 LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 #: A push of two bytes that are still to come.
 BEGUN = b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"

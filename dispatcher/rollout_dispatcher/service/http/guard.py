@@ -16,7 +16,6 @@ from aiohttp.typedefs import Handler, Middleware
 from rollout_dispatcher.errors import ConnectionLimit, Unauthorized
 from rollout_dispatcher.service.access import Access
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.http.places import HttpPlaces
 from rollout_dispatcher.transport.pending import Pending
 
@@ -44,13 +43,12 @@ class HttpGuard:
         access: Access,
         count: Callable[[str], None],
         *,
-        limits: ConnectionLimits,
-        clock: Callable[[], float],
+        max_connections: int,
+        pending: Pending,
     ) -> None:
         self._config, self._count = config, count
         self._access = access if access.tls_for(config.http) else Access(access.token)
-        pending = Pending(limits.pending, clock)
-        self.places = HttpPlaces(limits.http, pending, config.handshake_timeout, count)
+        self.places = HttpPlaces(max_connections, pending, config.handshake_timeout, count)
 
     def protocol(self, server: web.Server) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
