@@ -15,6 +15,7 @@ import http.client
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -63,6 +64,7 @@ class ServeProcess:
     warm: fork a process that has everything imported, which is up in a tenth of the time, instead
     of starting the command. checked: run the command with Python's own checks, which cost time.
     module: what is started instead, if not warm; it takes the command's arguments.
+    open_files: how many files it may open at the most; None for as many as this process.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class ServeProcess:
         warm: bool = False,
         checked: bool = True,
         module: str = "rollout_dispatcher.cli.main",
+        open_files: int | None = None,
         **options: object,
     ) -> None:
         self._ready = folder / "ready.json"
@@ -80,9 +83,9 @@ class ServeProcess:
         options = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"} | options
         arguments = ["serve", *self.flags(options), "--ready-file", str(self._ready)]
         self.process: _Started | _Forked = (
-            _Forked(arguments, self._log)
+            _Forked(arguments, self._log, open_files)
             if warm
-            else _Started(module, arguments, self._log, checked)
+            else _Started(module, arguments, self._log, checked, open_files)
         )
         self.endpoints: list[str] = []
         self.http = ""
@@ -195,9 +198,13 @@ def serve(folder: Path, **options: Any) -> Iterator[str]:
 class _Started:
     """The command, as a user starts it; `checked` switches Python's own checks on."""
 
-    def __init__(self, module: str, arguments: list[str], log: Path, checked: bool) -> None:
+    def __init__(
+        self, module: str, arguments: list[str], log: Path, checked: bool, open_files: int | None
+    ) -> None:
         checks = ["-X", "dev"] if checked else []
         command = [sys.executable, *checks, "-m", module, *arguments]
+        if open_files is not None:
+            command = ["sh", "-c", 'ulimit -n "$0"; exec "$@"', str(open_files), *command]
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
         self.pid = self._process.pid
@@ -215,8 +222,8 @@ class _Forked:
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload(["__main__", "rollout_dispatcher.service.server", __name__])
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        self._process = self._context.Process(target=_main, args=(arguments, str(log)))
+    def __init__(self, arguments: list[str], log: Path, open_files: int | None) -> None:
+        self._process = self._context.Process(target=_main, args=(arguments, str(log), open_files))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -229,7 +236,9 @@ class _Forked:
             os.kill(self.pid, number)
 
 
-def _main(arguments: list[str], log: str) -> None:
+def _main(arguments: list[str], log: str, open_files: int | None) -> None:
+    if open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     with Path(log).open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())

@@ -26,13 +26,14 @@ class Crowd:
     """Gives memory back once a crowd of connections has left."""
 
     def __init__(self) -> None:
-        self._most = 0
+        self._most = self._last = 0
 
     def check(self, num_connections: int) -> bool:
         """To be told now and then how many there are; returns whether memory was given back."""
         self._most = max(self._most, num_connections)
-        if self._most < CROWD or num_connections > self._most // 2:
-            return False
+        before, self._last = self._last, num_connections
+        if self._most < CROWD or num_connections > self._most // 2 or num_connections < before:
+            return False  # those that have just left may hold some still
         self._most = num_connections
         return give_back()
 

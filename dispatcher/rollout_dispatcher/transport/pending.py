@@ -4,7 +4,7 @@ A connection is pending from the moment it is accepted (TLS handshake included) 
 knows whom it has before it, or it is over. At the bound accepting pauses, so that what comes next
 waits with the kernel, and the oldest strangers make room as soon as they have had their time.
 How long that is follows from the bound: places become free at a pace that empties the backlog of a
-listening socket within two seconds. So whoever comes while strangers hold every place, and come
+listening socket within a second. So whoever comes while strangers hold every place, and come
 again as fast as they can, is accepted soon, and then has that time to introduce itself.
 
 Invariant: at most `limit` connections are pending at a time over all listeners of a plane, and
@@ -19,7 +19,7 @@ from rollout_dispatcher.transport.sockets import BACKLOG
 #: What a connection that made room is counted as.
 MADE_ROOM = "made-room"
 #: Within how many seconds a backlog that strangers have filled is through.
-BACKLOG_SECONDS = 2.0
+BACKLOG_SECONDS = 0.75
 
 
 class Pending:

@@ -96,6 +96,10 @@ class TlsListener(SocketListener):
         except BaseException:
             transport.abort()
             raise
+        finally:
+            # It holds the error, that its traceback, that this frame: a cycle that would keep all
+            # that the session takes until the garbage collector looks, which is seldom.
+            del done
 
     def _protocol(self) -> asyncio.BaseProtocol:
         protocol = self._handler.protocol()
