@@ -117,6 +117,11 @@ def no_more_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def failures(listener: Listener) -> int:
+    assert isinstance(listener, SocketListener)
+    return listener._failures
+
+
 async def test_want_of_descriptors_is_survived(
     kind: ServerTls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +132,8 @@ async def test_want_of_descriptors_is_survived(
         waiting.connect((listener.endpoint.host, listener.endpoint.port))
         with no_more_descriptors():
             await until(lambda: "could not be accepted" in caplog.text)
+            await until(lambda: failures(listener) > 3)
+        assert caplog.text.count("could not be accepted") == 1, "it is tried often, and said seldom"
         await hears(heard, listener)
         assert heard.deaths == []
         waiting.close()
