@@ -46,7 +46,7 @@ async def test_nobody_is_ended_while_nobody_waits() -> None:
     crowd.fill()
     crowd.now += 1000
     await turn()
-    assert (crowd.pending.is_full, crowd.ended) == (True, [])
+    assert (crowd.pending.is_full(), crowd.ended) == (True, [])
 
 
 async def test_the_oldest_make_room_one_for_one_when_they_have_had_their_time() -> None:

@@ -306,18 +306,18 @@ class Router:
         They say their pings behind what waits, and would take us for dead. away: as above.
         """
         now, receiving = self.clock(), self.receiving
-        for receiver in receiving.too_slow(now, away):
-            if isinstance(receiver, Peer):
-                receiver.fail(FrameTooSlow(receiver.filled or 0, receiving.patience))
-        for peer in self._pace.too_slow(self._connections.peers, now, away):
-            peer.fail(FrameTooSlow(peer.filled or 0, self._pace.patience))
+        late: list[object] = [*receiving.too_slow(now, away)]
+        late += self._pace.too_slow(self._connections.peers, now, away)
+        for peer in late:
+            if isinstance(peer, Peer):
+                peer.fail(FrameTooSlow(peer.filled or 0, receiving.patience))
         if now < self._next_word:
             return
         self._next_word = now + self.config.heartbeat_interval
         word = m.Blocked(cap="receive-bytes", held=receiving.nbytes, capacity=receiving.limit)
-        for peer in receiving.waiting:
-            if isinstance(peer, Peer):
-                peer.write(codec.encode(word))
+        for who in receiving.waiting:
+            if isinstance(who, Peer):
+                who.write(codec.encode(word))
 
     @property
     def num_connections(self) -> int:

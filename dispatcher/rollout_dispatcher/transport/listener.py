@@ -93,12 +93,12 @@ class SocketListener(Listener):
 
     def _accept(self) -> None:
         pending = self._handler.pending
-        if pending.is_full:
+        if pending.is_full():
             self._loop.remove_reader(self._sock)
             pending.when_free(self._accept_again)
             return
         for _ in range(ACCEPT_AT_ONCE):
-            if pending.is_full:
+            if pending.is_full():
                 return  # whether somebody else waits is told by the next event
             try:
                 sock, _ = self._sock.accept()

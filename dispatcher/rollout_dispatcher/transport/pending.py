@@ -46,7 +46,6 @@ class Pending:
         """How many may be."""
         return self._limit
 
-    @property
     def is_full(self) -> bool:
         """Whether none may be accepted."""
         return len(self._places) >= self._limit
@@ -84,7 +83,7 @@ class Pending:
         if not self._waiting:
             return
         loop = asyncio.get_running_loop()
-        if not self.is_full:
+        if not self.is_full():
             for call in self._waiting:
                 loop.call_soon(call)
             self._waiting.clear()

@@ -12,7 +12,7 @@ there any more: while one is, a member may be under way, however long its rollou
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -23,6 +23,8 @@ from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 MAX_COMPLETED = 65_536
 #: Groups that were told of before their first member.
 MAX_EMPTY = 65_536
+#: Groups that are queued and not open any more, beside as many as are open; then they are forgotten.
+DESERTED_SLACK = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -193,6 +195,14 @@ class OpenGroups:
             group.queued = True
             due = group.grown + self._timeout
             heappush(self._deserted, (due, group.serial, group.group_id))
+            if len(self._deserted) > 2 * len(self._groups) + DESERTED_SLACK:
+                self._forget_deserted()
+
+    def _forget_deserted(self) -> None:
+        """Most of those that are queued were whole or given up before they were looked at."""
+        open_ = {group.serial for group in self._groups.values() if group.queued}
+        self._deserted = [queued for queued in self._deserted if queued[1] in open_]
+        heapify(self._deserted)
 
     def _has_contributor(self, group: OpenGroup) -> bool:
         return any(map(self._is_there, group.contributors))

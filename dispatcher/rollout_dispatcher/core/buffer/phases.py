@@ -11,6 +11,10 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
 
 
+#: Ended phases that may still have samples; steps are kept apart by no more of them.
+MAX_PHASES = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class _Phase:
     """version: nothing older belongs to newer phases. ticket: the first sample after its end."""
@@ -37,6 +41,8 @@ class Phases:
         if all(phase.version != version for phase in self._ended):
             self._ended.append(_Phase(version, self._buffer.next_ticket))
             self._ended.sort(key=lambda phase: phase.version)
+            if len(self._ended) > MAX_PHASES:
+                del self._ended[0]  # what is older than it goes with the next
             self._looked_at = -1
 
     @property

@@ -13,6 +13,7 @@ from enum import IntEnum
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.phases import before_phase
 from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.errors import ProtocolError
 
 
 class _Stage(IntEnum):
@@ -20,6 +21,9 @@ class _Stage(IntEnum):
 
     ASKED, DECIDED = 1, 2
 
+
+#: Ends that may be asked for and not have come: a trainer is a few versions behind at the most.
+MAX_ENDS = 1024
 
 #: An end: the policy version of a phase, or None for the stream.
 End = int | None
@@ -65,6 +69,14 @@ class Agreement:
     def decided(self) -> bool:
         """Whether an end is decided, and waits for what was held back before."""
         return _Stage.DECIDED in self._asked.values()
+
+    def check(self, end: End) -> None:
+        """Raise ProtocolError if no more ends may be asked for."""
+        if len(self._asked) >= MAX_ENDS and end is not None and end not in self._asked:
+            raise ProtocolError(
+                f"the ends of {MAX_ENDS} phases were asked for and wait for other producers; ask "
+                f"for that of policy version {end} when some of them have come"
+            )
 
     def ask(self, end: End, *, force: bool = False) -> None:
         """A producer has said so; with `force` it speaks for all, and of what comes before."""

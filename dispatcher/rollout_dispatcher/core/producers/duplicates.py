@@ -17,6 +17,9 @@ from rollout_dispatcher.core.producers.ranges import Ranges
 
 #: A forgotten producer that comes back is treated as new; 64 ki is far above any fleet.
 MAX_PRODUCERS = 65_536
+#: How far below the newest of a producer's numbers it is remembered what it has withdrawn, and
+#: closed; dozens of the largest pushes.
+MAX_NUMBERS = 2**20
 
 
 @dataclass(slots=True)
@@ -89,6 +92,7 @@ class DuplicateMemory:
         known = seq in refused
         if not known:
             refused.add(seq, seq + 1)
+            refused.remove_below(seq - MAX_NUMBERS)
         return not known
 
     def hears_close(self, producer: str, number: int) -> bool:
@@ -97,6 +101,7 @@ class DuplicateMemory:
         known = number in closes
         if not known:
             closes.add(number, number + 1)
+            closes.remove_below(number - MAX_NUMBERS)
         return not known
 
     def forget(self, given_ids: Iterable[str]) -> None:

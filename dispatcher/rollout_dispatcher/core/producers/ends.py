@@ -47,6 +47,7 @@ class Ends:
     def end_phase(self, version: int, producer: str, *, force: bool) -> None:
         """A producer pushes nothing older than `version`; with `force` nobody does."""
         if version > self._eligibility.oldest_version:
+            self._agreement.check(version)
             self._note_word(producer, self._agreement.ends_phase(producer, version))
             self._agreement.ask(version, force=force)
 

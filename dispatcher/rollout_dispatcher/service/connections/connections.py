@@ -13,6 +13,10 @@ from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.transport.pending import Place
 
 
+#: Producers that ended the stream and are waited for until they know; far above any fleet.
+MAX_ENDERS = 65_536
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankConnection:
     """A connected DP rank; one for each hello, though connection and rank are the same."""
@@ -63,6 +67,8 @@ class Connections:
     def ends(self, client_id: str) -> None:
         """This producer ends the stream, and waits to hear that it was heard."""
         self._enders[client_id] = False
+        if len(self._enders) > MAX_ENDERS:
+            del self._enders[next(iter(self._enders))]
 
     def answered(self, client_id: str) -> None:
         """Everything that this producer has said was answered on its connection."""

@@ -192,7 +192,11 @@ class HttpPlane:
         """Answer once what was said is durable; waits: producers whose word is still awaited."""
         if (failure := self._router.barrier.failure) is not None:
             return problem(503, failure.code, str(failure))
-        self._router.perform(say())
+        try:
+            decision = say()
+        except DispatcherError as error:
+            return problem(422, error.code, str(error))
+        self._router.perform(decision)
         await self._router.barrier.settled()
         return web.json_response({"waits_for": waits()[:MAX_NAMED]})
 

@@ -37,8 +37,8 @@ class TlsRecords(sslproto.SSLProtocol):
             context,
             done,
             server_side=True,
-            ssl_handshake_timeout=handshake_timeout,
+            ssl_handshake_timeout=handshake_timeout,  # type: ignore[arg-type]  # seconds, any
             ssl_shutdown_timeout=shutdown_timeout,
         )
-        self.max_size = BUFFER_BYTES
+        self.max_size = BUFFER_BYTES  # type: ignore[misc]  # of what is read at a time
         self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
