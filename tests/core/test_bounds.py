@@ -60,7 +60,7 @@ def test_phases_that_are_forced_while_nothing_is_trained_are_kept_apart_up_to_a_
 
 
 def test_groups_that_come_and_go_leave_nothing_behind() -> None:
-    groups = OpenGroups(lambda producer: False, timeout=600.0)
+    groups = OpenGroups(lambda _: False, timeout=600.0)
     stays = groups.open("stays", 2, 0.0)
     for number in range(10 * DESERTED_SLACK):
         groups.remove(groups.open(str(number), 2, 1.0))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
 
-
 #: Ended phases that may still have samples; steps are kept apart by no more of them.
 MAX_PHASES = 1024
 
