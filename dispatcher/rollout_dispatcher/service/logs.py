@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from rollout_dispatcher.service.config.types import LogFormat, LogLevel
 
 #: More than a fleet of ranks or producers causes when it comes or goes.
-BURST, PERIOD_SECONDS = 1000, 60.0
+BURST = 1000
+PERIOD_SECONDS = 60.0
 
 
 class Repeats(logging.Filter):

@@ -23,7 +23,7 @@ from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 MAX_COMPLETED = 65_536
 #: Groups that were told of before their first member.
 MAX_EMPTY = 65_536
-#: Groups that may be queued and open no more, beside as many as are open, before they are forgotten.
+#: Groups that may be queued and open no more, beside as many as are open; then they are forgotten.
 DESERTED_SLACK = 1024
 
 
