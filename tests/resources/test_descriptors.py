@@ -12,6 +12,7 @@ from tests.support.server import eventually
 
 #: More than a process of 1,024 files can have.
 CROWD = 1100
+PLANES = ("sample", "http")
 
 
 @pytest.mark.parametrize("limit", [1024, 256])
@@ -28,6 +29,8 @@ def test_a_run_with_a_journal_goes_on_while_strangers_hold_all_they_can(
             assert late.push([5, 6]).outcomes == ["accepted"] * 2
             assert trainer.train()
         assert [server.get(path).status for path in ("/livez", "/readyz", "/metrics")] == [200] * 3
+        shown = server.scrape()
+        assert all(shown[f"pending_connections{{plane={plane}}}"] > 0 for plane in PLANES)
         assert open_files(server) <= limit - RESERVE // 2
     server.await_status(steps_committed=3, balanced=True, ranks_connected=2)
     connections = server.scrape()

@@ -66,6 +66,8 @@ class Router:
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         self._pace = Pace(config.request_timeout, config.idle_timeout)
         metrics.watch_receiving(self.receiving)
+        metrics.watch_pending("sample", self.pending)
+        metrics.watch_pending("http", self.http_pending)
         self._connections = Connections()
         self.barrier = DurabilityBarrier(journal, self.fail, self._journal_takes_more)
         if journal is not None:

@@ -27,6 +27,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
 from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+from rollout_dispatcher.transport.pending import Pending
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
@@ -73,6 +74,12 @@ class Metrics:
         self._receiving = Gauge(
             "dispatcher_receiving_bytes",
             "Bytes of frames and request bodies that are being received.",
+            registry=registry,
+        )
+        self._pending = Gauge(
+            "dispatcher_pending_connections",
+            "Connections that have not introduced themselves, or made a request.",
+            ["plane"],
             registry=registry,
         )
         self.event_loop_lag = Histogram(
@@ -155,6 +162,10 @@ class Metrics:
         self._per_rank = PerRank(self._core)
         if self._config.per_rank_metrics:
             registry.register(self._per_rank)
+
+    def watch_pending(self, plane: str, pending: Pending) -> None:
+        """Show how many connections of a plane are pending."""
+        self._pending.labels(plane).set_function(lambda: len(pending))
 
     def watch_receiving(self, receiving: Receiving) -> None:
         """Export how much memory frames have that are being received."""
