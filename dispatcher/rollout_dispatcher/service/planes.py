@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 
 from aiohttp import web
 
@@ -16,6 +17,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.http.plane import HttpPlane
+from rollout_dispatcher.service.http.server_log import server_log
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.transport.interface import ConnectionHandler, ServerTls
 from rollout_dispatcher.transport.plain import StreamProtocol
@@ -59,12 +61,15 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
 @contextlib.asynccontextmanager
 async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpoint]:
     """Serve HTTP on the `--http` address; yields where."""
-    guard = HttpGuard(config, router.access, lambda reason: _count(router, "http", reason))
+    count = partial(_count, router, "http")
+    guard = HttpGuard(config, router.access, count)
     # Signals are ours: aiohttp's own handling would run beside it.
     runner = web.AppRunner(
         HttpPlane(router, guard).application(),
         handle_signals=False,
         access_log=None,
+        logger=server_log(count),
+        auto_decompress=False,
         shutdown_timeout=HTTP_SHUTDOWN_SECONDS,
         keepalive_timeout=config.idle_timeout,
     )
@@ -77,7 +82,7 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
         handler = ConnectionHandler(
             protocol=lambda: guard.protocol(web_server),
             num_connections=lambda: len(web_server.connections),
-            refused=lambda reason: _count(router, "http", reason),
+            refused=count,
             died=router.fail,
             max_connections=config.max_connections,
             handshake_timeout=config.handshake_timeout,

@@ -64,7 +64,7 @@ class HttpGuard:
             if (timer := self._silent.pop(request.protocol, None)) is not None:
                 timer.cancel()
             refusal = None if request.path in OPEN_PATHS else self._refusal(request)
-            answer = await handler(request) if refusal is None else refusal
+            answer = await _answered(request, handler) if refusal is None else refusal
             await self._write(request, answer)
             return answer
 
@@ -98,6 +98,18 @@ class HttpGuard:
         if handler.transport is not None:
             self._count("handshake-timeout")
             handler.force_close()
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What the handler answers; where there is none, or not for this method, an error as ours."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        allow = {name: text for name, text in error.headers.items() if name == "Allow"}
+        code = error.reason.lower().replace(" ", "-")
+        return problem(
+            error.status, code, f"{request.method} {request.path}: {error.reason}", **allow
+        )
 
 
 def _split(header: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """The body of an HTTP request, received as far as there is room for it among all that is received.
 
 It is counted by its Content-Length before any of it is read, and by what arrives where there is
-none, or more comes than it says (chunks, compression). It never waits in line: a client that finds
-no room is told so at once, and when to come again.
+none (chunks). It never waits in line: a client that finds no room is told so at once, and when to
+come again.
 """
 
 from types import TracebackType
@@ -10,8 +10,10 @@ from typing import Self
 
 from aiohttp import web
 
-from rollout_dispatcher.errors import ReceivingFull
+from rollout_dispatcher.errors import BodyTooLarge, ReceivingFull
 from rollout_dispatcher.service.connections.receiving import Receiving
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Body:
@@ -40,14 +42,15 @@ class Body:
         """Nothing to do: it never waits."""
 
     async def read(self, request: web.Request, limit: int) -> bytearray:
-        """The whole body. Raises ReceivingFull; for more than `limit` bytes, aiohttp's 413."""
+        """The whole body, as it was sent. Raises ReceivingFull, BodyTooLarge."""
         body, announced = bytearray(), request.content_length or 0
         if announced > limit:
-            raise web.HTTPRequestEntityTooLarge(limit, announced)
+            raise BodyTooLarge(limit)
         self._count(announced)
+        await _ask_for(request)
         while chunk := await request.content.readany():
             if len(body) + len(chunk) > limit:
-                raise web.HTTPRequestEntityTooLarge(limit, len(body) + len(chunk))
+                raise BodyTooLarge(limit)
             self._count(len(body) + len(chunk))
             body += chunk
         return body
@@ -59,3 +62,13 @@ class Body:
         if not receiving.claim(self, more):
             raise ReceivingFull(receiving.nbytes, receiving.limit)
         self._counted = nbytes
+
+
+async def leave_unasked(_: web.Request) -> None:
+    """An `Expect: 100-continue` waits until the body is wanted; aiohttp would answer it first."""
+
+
+async def _ask_for(request: web.Request) -> None:
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
+        await request.writer.write(CONTINUE)
+        request.writer.output_size = 0  # or aiohttp takes it for the beginning of the answer
