@@ -195,7 +195,7 @@ def measure(
 
 def main() -> None:
     """Measure each kind of body and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--body-mib", type=float, default=4.0)

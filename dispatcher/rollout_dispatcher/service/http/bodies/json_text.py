@@ -12,6 +12,7 @@ The text is checked as it is read: UTF-8, no name given twice, no NaN, nesting b
 """
 
 import re
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -231,7 +232,7 @@ class JsonText:
             self.fail(f"{self._where()} has a number that is too large", start)
         return array
 
-    def _add(self, add: Any, rows: Any, at: int) -> None:
+    def _add(self, add: Callable[[Any], None], rows: Any, at: int) -> None:
         try:
             add(rows)
         except ValueError as error:
