@@ -132,6 +132,20 @@ def test_more_bodies_than_may_wait_are_told_when_to_come_again(serve: Serve) -> 
     assert len(busy(found)) < len(found)
 
 
+def test_a_body_that_nobody_waits_for_any_more_is_left(serve: Serve) -> None:
+    server = serve(buffer_capacity=100_000)
+    lines = (SAMPLE + b"\n") * 10_000
+    with ThreadPoolExecutor(2) as threads:
+        posted = [threads.submit(server.post, "/v1/samples", lines) for _ in range(2)]
+        received = 2 * len(lines)
+        server.await_scrape(lambda found: found["receiving_bytes"] == received, "two are read")
+        with connect(server) as impatient:
+            impatient.sendall(post(lines))
+        assert [one.result().status for one in posted] == [200] * 2
+    server.await_scrape(lambda found: found["receiving_bytes"] == 0, "nothing is left to read")
+    assert server.status()["accepted"] == 20_000
+
+
 def test_more_samples_than_the_core_is_told_of_at_once_are_all_answered(serve: Serve) -> None:
     server = serve(buffer_capacity=150)
     lines = [{"fields": {"input_ids": [1]}, "sample_id": f"s{at}"} for at in range(200)]

@@ -58,7 +58,7 @@ class Pushes:
                 decode = decoder(",".join(request.headers.getall("Content-Encoding", ())))
                 async with asyncio.timeout(config.request_timeout):
                     body = await room.read(request, config.max_body_bytes)
-                answer = await self._take(body, decode)
+                answer = await self._take(request, body, decode)
         except TimeoutError:
             timeout = config.request_timeout
             return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
@@ -69,10 +69,17 @@ class Pushes:
         await self._router.barrier.settled()
         return answer
 
-    async def _take(self, body: bytearray, decode: Decode | None) -> web.Response:
-        """Read a body in its turn, and push what is in it."""
+    async def _take(
+        self, request: web.Request, body: bytearray, decode: Decode | None
+    ) -> web.Response:
+        """Read a body in its turn, and push what is in it. Raises ConnectionError, DispatcherError.
+
+        What nobody waits for any more is left: it was not acknowledged, and may come again.
+        """
         config = self._router.config
         async with self._turns.turn(small=decode is None and len(body) <= PIECE):
+            if request.transport is None:
+                raise ConnectionResetError
             if decode is not None:
                 body = await in_pieces(decode(body, config.max_body_bytes))
             samples, named = await in_pieces(read_samples(body, config.group_size))
