@@ -25,6 +25,7 @@ from typing import Any
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES
 from tests.support.client import WireClient
 from tests.support.server import ServeProcess
 
@@ -64,7 +65,7 @@ def bodies(nbytes: int) -> dict[str, tuple[bytes, Headers]]:
         "NDJSON": (lines, {"Content-Type": "application/x-ndjson"}),
         "NDJSON, gzip": (gzip.compress(lines), {"Content-Encoding": "gzip"}),
         "short numbers": (zeros, {}),
-        "short lines": (b"\n".join([tiny] * min(10_000, nbytes // (len(tiny) + 1))), {}),
+        "short lines": (b"\n".join([tiny] * MAX_SAMPLES), {}),
         "bomb": (gzip.compress(bytes(400 * MIB)), {"Content-Encoding": "gzip"}),
     }
 

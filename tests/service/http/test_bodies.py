@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES
 from tests.service.conftest import SMALL, Serve
 from tests.service.http.test_limits import connect, read_all
 from tests.support.client import Producer, Trainer
@@ -134,7 +135,7 @@ def test_more_bodies_than_may_wait_are_told_when_to_come_again(serve: Serve) -> 
 
 def test_a_body_that_nobody_waits_for_any_more_is_left(serve: Serve) -> None:
     server = serve(buffer_capacity=100_000)
-    lines = (SAMPLE + b"\n") * 10_000
+    lines = (SAMPLE + b"\n") * MAX_SAMPLES
     with ThreadPoolExecutor(2) as threads:
         posted = [threads.submit(server.post, "/v1/samples", lines) for _ in range(2)]
         received = 2 * len(lines)
@@ -143,7 +144,7 @@ def test_a_body_that_nobody_waits_for_any_more_is_left(serve: Serve) -> None:
             impatient.sendall(post(lines))
         assert [one.result().status for one in posted] == [200] * 2
     server.await_scrape(lambda found: found["receiving_bytes"] == 0, "nothing is left to read")
-    assert server.status()["accepted"] == 20_000
+    assert server.status()["accepted"] == 2 * MAX_SAMPLES
 
 
 def test_more_samples_than_the_core_is_told_of_at_once_are_all_answered(serve: Serve) -> None:
