@@ -57,8 +57,8 @@ class Pushes:
             with Body(self._router.receiving) as room:
                 decode = decoder(",".join(request.headers.getall("Content-Encoding", ())))
                 async with asyncio.timeout(config.request_timeout):
-                    body = await room.read(request, config.max_body_bytes)
-                answer = await self._take(request, body, decode)
+                    chunks = await room.read(request, config.max_body_bytes)
+                answer = await self._take(request, chunks, decode)
         except TimeoutError:
             timeout = config.request_timeout
             return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
@@ -70,16 +70,19 @@ class Pushes:
         return answer
 
     async def _take(
-        self, request: web.Request, body: bytearray, decode: Decode | None
+        self, request: web.Request, chunks: list[bytes], decode: Decode | None
     ) -> web.Response:
         """Read a body in its turn, and push what is in it. Raises ConnectionError, DispatcherError.
 
         What nobody waits for any more is left: it was not acknowledged, and may come again.
         """
         config = self._router.config
-        async with self._turns.turn(small=decode is None and len(body) <= PIECE):
+        small = decode is None and sum(map(len, chunks)) <= PIECE
+        async with self._turns.turn(small=small):
             if request.transport is None:
                 raise ConnectionResetError
+            body = b"".join(chunks)
+            chunks.clear()
             if decode is not None:
                 body = await in_pieces(decode(body, config.max_body_bytes))
             samples, named = await in_pieces(read_samples(body, config.group_size))

@@ -13,6 +13,8 @@ from aiohttp import web
 from rollout_dispatcher.errors import BodyTooLarge, ReceivingFull
 from rollout_dispatcher.service.connections.receiving import Receiving
 
+#: Chunks are put together up to this size: of single bytes each would take forty.
+SMALL_CHUNK = 16 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -41,19 +43,26 @@ class Body:
     def let_in(self) -> None:
         """Nothing to do: it never waits."""
 
-    async def read(self, request: web.Request, limit: int) -> bytearray:
-        """The whole body, as it was sent. Raises ReceivingFull, BodyTooLarge."""
-        body, announced = bytearray(), request.content_length or 0
+    async def read(self, request: web.Request, limit: int) -> list[bytes]:
+        """The whole body, as it was sent and as it came. Raises ReceivingFull, BodyTooLarge.
+
+        It is put together in its turn: many come at once, and to copy all of them takes long.
+        """
+        chunks, nbytes, announced = list[bytes](), 0, request.content_length or 0
         if announced > limit:
             raise BodyTooLarge(limit)
         self._count(announced)
         await _ask_for(request)
         while chunk := await request.content.readany():
-            if len(body) + len(chunk) > limit:
+            nbytes += len(chunk)
+            if nbytes > limit:
                 raise BodyTooLarge(limit)
-            self._count(len(body) + len(chunk))
-            body += chunk
-        return body
+            self._count(nbytes)
+            if chunks and len(chunks[-1]) + len(chunk) <= SMALL_CHUNK:
+                chunks[-1] += chunk
+            else:
+                chunks.append(chunk)
+        return chunks
 
     def _count(self, nbytes: int) -> None:
         more, receiving = nbytes - self._counted, self._receiving

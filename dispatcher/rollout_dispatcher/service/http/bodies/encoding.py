@@ -16,7 +16,7 @@ WINDOW: Final = 16 * 1024
 MAX_MEMBERS: Final = 1024
 GZIP: Final = 16 + zlib.MAX_WBITS
 
-Decode = Callable[[bytearray, int], Work[bytearray]]
+Decode = Callable[[bytes, int], Work[bytes]]
 
 
 def decoder(codings: str) -> Decode | None:
@@ -30,11 +30,11 @@ def decoder(codings: str) -> Decode | None:
     return DECODERS[named[0]]
 
 
-def _gunzip(body: bytearray, limit: int) -> Work[bytearray]:
+def _gunzip(body: bytes, limit: int) -> Work[bytes]:
     return (yield from _inflate("gzip", body, GZIP, limit))
 
 
-def _undeflate(body: bytearray, limit: int) -> Work[bytearray]:
+def _undeflate(body: bytes, limit: int) -> Work[bytes]:
     """Zlib's format, as the standard says, or without its header, as many write it."""
     has_header = bool(body) and body[0] & 0xF == zlib.DEFLATED
     wbits = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
@@ -50,7 +50,7 @@ DECODERS: Final[Mapping[str, Decode]] = {
 SUPPORTED: Final = "gzip, deflate"
 
 
-def _inflate(coding: str, body: bytearray, wbits: int, limit: int) -> Work[bytearray]:
+def _inflate(coding: str, body: bytes, wbits: int, limit: int) -> Work[bytes]:
     """The text. Raises ProtocolError for what is no such stream, BodyTooLarge beyond `limit`."""
     text, at, members = bytearray(), 0, 0
     while at < len(body) or not members:
@@ -61,7 +61,7 @@ def _inflate(coding: str, body: bytearray, wbits: int, limit: int) -> Work[bytea
         while not member.eof:
             data = member.unconsumed_tail
             if not data:
-                data = bytes(body[at : at + WINDOW])
+                data = body[at : at + WINDOW]
                 at += len(data)
             try:
                 piece = member.decompress(data, PIECE)
@@ -76,4 +76,4 @@ def _inflate(coding: str, body: bytearray, wbits: int, limit: int) -> Work[bytea
         at -= len(member.unused_data)
         if wbits != GZIP and at < len(body):
             raise ProtocolError(f"{len(body) - at} bytes follow the body's {coding} stream")
-    return text
+    return bytes(text)

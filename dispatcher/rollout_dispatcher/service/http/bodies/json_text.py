@@ -49,7 +49,7 @@ class JsonText:
     path: the names of the members that it stands within.
     """
 
-    def __init__(self, text: bytes | bytearray) -> None:
+    def __init__(self, text: bytes) -> None:
         self.text, self.at = text, 0
         self.path: list[str] = []
         self._since = 0
@@ -239,7 +239,7 @@ class JsonText:
             self.fail(f"{self._where()} is no tensor: {error}", at)
 
     def _parse(self, start: int, stop: int, *, in_array: bool = False) -> Any:
-        content = bytes(self.text[start:stop])
+        content = self.text[start:stop]
         try:
             return from_json(b"[%b]" % content if in_array else content, allow_inf_nan=False)
         except ValueError as error:
@@ -266,7 +266,7 @@ class JsonText:
         return repr(chr(byte)) if 32 < byte < 127 else f"byte {byte:#04x}"
 
 
-def _end_of_nested(text: bytes | bytearray, start: int, window: int) -> int:
+def _end_of_nested(text: bytes, start: int, window: int) -> int:
     """`_end_of_elements` among brackets, of which it follows the depth."""
     seen = np.frombuffer(text, np.uint8, count=min(window, len(text) - start), offset=start)
     steps = (seen == OPEN).astype(np.int8) - (seen == CLOSE).astype(np.int8)

@@ -67,9 +67,7 @@ class PushRequest(BaseModel):
     policy_version: Version | None = None
 
 
-def read_samples(
-    body: bytes | bytearray, group_size: int | None
-) -> Work[tuple[list[Sample], bool]]:
+def read_samples(body: bytes, group_size: int | None) -> Work[tuple[list[Sample], bool]]:
     """Samples of a body that is one object, an array of objects, or an object a line.
 
     Also returns whether their ids were given. Raises ProtocolError, with the place.
