@@ -12,7 +12,7 @@ help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
-	@echo "make bench  how long planning takes, how good the plans are, what the journal costs"
+	@echo "make bench  how long planning takes, how good the plans are, what the journal and HTTP bodies cost"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (half an hour of an idle machine)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (20 minutes)"
@@ -53,6 +53,7 @@ bench: build/bench/peers/verl
 	$(BIN)/python -m tests.bench.plain
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
+	$(BIN)/python -m tests.bench.http --seconds 4
 
 # Peers run, so they come with what they depend on, in an environment of their own. torch first, in
 # the version that is used here.

@@ -58,7 +58,7 @@ THIRD_PARTY = {
     "core": {"numpy"},
     "simulate": {"numpy"},
     "journal": {"lmdb"},
-    "service": {"aiohttp", "numpy", "prometheus_client", "pydantic"},
+    "service": {"aiohttp", "numpy", "prometheus_client", "pydantic", "pydantic_core"},
     "package": set(),
     "cli": {"numpy", "prometheus_client", "pydantic"},
     "workers": {"numpy", "pydantic", "torch"},

@@ -7,10 +7,13 @@
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
     |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
+    |   +-- BodyTooLarge     a request body is larger than may be, as sent or decompressed
+    |   +-- UnknownEncoding  a request body is compressed in a way that nobody here undoes
     |   +-- VersionMismatch  there is no protocol version that both sides speak
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     +-- BufferFull           a cap is reached; retry after the next step
     +-- ReceivingFull        too much is being received; retry later
+    +-- TooManyBodies        too many request bodies wait to be read; retry later
     +-- ConnectionLimit      too many connections; retry later
     +-- Unauthorized         the token or certificate is missing or wrong
     +-- TlsFailed            no TLS session with the other side, and trying again will not help
@@ -98,6 +101,31 @@ class FrameTooSlow(ProtocolError):
         )
 
 
+class BodyTooLarge(ProtocolError):
+    """A request body is larger than may be, as it was sent or once it is decompressed."""
+
+    code = "body-too-large"
+
+    def __init__(self, limit: int, *, decompressed: bool = False) -> None:
+        super().__init__(
+            f"the body has more than {limit} bytes{' once decompressed' if decompressed else ''}; "
+            "push fewer samples a request, or raise --max-body-bytes"
+        )
+        self.limit = limit
+
+
+class UnknownEncoding(ProtocolError):
+    """A request body is compressed in a way that nobody here undoes."""
+
+    code = "unknown-encoding"
+
+    def __init__(self, named: str, supported: str) -> None:
+        super().__init__(
+            f"a Content-Encoding of {named!r} cannot be undone; send one of {supported}, or none"
+        )
+        self.supported = supported
+
+
 class VersionMismatch(ProtocolError):
     """There is no version of the protocol that both sides speak; each range is (first, last)."""
 
@@ -153,6 +181,19 @@ class ReceivingFull(DispatcherError):
         super().__init__(
             f"{nbytes} bytes are being received already, of {limit} at a time over all "
             "connections; push again in a moment, or raise --receive-bytes"
+        )
+
+
+class TooManyBodies(DispatcherError):
+    """As many request bodies wait to be read as may."""
+
+    code = "busy"
+    retriable = True
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} request bodies wait to be read already; push again in a moment, or raise "
+            "--max-waiting-bodies"
         )
 
 

@@ -134,7 +134,7 @@ class Dispatcher:
         the time was too short.
         """
         router = self._serving
-        router.perform(router.core.drain(router.clock()))
+        router.drain()
         try:
             async with asyncio.timeout(self.config.drain_timeout):
                 return await self.drained()

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 
 from aiohttp import web
 
@@ -16,6 +17,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.http.plane import HttpPlane
+from rollout_dispatcher.service.http.server_log import server_log
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.transport.interface import ConnectionHandler, ServerTls
 from rollout_dispatcher.transport.plain import StreamProtocol
@@ -58,10 +60,11 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
 @contextlib.asynccontextmanager
 async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpoint]:
     """Serve HTTP on the `--http` address; yields where."""
+    count = partial(_count, router, "http")
     guard = HttpGuard(
         config,
         router.access,
-        lambda reason: _count(router, "http", reason),
+        count,
         max_connections=router.limits.http,
         pending=router.http_pending,
     )
@@ -70,6 +73,8 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
         HttpPlane(router, guard).application(),
         handle_signals=False,
         access_log=None,
+        logger=server_log(count),
+        auto_decompress=False,
         shutdown_timeout=HTTP_SHUTDOWN_SECONDS,
         keepalive_timeout=config.idle_timeout,
     )
@@ -82,7 +87,7 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
         handler = ConnectionHandler(
             protocol=lambda: guard.protocol(web_server),
             pending=guard.places.pending,
-            refused=lambda reason: _count(router, "http", reason),
+            refused=count,
             died=router.fail,
             handshake_timeout=config.handshake_timeout,
             tls=_tls(router.access, config.http, _speaks_tls_in_http()),

@@ -82,6 +82,8 @@ class Router:
         )
         self._hungry_since: dict[int, float] = {}
         self._next_word = clock()
+        #: Why nothing more is taken, once nothing is.
+        self.stopping: Stopping | None = None
         self._everybody_left = asyncio.Event()
         self._hangs_up = False
         self._completion = Completion(core, self._connections, config.drain_timeout)
@@ -336,8 +338,14 @@ class Router:
         failure = self._effect_runner.failure
         return None if failure.cancelled() or not failure.done() else failure.exception()
 
+    def drain(self) -> None:
+        """Accept nothing more; dispatch what is here, and end the ranks."""
+        self.stopping = Stopping("the dispatcher is shutting down")
+        self.perform(self.core.drain(self.clock()))
+
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
+        self.stopping = Stopping(why)
         for peer in list(self._connections.peers):
             peer.fail(Stopping(why))
 

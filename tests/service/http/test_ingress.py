@@ -279,7 +279,7 @@ def test_a_request_that_finds_no_room_is_told_when_to_come_again(
 
 
 def test_a_request_body_takes_room_until_it_is_here(serve: Serve) -> None:
-    server = serve(**ONE_AT_A_TIME)
+    server = serve(**ONE_AT_A_TIME, max_body_bytes=f"{SIZE}B")
     with connect(server) as slow:
         slow.sendall(b"POST /v1/samples HTTP/1.1\r\nHost: x\r\n")
         slow.sendall(f"Content-Length: {SIZE}\r\n\r\n".encode())

@@ -20,7 +20,7 @@ SAMPLE = {"fields": {"input_ids": [1, 2, 3], "loss_mask": [False, True, True]}}
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     folder = tmp_path_factory.mktemp("shared")
-    options = SMALL | {"buffer_capacity": 1000, "max_frame_bytes": "64KiB"}
+    options = SMALL | {"buffer_capacity": 1000, "max_body_bytes": "64KiB"}
     with ServeProcess(folder, warm=True, **options) as server:
         yield server
 
@@ -98,13 +98,13 @@ def test_an_id_that_was_given_is_accepted_once(shared: ServeProcess) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
-        (b"\xff\xfe", ""),
-        (b"[" * 50_000, "nests its brackets too deeply"),
-        (b'{"fields": {}}\n{', "neither JSON nor NDJSON"),
+        (b"", "holds no sample"),
+        (b"{", "a name in quotes is expected, and the body's end comes (line 1 column 2)"),
+        (b"\xff\xfe", "a sample, in braces, is expected, and byte 0xff comes"),
+        (b"[" * 50_000, "a sample, in braces, is expected, and '[' comes (line 1 column 2)"),
+        (body(SAMPLE) + b"\n{", "and the body's end comes (line 2 column 2)"),
         (b"[]", "holds no sample"),
-        (b"7", "dict"),
+        (b"7", "a sample, in braces, is expected, and '7' comes"),
         (body({"field": {}}), "fields: Field required"),
         (body(SAMPLE | {"colour": "red"}), "colour: Extra inputs"),
         (body(SAMPLE | {"policy_version": -1}), "policy_version: "),
@@ -196,7 +196,7 @@ def test_the_description_is_openapi_with_the_fields_of_the_model(shared: ServePr
     }  # fmt: skip
     assert request["required"] == ["fields"]
     responses = described["paths"]["/v1/samples"]["post"]["responses"]
-    assert set(responses) == {"200", "400", "401", "408", "413", "422", "429", "503"}
+    assert set(responses) == {"200", "400", "401", "408", "413", "415", "422", "429", "503"}
 
 
 def test_metrics_are_prometheus_text_without_created_series(serve: Serve) -> None:

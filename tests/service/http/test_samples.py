@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample
-from rollout_dispatcher.service.http.samples import parse_body
+from tests.support.bodies import parse_body
 from tests.support.samples import span_of
 
 

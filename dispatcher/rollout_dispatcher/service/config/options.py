@@ -104,7 +104,7 @@ class ServeConfig(BaseModel):
     """bytes of frames and request bodies that are being received, over all connections; beyond it
     producers wait in turn, HTTP is answered 503, and what comes at less than 1 MiB/s over a
     --request-timeout is given up; unset: a sixteenth of the machine's or cgroup's memory, at least
-    --max-frame-bytes"""
+    --max-frame-bytes and --max-body-bytes"""
 
     strategy: Strategy = Strategy.WINDOW
     """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
@@ -182,7 +182,12 @@ class ServeConfig(BaseModel):
     max_sample_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 2**20
     """refuse longer samples"""
     max_frame_bytes: Size = 256 * 2**20
-    """refuse larger frames and request bodies"""
+    """refuse larger frames"""
+    max_body_bytes: Size = 4 * 2**20
+    """refuse larger HTTP request bodies, as sent and once decompressed; cut what is more into
+    several requests"""
+    max_waiting_bodies: Positive = 64
+    """HTTP request bodies that may wait to be read, one after the other; more are answered 503"""
     producer_credits: Positive = 8
     """pushes that a producer may have unanswered"""
     max_connections: Positive = 4096
@@ -252,7 +257,7 @@ class ServeConfig(BaseModel):
     @property
     def received_bytes(self) -> int:
         """`receive_bytes`, or its default."""
-        default = max(self.max_frame_bytes, machine_memory() // HELD_SHARE)
+        default = max(self.max_frame_bytes, self.max_body_bytes, machine_memory() // HELD_SHARE)
         return default if self.receive_bytes is None else self.receive_bytes
 
     @property

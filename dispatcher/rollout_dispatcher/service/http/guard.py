@@ -65,7 +65,7 @@ class HttpGuard:
             if refusal is None and not stays and request.method not in SHORT:
                 refusal = self._no_place()
             try:
-                answer = await handler(request) if refusal is None else refusal
+                answer = await _answered(request, handler) if refusal is None else refusal
                 if not stays:
                     answer.force_close()
                 await self._write(request, answer)
@@ -101,6 +101,18 @@ class HttpGuard:
             self._count("write-timeout")
             if request.transport is not None:
                 request.transport.abort()
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What the handler answers; where there is none, or not for this method, an error as ours."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        allow = {name: text for name, text in error.headers.items() if name == "Allow"}
+        code = error.reason.lower().replace(" ", "-")
+        return problem(
+            error.status, code, f"{request.method} {request.path}: {error.reason}", **allow
+        )
 
 
 def _split(header: str) -> tuple[str, str]:

@@ -1,10 +1,8 @@
 """The HTTP plane: metrics, health, status, and pushes from producers in any language.
 
-aiohttp parses, limits and serves; here is only what the answers mean. Reading a large body as JSON
-happens in a worker thread, so that it does not keep the sample plane waiting.
+aiohttp parses, limits and serves; here is only what the answers mean.
 """
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
@@ -17,21 +15,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.decision import Decision
-from rollout_dispatcher.errors import DispatcherError, ReceivingFull
-from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
-from rollout_dispatcher.service.http.body import Body
+from rollout_dispatcher.service.http.bodies.body import leave_unasked
+from rollout_dispatcher.service.http.bodies.samples import first_of
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
-from rollout_dispatcher.service.http.samples import PushRequest, parse_body
+from rollout_dispatcher.service.http.openapi import describe
+from rollout_dispatcher.service.http.pushes import Pushes
 from rollout_dispatcher.service.router import Router
 
-#: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
-RETRY_AFTER_SECONDS = 1
 #: All policy versions are below 2**53, on this plane as on the other.
 MAX_VERSION_DIGITS = 15
 #: Producers that are named as awaited.
 MAX_NAMED = 100
-_STATUS = {Outcome.REFUSED: 422, Outcome.FULL: 429}
 
 
 class HttpPlane:
@@ -39,13 +34,11 @@ class HttpPlane:
 
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
+        self._pushes = Pushes(router)
 
     def application(self) -> web.Application:
-        """The routes. Bodies are limited to the size of a frame."""
-        app = web.Application(
-            client_max_size=self._router.config.max_frame_bytes,
-            middlewares=[self._guard.middleware],
-        )
+        """The routes."""
+        app = web.Application(middlewares=[self._guard.middleware])
         app.add_routes(
             [
                 web.get("/metrics", self.metrics),
@@ -53,7 +46,7 @@ class HttpPlane:
                 web.get("/readyz", self.readyz),
                 web.get("/statusz", self.statusz),
                 web.get("/openapi.json", self.openapi),
-                web.post("/v1/samples", self.push),
+                web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),
                 web.post("/v1/stream/end", self.end_stream),
@@ -103,46 +96,7 @@ class HttpPlane:
 
     async def openapi(self, _: web.Request) -> web.Response:
         """A description of this plane."""
-        return web.json_response(_describe())
-
-    async def push(self, request: web.Request) -> web.Response:
-        """Accept samples: one JSON object, an array of them, or NDJSON."""
-        with Body(self._router.receiving) as body:
-            return await self._receive(request, body)
-
-    async def _receive(self, request: web.Request, room: Body) -> web.Response:
-        config = self._router.config
-        try:
-            async with asyncio.timeout(config.request_timeout):
-                body = await room.read(request, config.max_frame_bytes)
-        except ReceivingFull as error:
-            return problem(503, error.code, str(error), Retry_After=str(RETRY_AFTER_SECONDS))
-        except TimeoutError:
-            timeout = config.request_timeout
-            return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
-        except ConnectionError:  # nobody is left to read this, and it is no fault of ours
-            return problem(400, "invalid", "the connection ended before the body did")
-        try:
-            samples, named = await asyncio.to_thread(parse_body, body, config.group_size)
-        except ValidationError as error:
-            return _invalid(error)
-        except (DispatcherError, ValueError) as error:
-            return problem(400, "invalid", str(error))
-        return await self._push(samples, named, room)
-
-    async def _push(self, samples: tuple[Sample, ...], named: bool, room: Body) -> web.Response:
-        if (failure := self._router.barrier.failure) is not None:
-            return problem(503, failure.code, str(failure))
-        answer = self._router.push_now(samples, named=named)
-        room.done()
-        await self._router.barrier.settled()
-        worst = max((_STATUS.get(outcome, 200) for outcome in answer.outcomes), default=200)
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
-        body = {
-            "outcomes": list(answer.outcomes),
-            "errors": {str(index): text for index, text in answer.errors.items()},
-        }
-        return web.json_response(body, status=worst, headers=headers)
+        return web.json_response(describe())
 
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
@@ -217,41 +171,4 @@ class EndRequest(BaseModel):
 
 
 def _invalid(error: ValidationError) -> web.Response:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return problem(400, "invalid", f"{place}: {first['msg']}" if place else first["msg"])
-
-
-def _describe() -> dict[str, object]:
-    """OpenAPI 3.1, from the same model that checks requests."""
-    schema = PushRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    text = {"description": "Plain text", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    answer = {"description": "Outcome of each sample", "content": {"application/json": {}}}
-    push = {
-        "summary": "Push finished samples",
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"$ref": "#/components/schemas/PushRequest"}},
-                "application/x-ndjson": {"schema": {"$ref": "#/components/schemas/PushRequest"}},
-            },
-        },
-        "responses": {
-            "200": answer,
-            "400": {"description": "The body is not a sample"},
-            "401": {"description": "The token is missing or wrong"},
-            "408": {"description": "The request took longer than --request-timeout to arrive"},
-            "413": {"description": "The body is larger than --max-frame-bytes"},
-            "422": {"description": "A sample is refused; errors says why"},
-            "429": {"description": "A cap is reached; push the samples marked full again"},
-            "503": {"description": "Nothing was taken: see code; with Retry-After, push it again"},
-        },
-    }
-    gets = {path: {"get": {"responses": {"200": text}}} for path in ("/metrics", "/livez")}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "rollout-dispatcher", "version": __version__},
-        "paths": {"/v1/samples": {"post": push}, **gets},
-        "components": {"schemas": {"PushRequest": schema, **definitions}},
-    }
+    return problem(400, "invalid", first_of(error))

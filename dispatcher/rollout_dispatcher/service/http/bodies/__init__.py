@@ -1,0 +1,1 @@
+"""Request bodies: received, decompressed and read as JSON, a bounded piece at a time."""

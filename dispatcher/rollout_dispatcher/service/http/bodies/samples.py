@@ -1,0 +1,179 @@
+"""Samples as JSON: what `POST /v1/samples` takes, turned into the spans of the sample plane.
+
+    {"fields": {"input_ids": [1, 2, 3], "loss_mask": [false, true, true]},
+     "group_id": "p17", "group_size": 8, "policy_version": 3}
+
+A list of numbers is a tensor: booleans are bool, integers int64, others float32;
+`{"dtype": "float64", "data": [...]}` says otherwise. A field whose first dimension has as many
+entries as `input_ids` is per token, any other is per sample. `loss_mask` says of each token whether
+it is a target of the loss, predicted from those before it; without one, all but the first are.
+"""
+
+import uuid
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field as Declared
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader, Name, Version
+from rollout_dispatcher.sample import (
+    METADATA,
+    RESERVED,
+    SIZE_AT_CLOSE,
+    SIZE_NOT_TOLD,
+    DType,
+    Field,
+    Sample,
+    Schema,
+)
+from rollout_dispatcher.service.http.bodies.json_text import CLOSE, END, OPEN, JsonText
+from rollout_dispatcher.service.http.bodies.pieces import Work
+from rollout_dispatcher.service.http.bodies.tensors import FieldRefused, Tensor, untyped
+
+#: What a `group_size` says that is told when the group is closed.
+AT_CLOSE = "at-close"
+#: Samples of one request: each takes a kilobyte and a tenth of a millisecond, however
+#: short its text is, and their outcomes are written as one answer.
+MAX_SAMPLES: Final = 4096
+#: What it takes to make a sample, in bytes of text that are read meanwhile.
+SAMPLE_WORK: Final = 4096
+
+
+class TypedTensor(BaseModel):
+    """A tensor whose element type is given."""
+
+    model_config = ConfigDict(extra="forbid")
+    dtype: DType
+    data: Any
+
+
+class PushRequest(BaseModel):
+    """One sample."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    fields: Annotated[
+        dict[Name, Any],
+        Declared(
+            max_length=MAX_FIELDS,
+            description="tensors by name; input_ids is required; loss_mask says which "
+            "tokens are targets of the loss, all but the first without it",
+        ),
+    ]
+    sample_id: Name | None = None
+    group_id: Name | None = None
+    group_size: Extent | Literal["at-close"] | None = None
+    policy_version: Version | None = None
+
+
+def read_samples(body: bytes, group_size: int | None) -> Work[tuple[list[Sample], bool]]:
+    """Samples of a body that is one object, an array of objects, or an object a line.
+
+    Also returns whether their ids were given. Raises ProtocolError, with the place.
+    """
+    if body.startswith(b"\xef\xbb\xbf"):
+        raise ProtocolError("the body begins with a byte order mark, which JSON has none of")
+    text, samples, named = JsonText(body), list[Sample](), set[bool]()
+    is_array = text.take(OPEN)
+    goes_on = not text.take(CLOSE) if is_array else text.peek() != END
+    while goes_on:
+        text.peek()
+        start = text.at
+        try:
+            request = PushRequest.model_validate((yield from text.object()))
+            samples.append((yield from _sample(request, group_size)))
+        except ValidationError as error:
+            text.fail(first_of(error), start)
+        except FieldRefused as error:
+            text.fail(str(error), start)
+        named.add(request.sample_id is not None)
+        if len(named) > 1:
+            text.fail("either all samples of a request have a sample_id or none has", start)
+        if len(samples) > MAX_SAMPLES:
+            text.fail(f"a request has more than {MAX_SAMPLES} samples; cut it into several", start)
+        if text.worked(SAMPLE_WORK):
+            yield
+        goes_on = text.goes_on(CLOSE) if is_array else text.begins_line()
+    if text.peek() != END:
+        text.fail("the body ends behind the array")
+    if not samples:
+        raise ProtocolError("the body holds no sample")
+    return samples, named.pop()
+
+
+def first_of(error: ValidationError) -> str:
+    """The first thing that pydantic has found, in words, with the place."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def _sample(request: PushRequest, group_size: int | None) -> Work[Sample]:
+    given = {name: _tensor(name, request.fields[name]) for name in sorted(request.fields)}
+    ids = given.get("input_ids")
+    if ids is None or len(ids[0].shape) != 1 or np.dtype(str(ids[1])).kind != "i":
+        raise FieldRefused("fields.input_ids must be a list of integers")
+    (tokens,) = ids[0].shape
+    mask = given.get("loss_mask")
+    loss_tokens = tokens - 1 if mask is None else _loss_tokens(mask[0], ids[0].shape)
+    schema = Schema(
+        tuple(_field(name, dtype, tensor.shape, tokens) for name, (tensor, dtype) in given.items())
+    )
+    span = memoryview(bytearray(schema.nbytes(tokens)))
+    places = schema.slices(tokens)
+    for (name, (tensor, dtype)), place in zip(given.items(), places, strict=True):
+        yield from tensor.written(name, dtype, span[place])
+    size = SIZE_NOT_TOLD if group_size is None else group_size
+    if request.group_size is not None:
+        size = SIZE_AT_CLOSE if request.group_size == AT_CLOSE else int(request.group_size)
+    return Sample(
+        sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
+        tokens=tokens,
+        loss_tokens=loss_tokens,
+        schema=schema,
+        payload=span.toreadonly(),
+        group_id=request.group_id,
+        group_size=size if request.group_id is not None else 1,
+        policy_version=request.policy_version,
+    )
+
+
+def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
+    if mask.shape != shape:
+        raise FieldRefused(f"fields.loss_mask has shape {mask.shape}, input_ids {shape}")
+    if not all(((piece == 0) | (piece == 1)).all() for piece in mask.pieces):
+        raise FieldRefused("fields.loss_mask must be zeros and ones, one a token")
+    return sum(int(np.count_nonzero(piece)) for piece in mask.pieces)
+
+
+def _tensor(name: str, value: Any) -> tuple[Tensor, DType]:
+    """A field's values, and their element type."""
+    if name in RESERVED:
+        raise FieldRefused(f"a field may not be called {name!r}")
+    if name in METADATA:
+        raise FieldRefused(f"{name} is no field of a sample; give it beside them, not in fields")
+    try:
+        typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
+    except ValidationError as error:
+        raise FieldRefused(f"fields.{name}: {first_of(error)}") from None
+    if typed is not None and typed.dtype is DType.BFLOAT16:
+        raise FieldRefused(f"fields.{name}: bfloat16 has no JSON form; send float32")
+    values = value if typed is None else typed.data
+    if not isinstance(values, Tensor):
+        try:
+            values = Tensor.scalar(values)
+        except ValueError:
+            raise FieldRefused(f"fields.{name} is no tensor of numbers or booleans") from None
+    return values, untyped(values) if typed is None else typed.dtype
+
+
+def _field(name: str, dtype: DType, shape: tuple[int, ...], tokens: int) -> Field:
+    per_token = len(shape) > 0 and shape[0] == tokens
+    beyond = shape[1:] if per_token else shape
+    try:  # ranks are told of the field in these words, so it has to keep to their limits
+        FieldHeader(name=name, dtype=dtype, per_token=per_token, shape=list(beyond))
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"]
+        raise FieldRefused(f"fields.{name} has shape {shape}: {why}") from None
+    return Field(name, dtype, per_token, beyond)

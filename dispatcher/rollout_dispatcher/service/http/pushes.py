@@ -1,0 +1,131 @@
+"""`POST /v1/samples`: a body is received, waits for its turn, is read and admitted.
+
+Invariant: of what is read of bodies and not admitted yet there is one large one's, and one small
+one's, in memory; and none of this keeps the event loop for more than a piece.
+"""
+
+import asyncio
+from typing import Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from rollout_dispatcher.core.effects import PushAnswered
+from rollout_dispatcher.errors import (
+    BodyTooLarge,
+    DispatcherError,
+    ProtocolError,
+    ReceivingFull,
+    Stopping,
+    TooManyBodies,
+    UnknownEncoding,
+)
+from rollout_dispatcher.sample import Outcome, Sample
+from rollout_dispatcher.service.http.bodies.body import Body
+from rollout_dispatcher.service.http.bodies.encoding import Decode, decoder
+from rollout_dispatcher.service.http.bodies.pieces import PIECE, Turns, Work, in_pieces
+from rollout_dispatcher.service.http.bodies.samples import read_samples
+from rollout_dispatcher.service.http.guard import problem
+from rollout_dispatcher.service.router import Router
+
+#: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
+RETRY_AFTER_SECONDS = 1
+#: Samples that the core is told of at once; it takes a millisecond or so.
+PUSHED_AT_ONCE: Final = 64
+_STATUS: Final = {Outcome.REFUSED: 422, Outcome.FULL: 429}
+_REFUSED: Final[dict[type[DispatcherError], int]] = {
+    BodyTooLarge: 413,
+    UnknownEncoding: 415,
+    ReceivingFull: 503,
+    TooManyBodies: 503,
+    Stopping: 503,
+}
+
+
+class Pushes:
+    """The handler of pushes to one router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._turns = Turns(router.config.max_waiting_bodies)
+
+    async def push(self, request: web.Request) -> web.Response:
+        """Accept samples: one JSON object, an array of them, or NDJSON."""
+        config = self._router.config
+        try:
+            self._check_serves()
+            with Body(self._router.receiving) as room:
+                decode = decoder(",".join(request.headers.getall("Content-Encoding", ())))
+                async with asyncio.timeout(config.request_timeout):
+                    chunks = await room.read(request, config.max_body_bytes)
+                answer = await self._take(request, chunks, decode)
+        except TimeoutError:
+            timeout = config.request_timeout
+            return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
+        except (ConnectionError, web.RequestPayloadError, HttpProcessingError):
+            return problem(400, "invalid", "the body is cut off, or its chunks are malformed")
+        except DispatcherError as error:
+            return _refusal(error)
+        await self._router.barrier.settled()
+        return answer
+
+    async def _take(
+        self, request: web.Request, chunks: list[bytes], decode: Decode | None
+    ) -> web.Response:
+        """Read a body in its turn, and push what is in it. Raises ConnectionError, DispatcherError.
+
+        What nobody waits for any more is left: it was not acknowledged, and may come again.
+        """
+        config = self._router.config
+        small = decode is None and sum(map(len, chunks)) <= PIECE
+        async with self._turns.turn(small=small):
+            if request.transport is None:
+                raise ConnectionResetError
+            body = b"".join(chunks)
+            chunks.clear()
+            if decode is not None:
+                body = await in_pieces(decode(body, config.max_body_bytes))
+            samples, named = await in_pieces(read_samples(body, config.group_size))
+            self._check_serves()
+            return _answer(await in_pieces(self._pushed(samples, named=named)))
+
+    def _pushed(self, samples: list[Sample], *, named: bool) -> Work[list[PushAnswered]]:
+        answers: list[PushAnswered] = []
+        for first in range(0, len(samples), PUSHED_AT_ONCE):
+            if answers:
+                yield
+            some = tuple(samples[first : first + PUSHED_AT_ONCE])
+            answers.append(self._router.push_now(some, named=named))
+        return answers
+
+    def _check_serves(self) -> None:
+        """Raise why nothing can be taken now, if that is so."""
+        if (why := self._router.stopping or self._router.barrier.failure) is not None:
+            raise why
+
+
+def _answer(answers: list[PushAnswered]) -> web.Response:
+    outcomes = [outcome for answer in answers for outcome in answer.outcomes]
+    errors = {
+        str(at * PUSHED_AT_ONCE + index): text
+        for at, answer in enumerate(answers)
+        for index, text in answer.errors.items()
+    }
+    worst = max((_STATUS.get(outcome, 200) for outcome in set(outcomes)), default=200)
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
+    body = {"outcomes": outcomes, "errors": errors}
+    return web.json_response(body, status=worst, headers=headers)
+
+
+def _refusal(error: DispatcherError) -> web.Response:
+    """Why a body was not taken."""
+    status = _REFUSED.get(type(error), 400 if isinstance(error, ProtocolError) else 503)
+    code = "invalid" if status == 400 else error.code
+    headers = (
+        {"Retry_After": str(RETRY_AFTER_SECONDS)}
+        if type(error) in _REFUSED and error.retriable
+        else {}
+    )
+    if isinstance(error, UnknownEncoding):
+        headers["Accept_Encoding"] = error.supported
+    return problem(status, code, str(error), **headers)

@@ -1,0 +1,242 @@
+"""Request bodies of all kinds, from outside: clear answers, never a 500, and nobody else waits."""
+
+import gzip
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES
+from tests.service.conftest import SMALL, Serve
+from tests.service.http.test_limits import connect, read_all
+from tests.support.client import Producer, Trainer
+from tests.support.server import Response, ServeProcess, eventually
+
+MIB = 2**20
+SAMPLE = b'{"fields": {"input_ids": [5, 6, 7]}}'
+TOKEN = "a-token-that-nobody-may-read"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """Room for all that these tests push, and the default limit of a body."""
+    folder = tmp_path_factory.mktemp("shared")
+    with ServeProcess(folder, warm=True, **SMALL | {"buffer_capacity": 1000}) as server:
+        yield server
+
+
+def large(nbytes: int) -> bytes:
+    """One sample of so many bytes, of which each number has two."""
+    head, tail = b'{"fields": {"input_ids": [', b"1]}}"
+    return head + b"1," * ((nbytes - len(head) - len(tail)) // 2) + tail
+
+
+def exchange(server: ServeProcess, request: bytes) -> bytes:
+    """What is answered to these bytes until the connection ends, which it has to."""
+    with connect(server) as client:
+        client.sendall(request)
+        return read_all(client)
+
+
+def post(body: bytes, *headers: str) -> bytes:
+    lines = ["POST /v1/samples HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status", "words"),
+    [
+        ("gzip", gzip.compress(SAMPLE), 200, b"accepted"),
+        ("gzip", gzip.compress(SAMPLE) + gzip.compress(b"\n" + SAMPLE), 200, b"accepted"),
+        ("gzip", gzip.compress(SAMPLE)[:-9], 400, b"ends before its gzip stream does"),
+        ("gzip", b"", 400, b"ends before its gzip stream does"),
+        ("gzip", b"no gzip at all", 400, b"the body is no gzip"),
+        ("gzip", gzip.compress(bytes(200 * MIB)), 413, b"once decompressed"),
+        ("br", SAMPLE, 415, b"'br' cannot be undone; send one of gzip, deflate, or none"),
+        ("gzip, gzip", gzip.compress(gzip.compress(SAMPLE)), 415, b"cannot be undone"),
+    ],
+)
+def test_a_compressed_body_is_undone_or_refused_in_clear_words(
+    coding: str, body: bytes, status: int, words: bytes, shared: ServeProcess
+) -> None:
+    answer = exchange(shared, post(body, f"Content-Encoding: {coding}"))
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert words in answer
+    assert (b"Accept-Encoding: gzip, deflate" in answer) == (status == 415)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000, b'{"a":' * 10_000, b'{"fields": {"x": ' + b"[" * 100_000,
+        b'{"fields": {"input_ids": [1], "x": [1e400]}}',
+        b'{"fields": {"input_ids": [1], "x": [' + b"1" * 10_000 + b"]}}",
+        b'{"fields": {"input_ids": [1], "x": [NaN]}}',
+        b'{"fields": {"input_ids": [1], "x": -Infinity}}',
+        b'{"fields": {"input_ids": [1], "input_ids": [1]}}',
+        b'{"fields": {"input_ids": [1]}, "sample_id": "\xff"}',
+        b'{"fields": {"input_ids": [1]}, "sample_id": "\\ud800"}',
+        b'{"fields": {"input_ids": [1]}, "sample_id": "a\\u0000b"}',
+        b"\xef\xbb\xbf" + SAMPLE, SAMPLE.decode().encode("utf-16"), SAMPLE + SAMPLE,
+        SAMPLE + b"\n" + SAMPLE[:-1], b"[" + SAMPLE, b"[" + SAMPLE + b",]", b"[" + SAMPLE + b"]]",
+    ],
+    ids=lambda body: repr(body[:40]),
+)  # fmt: skip
+def test_a_body_that_is_hard_to_read_is_answered_400_and_nothing_of_it_is_taken(
+    body: bytes, shared: ServeProcess
+) -> None:
+    before = shared.status()["accepted"]
+    answer = shared.post("/v1/samples", body)
+    assert (answer.status, answer.json["code"]) == (400, "invalid")
+    assert shared.status()["accepted"] == before
+
+
+def test_a_body_at_the_limit_is_read_and_one_byte_more_is_refused(serve: Serve) -> None:
+    server = serve(max_body_bytes="1MiB", micro_batch_tokens=2**20)
+    body = large(MIB).ljust(MIB)
+    assert server.post("/v1/samples", body).json["outcomes"] == ["accepted"]
+    answer = server.post("/v1/samples", body + b" ")
+    assert (answer.status, answer.json["code"]) == (413, "body-too-large")
+    assert "raise --max-body-bytes" in answer.json["message"]
+    chunked = server.request("POST", "/v1/samples", iter([body, b" "]))
+    assert chunked.status == 413
+
+
+def test_a_body_is_asked_for_only_if_it_may_come(shared: ServeProcess) -> None:
+    expect = "Expect: 100-continue"
+    assert exchange(shared, post(SAMPLE, expect)).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP")
+    with connect(shared) as client:
+        client.sendall(post(b"", expect).replace(b"Length: 0", b"Length: 99999999"))
+        assert client.recv(65536).startswith(b"HTTP/1.1 413")
+
+
+def test_more_bodies_than_may_wait_are_told_when_to_come_again(serve: Serve) -> None:
+    server, body = serve(max_waiting_bodies=1), large(4 * MIB)
+
+    def busy(answers: list[Response]) -> list[Response]:
+        return [answer for answer in answers if answer.status == 503]
+
+    found: list[Response] = []
+    with ThreadPoolExecutor(8) as threads:
+
+        def is_busy() -> bool:
+            found[:] = threads.map(lambda _: server.post("/v1/samples", body), range(8))
+            return bool(busy(found))
+
+        eventually(is_busy, "more bodies come than may wait")
+    assert all(answer.json["code"] == "busy" for answer in busy(found))
+    assert all(answer.headers["Retry-After"] == "1" for answer in busy(found))
+    assert len(busy(found)) < len(found)
+
+
+def test_a_body_that_nobody_waits_for_any_more_is_left(serve: Serve) -> None:
+    server = serve(buffer_capacity=100_000)
+    lines = (SAMPLE + b"\n") * MAX_SAMPLES
+    with ThreadPoolExecutor(2) as threads:
+        posted = [threads.submit(server.post, "/v1/samples", lines) for _ in range(2)]
+        received = 2 * len(lines)
+        server.await_scrape(lambda found: found["receiving_bytes"] == received, "two are read")
+        with connect(server) as impatient:
+            impatient.sendall(post(lines))
+        assert [one.result().status for one in posted] == [200] * 2
+    server.await_scrape(lambda found: found["receiving_bytes"] == 0, "nothing is left to read")
+    assert server.status()["accepted"] == 2 * MAX_SAMPLES
+
+
+def test_more_samples_than_the_core_is_told_of_at_once_are_all_answered(serve: Serve) -> None:
+    server = serve(buffer_capacity=150)
+    lines = [{"fields": {"input_ids": [1]}, "sample_id": f"s{at}"} for at in range(200)]
+    lines[100] |= {"fields": {"input_ids": [1] * 100}}  # more than a micro-batch takes
+    answer = server.post("/v1/samples", b"\n".join(json.dumps(line).encode() for line in lines))
+    outcomes = answer.json["outcomes"]
+    assert [outcomes.count(it) for it in ("accepted", "refused", "full")] == [150, 1, 49]
+    assert outcomes[100] == "refused"
+    assert list(answer.json["errors"]) == ["100"]
+
+
+def test_a_push_during_a_drain_is_told_to_come_again(serve: Serve) -> None:
+    server = serve()
+    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+    producer.push([3, 4, 5, 6])
+    server.await_status(in_flight=4)
+    server.send_signal(signal.SIGTERM)
+    server.await_status(run_state="draining")
+    answer = server.post("/v1/samples", SAMPLE)
+    assert (answer.status, answer.json["code"]) == (503, "stopping")
+    assert answer.headers["Retry-After"] == "1"
+    assert len(trainer.ranks) == 2
+
+
+def test_unknown_paths_and_methods_are_answered_as_every_error_is(shared: ServeProcess) -> None:
+    answer = shared.get("/nowhere")
+    assert (answer.status, answer.json["code"]) == (404, "not-found")
+    answer = shared.request("DELETE", "/v1/samples")
+    assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+    assert answer.json["code"] == "method-not-allowed"
+    assert shared.request("HEAD", "/livez").status == 200
+
+
+def test_ten_thousand_requests_on_one_connection_are_all_answered(shared: ServeProcess) -> None:
+    one = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+    with connect(shared) as client, ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(
+            client.sendall, (one + b"\r\n") * 9_999 + one + b"Connection: close\r\n\r\n"
+        )
+        assert shared.get("/livez").status == 200
+        answers = read_all(client)
+        sent.result()
+    assert answers.count(b"HTTP/1.1 200 OK") == 10_000
+
+
+def spoilt(request: bytes) -> list[bytes]:
+    """A request with a byte too much, each byte at each place that matters."""
+    start = request.index(b"Authorization")
+    places = [start, start + 3, *range(start + 13, start + 24), request.index(b"\r\n", start)]
+    bad = [*range(32), 58, 127, 128, 255]
+    return [request[:at] + bytes([byte]) + request[at:] for at in places for byte in bad]
+
+
+@pytest.mark.parametrize("log_level", ["info", "debug"])
+def test_a_token_is_in_no_log_however_malformed_its_request_is(
+    log_level: str, serve: Serve, tmp_path: Path
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    server = serve(token_file=token_file, log_level=log_level)
+    whole = post(SAMPLE, f"Authorization: Bearer {TOKEN}")
+    assert exchange(server, whole).startswith(b"HTTP/1.1 200")
+    requests = [
+        *spoilt(whole), f"{TOKEN} / HTTP/1.1\r\n\r\n".encode(),
+        f"GET /livez?{TOKEN} X HTTP/9.9\r\n\r\n".encode(),
+        post(SAMPLE, f"X: {TOKEN * 1000}"), post(SAMPLE, f"Content-Length: {TOKEN}"),
+        post(SAMPLE, f"Transfer-Encoding: {TOKEN}"), post(SAMPLE, f"Content-Encoding: {TOKEN}"),
+        f"POST /v1/samples HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Transfer-Encoding: chunked\r\n\r\n5\r\nhello{TOKEN}".encode(),
+    ]  # fmt: skip
+    for request in requests:
+        with connect(server) as client:
+            client.sendall(request)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(65536):
+                pass
+    assert TOKEN not in server.log()
+    assert "traceback" not in server.log()
+    malformed = server_counts(server, TOKEN)
+    assert malformed > 100
+    assert ("malformed HTTP request" in server.log()) == (log_level == "debug")
+
+
+def server_counts(server: ServeProcess, token: str) -> float:
+    """Malformed requests, as the metrics say."""
+    answer = exchange(
+        server,
+        f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        "Connection: close\r\n\r\n".encode(),
+    )
+    line = next(it for it in answer.decode().splitlines() if 'reason="malformed"' in it)
+    return float(line.split()[-1])

@@ -1,0 +1,54 @@
+"""A body as it comes: counted, limited, and in chunks that take little more than what they hold."""
+
+import asyncio
+
+import pytest
+from aiohttp import StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.test_utils import make_mocked_request
+
+from rollout_dispatcher.errors import BodyTooLarge
+from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.service.http.bodies.body import SMALL_CHUNK, Body
+
+
+def chunked() -> tuple[web.Request, StreamReader]:
+    """A request whose length nobody has said, and what its body arrives at."""
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    protocol.connection_made(asyncio.Transport())
+    content = StreamReader(protocol, 2**16, loop=loop)
+    headers = {"Transfer-Encoding": "chunked"}
+    return make_mocked_request("POST", "/", headers, payload=content), content
+
+
+async def send(content: StreamReader, chunks: list[bytes]) -> None:
+    for chunk in chunks:
+        content.feed_data(chunk)
+        for _ in range(3):  # so that it is read by itself
+            await asyncio.sleep(0)
+    content.feed_eof()
+
+
+@pytest.mark.parametrize("nbytes", [1, 100, SMALL_CHUNK, 3 * SMALL_CHUNK])
+async def test_chunks_of_any_size_are_kept_in_few(nbytes: int) -> None:
+    receiving = Receiving(2**30, 60.0)
+    request, content = chunked()
+    sent = [bytes([at % 256]) * nbytes for at in range(2000)]
+    with Body(receiving) as body:
+        _, chunks = await asyncio.gather(send(content, sent), body.read(request, 2**27))
+        assert receiving.nbytes == 2000 * nbytes
+    assert b"".join(chunks) == b"".join(sent)
+    assert len(chunks) <= 2 * 2000 * nbytes / SMALL_CHUNK + 1
+    assert receiving.nbytes == 0
+
+
+async def test_it_is_refused_as_soon_as_it_is_too_large() -> None:
+    request, content = chunked()
+    with Body(Receiving(2**30, 60.0)) as body:
+        content.feed_data(bytes(1000))
+        reading = asyncio.ensure_future(body.read(request, 1500))
+        await asyncio.sleep(0)
+        content.feed_data(bytes(501))
+        with pytest.raises(BodyTooLarge, match="more than 1500 bytes; push fewer"):
+            await reading
