@@ -68,6 +68,11 @@ def _pushing() -> Iterator[Vector]:
     yield Vector(
         other, m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED]), "both samples are accepted"
     )
+    known = m.SchemaKnown(
+        fields=m.field_headers(SCHEMA),
+        set_by="set by the first step, whose samples producer p pushed first",
+    )
+    yield Vector(other, known, "the first step is planned: other fields are refused from now on")
     yield Vector(it, m.CloseGroup(group_id="h", keep=True, number=1), "no member of h will come")
     yield Vector(it, m.EndPhase(policy_version=4), "nothing older than version 4 will come")
     yield Vector(it, m.EndStream(), "nothing will come any more")

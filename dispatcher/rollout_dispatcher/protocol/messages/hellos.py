@@ -19,6 +19,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Version,
     Watermark,
 )
+from rollout_dispatcher.protocol.messages.samples import SchemaKnown
 from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 
 Capabilities = Annotated[list[Name], Declared(max_length=64)]
@@ -138,11 +139,14 @@ class WelcomeProducer(Welcome):
 
     credits: pushes that it holds for this producer while the buffer is full.
     max_payload_bytes: the largest payload of a push.
+    schema_known: the fields that samples have, with the capability `schema`; null while that is not
+        decided.
     """
 
     type_code = 3
     credits: Extent
     max_payload_bytes: Total
+    schema_known: SchemaKnown | None = None
 
 
 class WelcomeRank(Welcome):

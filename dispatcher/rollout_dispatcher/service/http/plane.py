@@ -23,6 +23,7 @@ from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.body import Body
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.samples import PushRequest, parse_body
+from rollout_dispatcher.service.http.tensors import Reading
 from rollout_dispatcher.service.router import Router
 
 #: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
@@ -123,12 +124,17 @@ class HttpPlane:
         except ConnectionError:  # nobody is left to read this, and it is no fault of ours
             return problem(400, "invalid", "the connection ended before the body did")
         try:
-            samples, named = await asyncio.to_thread(parse_body, body, config.group_size)
+            samples, named = await asyncio.to_thread(parse_body, body, self._reading())
         except ValidationError as error:
             return _invalid(error)
         except (DispatcherError, ValueError) as error:
             return problem(400, "invalid", str(error))
         return await self._push(samples, named, room)
+
+    def _reading(self) -> Reading:
+        config, known = self._router.config, self._router.core.schema
+        schema = None if known is None else known[0]
+        return Reading(config.group_size, schema, config.allow_non_finite)
 
     async def _push(self, samples: tuple[Sample, ...], named: bool, room: Body) -> web.Response:
         if (failure := self._router.barrier.failure) is not None:

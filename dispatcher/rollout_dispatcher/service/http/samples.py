@@ -3,10 +3,11 @@
     {"fields": {"input_ids": [1, 2, 3], "loss_mask": [false, true, true]},
      "group_id": "p17", "group_size": 8, "policy_version": 3}
 
-A list of numbers is a tensor: booleans are bool, integers int64, others float32;
+A list of numbers is a tensor, whose element type is found in `tensors`;
 `{"dtype": "float64", "data": [...]}` says otherwise. A field whose first dimension has as many
-entries as `input_ids` is per token, any other is per sample. `loss_mask` says of each token whether
-it is a target of the loss, predicted from those before it; without one, all but the first are.
+entries as `input_ids` is per token, any other is per sample, unless the run's samples have it so.
+`loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
+without one, all but the first are.
 """
 
 import json
@@ -14,7 +15,6 @@ import uuid
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
@@ -30,20 +30,11 @@ from rollout_dispatcher.sample import (
     Sample,
     Schema,
 )
+from rollout_dispatcher.service.http.tensors import Array, Reading, read_tensor
 from rollout_dispatcher.spans import join
 
 #: What a `group_size` says that is told when the group is closed.
 AT_CLOSE = "at-close"
-#: Element type of a tensor that does not say, by numpy's kind of what JSON held.
-_UNTYPED = {"b": DType.BOOL, "i": DType.INT64, "u": DType.INT64, "f": DType.FLOAT32}
-
-
-class TypedTensor(BaseModel):
-    """A tensor whose element type is given."""
-
-    model_config = ConfigDict(extra="forbid")
-    dtype: DType
-    data: Any
 
 
 class PushRequest(BaseModel):
@@ -64,7 +55,7 @@ class PushRequest(BaseModel):
     policy_version: Version | None = None
 
 
-def parse_body(body: bytes | bytearray, group_size: int | None) -> tuple[tuple[Sample, ...], bool]:
+def parse_body(body: bytes | bytearray, reading: Reading) -> tuple[tuple[Sample, ...], bool]:
     """Samples of a body that is one object, an array of objects, or an object a line.
 
     Also returns whether their ids were given. Raises pydantic's ValidationError or ProtocolError.
@@ -75,7 +66,7 @@ def parse_body(body: bytes | bytearray, group_size: int | None) -> tuple[tuple[S
     named = {request.sample_id is not None for request in requests}
     if len(named) > 1:
         raise ProtocolError("either all samples of a request have a sample_id or none has")
-    return tuple(_sample(request, group_size) for request in requests), named.pop()
+    return tuple(_sample(request, reading) for request in requests), named.pop()
 
 
 def _objects(body: bytes | bytearray) -> list[Any]:
@@ -99,10 +90,10 @@ def _parse(body: bytes | bytearray) -> list[Any]:
         raise ProtocolError(f"the body is neither JSON nor NDJSON: {error}") from None
 
 
-def _sample(request: PushRequest, group_size: int | None) -> Sample:
-    arrays = {name: _array(name, value) for name, value in request.fields.items()}
+def _sample(request: PushRequest, reading: Reading) -> Sample:
+    arrays = {name: _array(name, value, reading) for name, value in request.fields.items()}
     ids = arrays.get("input_ids")
-    if ids is None or ids.ndim != 1 or ids.dtype.kind != "i":
+    if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ProtocolError("fields.input_ids must be a list of integers")
     tokens = len(ids)
     mask = arrays.get("loss_mask")
@@ -110,14 +101,14 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
         raise ProtocolError(f"fields.loss_mask has shape {mask.shape}, input_ids {ids.shape}")
     if mask is not None and not np.isin(mask, (0, 1)).all():
         raise ProtocolError("fields.loss_mask must be zeros and ones, one a token")
-    size = SIZE_NOT_TOLD if group_size is None else group_size
+    size = SIZE_NOT_TOLD if reading.group_size is None else reading.group_size
     if request.group_size is not None:
         size = SIZE_AT_CLOSE if request.group_size == AT_CLOSE else int(request.group_size)
     return Sample(
         sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
         tokens=tokens,
-        loss_tokens=tokens - 1 if mask is None else int(np.count_nonzero(mask)),
-        schema=Schema(tuple(_field(name, arrays[name], tokens) for name in sorted(arrays))),
+        loss_tokens=max(0, tokens - 1) if mask is None else int(np.count_nonzero(mask)),
+        schema=_schema(arrays, tokens, reading.schema),
         payload=memoryview(join(arrays[name].tobytes() for name in sorted(arrays))),
         group_id=request.group_id,
         group_size=size if request.group_id is not None else 1,
@@ -125,41 +116,26 @@ def _sample(request: PushRequest, group_size: int | None) -> Sample:
     )
 
 
-def _array(name: str, value: Any) -> NDArray[Any]:
+def _array(name: str, value: Any, reading: Reading) -> Array:
     if name in RESERVED:
         raise ProtocolError(f"a field may not be called {name!r}")
     if name in METADATA:
         raise ProtocolError(f"{name} is no field of a sample; give it beside them, not in fields")
-    typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
-    if typed is not None and typed.dtype is DType.BFLOAT16:
-        raise ProtocolError(f"fields.{name}: bfloat16 has no JSON form; send float32")
-    try:
-        array = np.asarray(value if typed is None else typed.data)
-    except ValueError as error:
-        raise ProtocolError(f"fields.{name} is no tensor: {error}") from None
-    if array.dtype.kind not in "biuf":
-        raise ProtocolError(f"fields.{name} is no tensor of numbers or booleans")
-    return _cast(name, array, _UNTYPED[array.dtype.kind], typed)
+    return read_tensor(name, value, reading)
 
 
-def _cast(
-    name: str, array: NDArray[Any], default: DType, typed: TypedTensor | None
-) -> NDArray[Any]:
-    """The array in its element type. Raises ProtocolError for values that it cannot hold."""
-    dtype = default if typed is None else typed.dtype
-    with np.errstate(all="ignore"):
-        cast = array.astype(str(dtype))
-    if cast.dtype.kind == "f":
-        held = np.array_equal(np.isfinite(cast), np.isfinite(array))
-    else:
-        held = np.array_equal(cast, array)
-    if not held:
-        raise ProtocolError(f"fields.{name} has values that {dtype} cannot hold")
-    return cast
+def _schema(arrays: dict[str, Array], tokens: int, known: Schema | None) -> Schema:
+    by_name = {} if known is None else known.by_name
+    found = Schema(
+        tuple(_field(name, arrays[name], tokens, by_name.get(name)) for name in sorted(arrays))
+    )
+    return known if known is not None and found == known else found  # one object is soon compared
 
 
-def _field(name: str, array: NDArray[Any], tokens: int) -> Field:
+def _field(name: str, array: Array, tokens: int, known: Field | None) -> Field:
     per_token = array.ndim > 0 and len(array) == tokens
+    if known is not None and not known.per_token and known.shape == array.shape:
+        per_token = False  # a sample of as many tokens as this field has values
     shape = array.shape[1:] if per_token else array.shape
     dtype = DType(array.dtype.name)
     try:  # ranks are told of the field in these words, so it has to keep to their limits
