@@ -125,7 +125,8 @@ class SampleBuffer:
                 f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
                 f"{sample.tokens} tokens",
             )
-        if not self.lots.takes(sample.schema):
+        lots = self.lots
+        if sample.schema is not lots.leading.schema and not lots.takes(sample.schema):
             raise self.lots.refusal(sample)
         if isinstance(sample.payload, Reference):
             self._check_store(sample.sample_id, sample.payload.store)
@@ -269,34 +270,34 @@ class SampleBuffer:
         """An open group is whole: its members are ready."""
         self.groups.complete(group)
         oldest = group.oldest
-        if not group.entries:
-            return
-        lot = self._lot_of(group.entries[0])
         for member in group.entries:
             member.oldest = oldest
-            self._make_ready(member, lot)
-        if self._by_groups:
-            self._count_ready(lot, 1, 0)
+        if group.entries:
+            self._make_ready(group.entries, self._lot_of(group.entries[0]))
 
     def _hold(self, entry: Entry, now: float) -> None:
         sample = entry.sample
         self._held.add(sample)
-        lot = self._lot_of(entry)
+        lot = self.lots.leading
+        if sample.schema is not lot.schema:
+            lot = self._lot_of(entry)
         lot.samples += 1
         alone = sample.group_size == 1 and not self.is_expected(sample)
         if not self.is_grouped(sample) or alone:
-            self._make_ready(entry, lot)
-            if self._by_groups:
-                self._count_ready(lot, 1, 0)
+            self._make_ready([entry], lot)
             return
         group = self.groups.of(sample, now)
         self.groups.add(group, entry, now)
         if group.missing == 0:
             self.complete(group)
 
-    def _make_ready(self, entry: Entry, lot: Lot) -> None:
-        lot.ready[entry.ticket] = entry
-        self._count_ready(lot, not self._by_groups, entry.sample.tokens)
+    def _make_ready(self, entries: list[Entry], lot: Lot) -> None:
+        """A sample without a group, or all members of one."""
+        tokens = 0
+        for entry in entries:
+            lot.ready[entry.ticket] = entry
+            tokens += entry.sample.tokens
+        self._count_ready(lot, 1 if self._by_groups else len(entries), tokens)
 
     def _lot_of(self, entry: Entry) -> Lot:
         return self.lots.of(entry.sample.schema, entry.producer)
