@@ -147,8 +147,7 @@ class Producer(WireClient):
     def __init__(self, endpoint: str, client_id: str, *, first_seq: int = 0) -> None:
         super().__init__(endpoint)
         self.client_id, self.next_seq = client_id, first_seq
-        # Without capabilities, as an older client: what it hears is what the test is about.
-        self.send(m.HelloProducer(client_id=client_id, capabilities=[]))
+        self.send(m.HelloProducer(client_id=client_id))
         self.welcome = self.expect(m.WelcomeProducer)
 
     def send_push(self, tokens: Sequence[int], *, seq: int | None = None, **columns: object) -> int:

@@ -13,7 +13,7 @@ def test_a_producer_is_told_its_limits(serve: Serve) -> None:
     server = serve(producer_credits=3, max_frame_bytes="3GiB", heartbeat_interval="2s")
     welcome = Producer(server.endpoint, "p").welcome
     assert welcome == m.WelcomeProducer(
-        capabilities=[], credits=3, max_payload_bytes=3 * 2**30, heartbeat_interval_s=2.0
+        credits=3, max_payload_bytes=3 * 2**30, heartbeat_interval_s=2.0
     )
 
 

@@ -43,7 +43,7 @@ class Sender(WireClient):
         self, server: ServeProcess, name: str, nbytes: int = SIZE, tls: ssl.SSLContext | None = None
     ) -> None:
         super().__init__(server.endpoint, tls=tls)
-        self.send(m.HelloProducer(client_id=name, capabilities=[]))
+        self.send(m.HelloProducer(client_id=name))
         self.expect(m.WelcomeProducer)
         tokens = nbytes // 8
         push = m.Push(

@@ -45,10 +45,16 @@ def _read(data: bytes) -> tuple[m.Message, bytes]:
 
 def _pushing() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
-    yield Vector(it, m.HelloProducer(client_id="p", token="secret"), "a producer introduces itself")
+    yield Vector(
+        it,
+        m.HelloProducer(client_id="p", token="secret", capabilities=["schema"]),
+        "a producer introduces itself",
+    )
     yield Vector(
         other,
-        m.WelcomeProducer(credits=8, max_payload_bytes=1 << 20, heartbeat_interval_s=5.0),
+        m.WelcomeProducer(
+            capabilities=["schema"], credits=8, max_payload_bytes=1 << 20, heartbeat_interval_s=5.0
+        ),
         "version 1 is agreed; 8 pushes are held for it while the buffer is full",
     )
     push = m.Push(

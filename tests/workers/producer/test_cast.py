@@ -74,7 +74,8 @@ def test_what_does_not_is_refused_by_field_value_and_index(
 
 
 def test_a_number_a_sample_is_cast_too() -> None:
-    assert cast(DType.FLOAT32, 1, per_token=False) == ("float32", 1.0)
+    name, value = cast(DType.FLOAT32, 1, per_token=False)
+    assert (name, str(value)) == ("float32", "1.0")
     with pytest.raises(SampleRefused, match=r"^x is 0.5, which does not fit"):
         cast(DType.INT64, 0.5, per_token=False)
 

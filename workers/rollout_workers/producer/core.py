@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import OURS
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.core import Outgoing
 from rollout_workers.producer.batches import header, payload
@@ -132,7 +133,8 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
-        return m.HelloProducer(client_id=self.client_id, token=self.token)
+        able = sorted(OURS.capabilities)
+        return m.HelloProducer(client_id=self.client_id, token=self.token, capabilities=able)
 
     def lost(self) -> None:
         """Everything unanswered has to be said again on the next connection."""

@@ -34,7 +34,7 @@ class Offering(Message, extra="ignore"):
 
     # Strict, a tuple would refuse JSON's list where a validator has made Python of it.
     versions: Annotated[tuple[Extent, Extent], Declared(strict=False)] = OURS.versions
-    capabilities: Capabilities = sorted(OURS.capabilities)
+    capabilities: Capabilities = Declared(default_factory=list)
 
     @model_validator(mode="after")
     def _first_before_last(self) -> Self:
@@ -125,7 +125,7 @@ class Welcome(Message):
     """
 
     version: Extent = OURS.versions[1]
-    capabilities: Capabilities = sorted(OURS.capabilities)
+    capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float
 
     @property
