@@ -19,6 +19,8 @@ SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
 
 #: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
 RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
+#: Differences between schemas that are told.
+NAMED = 8
 #: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.
 METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version"})
 
@@ -83,6 +85,13 @@ class Field:
     per_token: bool = True
     shape: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        """Its type and shape, in words."""
+        if self.per_token:
+            return f"{self.dtype}[{', '.join(['tokens', *map(str, self.shape)])}]"
+        shape = f"[{', '.join(map(str, self.shape))}]" if self.shape else ""
+        return f"{self.dtype}{shape} per sample"
+
     @property
     def unit(self) -> int:
         """Bytes a token for a per-token field, bytes a sample otherwise."""
@@ -112,27 +121,30 @@ class Schema(SpanLayout):
         return tuple(item.name for item in self.fields)
 
     @cached_property
+    def by_name(self) -> dict[str, Field]:
+        """The fields by name."""
+        return {item.name: item for item in self.fields}
+
+    @cached_property
     def units(self) -> tuple[tuple[int, int], ...]:
         """Bytes (a token, a sample) of each field, one of them 0."""
         return tuple((item.unit, 0) if item.per_token else (0, item.unit) for item in self.fields)
 
     def difference(self, other: "Schema") -> str:
-        """What `other` has that differs from this schema, in words for an error message."""
-        ours = {item.name: item for item in self.fields}
-        theirs = {item.name: item for item in other.fields}
-        if missing := sorted(ours.keys() - theirs.keys()):
-            return f"it lacks {', '.join(missing)}"
-        if extra := sorted(theirs.keys() - ours.keys()):
-            return f"it has {', '.join(extra)} besides"
-        for name, item in ours.items():
-            if theirs[name] != item:
-                return f"{name} is {_describe(theirs[name])}, not {_describe(item)}"
-        return f"its fields come in the order {', '.join(other.names)}"
-
-
-def _describe(item: Field) -> str:
-    lead = ["tokens"] if item.per_token else []
-    return f"{item.dtype}[{', '.join([*lead, *map(str, item.shape)])}]"
+        """How `other` differs from this schema, field by field, in words for an error message."""
+        ours, theirs = self.by_name, other.by_name
+        found = [
+            f"{item.name} is missing ({item})" for item in self.fields if item.name not in theirs
+        ]
+        for name, item in theirs.items():
+            if name not in ours:
+                found.append(f"{name} is unexpected ({item})")
+            elif item != ours[name]:
+                found.append(f"{name} is {item}, not {ours[name]}")
+        more = len(found) - NAMED
+        if more > 0:
+            found[NAMED:] = [f"and {more} more"]
+        return "; ".join(found) or f"its fields come in the order {', '.join(other.names)}"
 
 
 class Sample(NamedTuple):

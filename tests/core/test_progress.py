@@ -31,10 +31,13 @@ from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import PlanConfig
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
-from tests.support.samples import make_sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
+from tests.support.samples import IDS, make_sample
 
 BATCH, TOKENS = 4, 4
+#: Of the same size, so that the caps mean the same.
+OTHERS = [Schema((Field(name, DType.INT64),)) for name in ("b", "c")]
+_schemas = st.sampled_from([IDS, IDS, *OTHERS])
 SAMPLE_BYTES = 8 * TOKENS
 GROUP_TIMEOUT, PRODUCER_TIMEOUT, MAX_WAIT = 20.0, 30.0, 1.0
 #: Rounds of a fair schedule for each sample that was ever pushed: it is pushed or let in, it may
@@ -131,10 +134,12 @@ class Progress(RuleBasedStateMachine):
         lacking=st.sampled_from([0, 0, 0, 1]),
         order=st.randoms(use_true_random=False),
         at_close=st.booleans(),
+        schema=_schemas,
     )
-    def begin_groups(
-        self, sizes: list[int], by: list[str], lacking: int, order: object, at_close: bool
-    ) -> None:
+    def begin_groups(  # noqa: PLR0917
+        self, sizes: list[int], by: list[str], lacking: int, order: object, at_close: bool,
+        schema: Schema,
+    ) -> None:  # fmt: skip
         """Prompts whose rollouts finish in any order, and of which one may never finish."""
         members: list[Sample] = []
         for size in sizes:
@@ -142,7 +147,11 @@ class Progress(RuleBasedStateMachine):
             told = SIZE_AT_CLOSE if at_close else size
             members += [
                 make_sample(
-                    f"{self.groups}.{at}", TOKENS, group_id=f"{self.groups}", group_size=told
+                    f"{self.groups}.{at}",
+                    TOKENS,
+                    schema=schema,
+                    group_id=f"{self.groups}",
+                    group_size=told,
                 )
                 for at in range(size - (lacking if size > 1 else 0))
             ]
@@ -152,11 +161,13 @@ class Progress(RuleBasedStateMachine):
             if producer.alive:
                 producer.todo.append(sample)
 
-    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 5))
-    def begin_plain(self, by: str, count: int) -> None:
+    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 5), schema=_schemas)
+    def begin_plain(self, by: str, count: int, schema: Schema) -> None:
         for at in range(count if self.producers[by].alive else 0):
             self.groups += 1
-            self.producers[by].todo.append(make_sample(f"{self.groups}.{at}", TOKENS))
+            self.producers[by].todo.append(
+                make_sample(f"{self.groups}.{at}", TOKENS, schema=schema)
+            )
 
     @rule(by=st.sampled_from("pqr"), count=st.integers(1, 3))
     def push_some(self, by: str, count: int) -> None:
@@ -249,7 +260,16 @@ class Progress(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         at = self.core.statistics()
         assert at.balanced
-        assert at.open_group_samples + at.ready == at.buffered
+        apart = sum(len(lot.ready) for lot in self.core._buffer.lots.apart)
+        assert at.open_group_samples + at.ready + apart == at.buffered
+
+    @invariant()
+    def a_step_has_one_schema_and_the_run_too(self) -> None:
+        steps = self.core._ledger.steps
+        schemas = {sample.schema for number in steps for sample in steps[number].samples()}
+        decided = self.core.schema
+        assert schemas <= (set() if decided is None else {decided[0]})
+        assert decided is None or not self.core._buffer.lots.apart
 
     # -- and in the end ---------------------------------------------------------------------
 

@@ -77,8 +77,14 @@ def test_alignment_rounds_up_to_the_next_multiple(size: int) -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ((IDS,), "it lacks loss_mask"),
-        ((IDS, MASK, REWARD, EMBEDDING), "it has embedding, reward besides"),
+        ((IDS,), "loss_mask is missing (bool[tokens])"),
+        (
+            (IDS, REWARD, EMBEDDING),
+            (
+                "loss_mask is missing (bool[tokens]); reward is unexpected (float32 per sample); "
+                "embedding is unexpected (float16[tokens, 3, 2])"
+            ),
+        ),
         ((IDS, Field("loss_mask", DType.INT8)), "loss_mask is int8[tokens], not bool[tokens]"),
         (
             (IDS, Field("loss_mask", DType.BOOL, shape=(2,))),
@@ -86,13 +92,20 @@ def test_alignment_rounds_up_to_the_next_multiple(size: int) -> None:
         ),
         (
             (IDS, Field("loss_mask", DType.BOOL, per_token=False)),
-            "loss_mask is bool[], not bool[tokens]",
+            "loss_mask is bool per sample, not bool[tokens]",
         ),
         ((MASK, IDS), "its fields come in the order loss_mask, input_ids"),
     ],
 )
 def test_a_difference_is_told_in_words(other: tuple[Field, ...], words: str) -> None:
     assert Schema((IDS, MASK)).difference(Schema(other)) == words
+
+
+def test_of_many_differences_a_few_are_told() -> None:
+    many = Schema((IDS, *(Field(f"f{number}", DType.INT64) for number in range(20))))
+    words = Schema((IDS,)).difference(many)
+    assert words.count("unexpected") == 8
+    assert words.endswith("; and 12 more")
 
 
 def test_a_sample_knows_its_bytes_and_does_not_print_them() -> None:

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.http.bodies.samples import read_samples
+from rollout_dispatcher.service.http.bodies.tensors import Reading
 
 T = TypeVar("T")
 
@@ -19,6 +20,6 @@ def finish(work: Generator[None, None, T]) -> T:
             return result
 
 
-def parse_body(body: bytes, group_size: int | None) -> tuple[list[Sample], bool]:
+def parse_body(body: bytes, reading: Reading) -> tuple[list[Sample], bool]:
     """The samples of a body, and whether their ids were given."""
-    return finish(read_samples(body, group_size))
+    return finish(read_samples(body, reading))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.sample import Schema
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.
 SizeCheck = Callable[[int], None]
@@ -20,7 +21,8 @@ class DispatchConfig:
     are dropped, with their groups.
     durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
     that covers them is reported saved; needs a journal, which has their payloads. check_size: which
-    other `dp_size` a new generation may bring; None: no other.
+    other `dp_size` a new generation may bring; None: no other. schema: of all samples; None: the
+    first step's.
     """
 
     dp_size: int
@@ -43,3 +45,4 @@ class DispatchConfig:
     max_open_steps: int = 4
     producer_credits: int = 8
     id_horizon: int = 1_000_000
+    schema: Schema | None = None

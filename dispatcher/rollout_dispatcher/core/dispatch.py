@@ -20,7 +20,7 @@ from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import Plan
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Sample, Schema
 
 
 class Dispatch:
@@ -34,6 +34,7 @@ class Dispatch:
 
         for each frame or effect    `generation`, `client_of`, `step` (whose payloads no snapshot
                                     holds), `next_deadline`, `drained`, `deserted`
+        for each HTTP request       `schema`
         several times a second      `hungry_since`, `waits_for`
         for each simulated sample   `is_expected`
 
@@ -282,6 +283,12 @@ class Dispatch:
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group waits for this sample: it may pass by others that are held."""
         return self._buffer.is_expected(sample)
+
+    @property
+    def schema(self) -> tuple[Schema, str] | None:
+        """The schema of all samples and who has decided on it; None while that is not decided."""
+        lots = self._buffer.lots
+        return None if lots.set_by is None else (lots.leading.schema, lots.set_by)
 
     @property
     def hungry_since(self) -> float | None:

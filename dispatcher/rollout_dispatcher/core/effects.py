@@ -3,8 +3,9 @@
 The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
 in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
 for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
-the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), DP ranks
-(`WelcomeRank` to `FailRanks`); what else there is has happened, and is told.
+all producers (`SchemaDecided`), the planner (`PlanWanted`, `ReplanWanted`), the journal
+(`PayloadsToJournal`), DP ranks (`WelcomeRank` to `FailRanks`); what else there is has happened, and
+is told.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import BufferFull, DispatcherError
 from rollout_dispatcher.plan import FloatArray, IntArray, Plan, Window
-from rollout_dispatcher.sample import Outcome
+from rollout_dispatcher.sample import Outcome, Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,30 @@ class GroupGivenUp:
     group_id: str
     num_samples: int
     cap: BufferFull
+
+
+@dataclass(frozen=True, slots=True)
+class LotDropped:
+    """Samples of another schema than the run's, of which `first` pushed the first one.
+
+    difference: how they differ, in words.
+    """
+
+    samples: int
+    first: str
+    difference: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaDecided:
+    """Every sample of the run has this schema from now on: tell the producers.
+
+    set_by: who has decided, in words. dropped: what waited beside.
+    """
+
+    schema: Schema
+    set_by: str
+    dropped: tuple[LotDropped, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +243,7 @@ Effect = (
     | PushAnswered
     | PushHeld
     | PushRecalled
+    | SchemaDecided
     | PayloadsToJournal
     | GroupGivenUp
     | PlanWanted

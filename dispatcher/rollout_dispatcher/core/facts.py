@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.sample import Schema
 
 
 class DropReason(StrEnum):
@@ -19,6 +20,7 @@ class DropReason(StrEnum):
     NO_ROOM = "no-room"
     STALE = "stale"
     OVERSIZE = "oversize"
+    SCHEMA = "schema"
     LAST_BATCH = "last-batch"
     SHUTDOWN = "shutdown"
 
@@ -143,6 +145,14 @@ class GroupSizeSet:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaFixed:
+    """Every sample of the run has this schema from now on. set_by: who has decided, in words."""
+
+    schema: Schema
+    set_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnded:
     """Nothing comes any more."""
 
@@ -162,6 +172,7 @@ Fact = (
     | VersionReported
     | PhaseEnded
     | GroupSizeSet
+    | SchemaFixed
     | StreamEnded
 )
 Note = Callable[[Fact], None]
@@ -193,7 +204,8 @@ class Remembered:
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
     the stream. given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last
     generation, None if there was none. policy_step: the first step that trains with
-    `policy_version`, None if that is. group_size: as it was last set.
+    `policy_version`, None if that is. group_size: as it was last set. schema: of all samples, None
+    while that was not decided; set_by: who has, in words.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -209,6 +221,8 @@ class Remembered:
     policy_version: int | None = None
     policy_step: int | None = None
     group_size: int | None = None
+    schema: Schema | None = None
+    set_by: str = ""
     phases: tuple[int, ...] = ()
     ended: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)

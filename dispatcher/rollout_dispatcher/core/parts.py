@@ -22,6 +22,7 @@ from rollout_dispatcher.core.lifecycle import Lifecycle
 from rollout_dispatcher.core.planning.booking import Booking
 from rollout_dispatcher.core.planning.planning import Planning
 from rollout_dispatcher.core.planning.relief import Relief
+from rollout_dispatcher.core.planning.schema_choice import SchemaChoice
 from rollout_dispatcher.core.planning.selection import Selection
 from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.producers.agreement import Agreement
@@ -51,7 +52,7 @@ class Parts:
         groups = OpenGroups(self.producers.__contains__, config.group_timeout)
         self.buffer = SampleBuffer(
             config.limits, groups,
-            groups_matter=config.groups_matter, by_groups=config.by_groups,
+            batch=batch, groups_matter=config.groups_matter, by_groups=config.by_groups,
         )  # fmt: skip
         self.phases = Phases(self.buffer, batch)
         self.freshness = Freshness(
@@ -84,7 +85,11 @@ class Parts:
         self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
         selection = Selection(config, self.buffer, self.phases, self.freshness, self.ledger)
         self.relief = Relief(config, self.buffer, self.admission, self.dropping, selection)
-        booking = Booking(self.buffer, self.ledger, self.freshness, self.totals, kept, batch=batch)
+        self.schema_choice = SchemaChoice(self.buffer, self.dropping, note, config.schema)
+        booking = Booking(
+            self.buffer, self.ledger, self.freshness, self.totals, kept,
+            choice=self.schema_choice, batch=batch,
+        )  # fmt: skip
         self.planning = Planning(
             self.ledger, self.timing, selection, self.relief, booking, target=config.target_excess
         )
@@ -111,5 +116,6 @@ class Parts:
         self.producers.restore(said, now, contributed=accepted)
         self.memory.restore(memory.producers, memory.given_ids)
         self.buffer.restore(memory.entries, memory.next_ticket, now)
+        self.schema_choice.restore(memory, now)
         self.ends.restore(memory, now)
         self.checkpoints.restore(memory)

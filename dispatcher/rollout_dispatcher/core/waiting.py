@@ -72,6 +72,11 @@ class Waiting:
         if shortfall <= 0:
             return
         yield f"{self._batch - shortfall} of {self._batch} {buffer.units} are ready"
+        if apart := buffer.lots.apart:
+            yield (
+                f"{sum(lot.samples for lot in apart)} samples have other fields, and wait apart: "
+                f"the first step decides which fields samples have, unless --fields does"
+            )
         if count := len(buffer.groups):
             oldest = next(iter(buffer.groups))
             of = _some(sorted(filter(None, oldest.contributors)), "producer") or "no connection"

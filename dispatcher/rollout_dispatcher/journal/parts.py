@@ -131,6 +131,8 @@ class Ledger:
     policy_version: int | None = None
     policy_step: int | None = None
     group_size: int | None = None
+    schema: int | None = None
+    set_by: str = ""
     phases: list[int] = field(default_factory=list)
     ended: bool = False
     totals: str = "{}"

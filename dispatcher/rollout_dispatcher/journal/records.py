@@ -25,6 +25,7 @@ from rollout_dispatcher.core.facts import (
     ProducerSaid,
     Resumed,
     RunBegan,
+    SchemaFixed,
     StreamEnded,
     VersionReported,
 )
@@ -39,7 +40,7 @@ SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
-SIZED, SAID, SIZE = "sized", "said", "size"
+SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -111,6 +112,9 @@ class Encoder:
                 payload = fact.entry.sample.payload
                 assert isinstance(payload, InMemory), "nothing else is admitted"
                 payloads.append(payload)
+            elif isinstance(fact, SchemaFixed):
+                number = self._number(fact.schema, rows)
+                rows.append([FIXED, number, fact.set_by])
             else:
                 rows.append(self._row(fact))
         return Batch(lsn, rows, payloads, text)

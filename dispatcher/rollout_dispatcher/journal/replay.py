@@ -133,6 +133,8 @@ def remembered(
         policy_version=ledger.policy_version,
         policy_step=ledger.policy_step,
         group_size=ledger.group_size,
+        schema=None if ledger.schema is None else state.schemas[ledger.schema],
+        set_by=ledger.set_by,
         phases=tuple(state.phases()),
         ended=ledger.ended,
         producers={

@@ -251,6 +251,10 @@ class State:
             case records.PHASE:
                 if row[1] not in self.ledger.phases:
                     self.ledger.phases.append(row[1])
+            case records.FIXED:
+                if row[1] not in self.schemas:
+                    raise ValueError(f"schema {row[1]} is not known")
+                _, self.ledger.schema, self.ledger.set_by = row
             case records.SIZE:
                 self.ledger.group_size = row[1]
             case records.ENDED:

@@ -30,8 +30,10 @@ class Terms(NamedTuple):
     capabilities: frozenset[str] = frozenset()
 
 
+#: The dispatcher says which fields samples have, once that is decided, and clients heed it.
+SCHEMA = "schema"
 #: What this release speaks.
-OURS = Offer((1, 1))
+OURS = Offer((1, 1), frozenset({SCHEMA}))
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

@@ -27,6 +27,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch, step_header
 from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.protocol.versions import SCHEMA
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
@@ -84,6 +85,7 @@ class EffectRunner:
             e.PushAnswered: self._tell_outcomes,
             e.PushHeld: self._tell_held,
             e.PushRecalled: self._recall,
+            e.SchemaDecided: self._tell_schema,
             e.PayloadsToJournal: self._let_go,
             e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
@@ -159,9 +161,24 @@ class EffectRunner:
             capabilities=sorted(peer.terms.capabilities),
             credits=effect.credits,
             max_payload_bytes=self._config.max_frame_bytes,
+            schema_known=self._schema_known() if SCHEMA in peer.terms.capabilities else None,
             heartbeat_interval_s=self._config.heartbeat_interval,
         )
         peer.send(welcome)
+
+    def _schema_known(self) -> m.SchemaKnown | None:
+        if (decided := self._core.schema) is None:
+            return None
+        schema, set_by = decided
+        return m.SchemaKnown(fields=m.field_headers(schema), set_by=set_by)
+
+    def _tell_schema(self, effect: e.SchemaDecided) -> None:
+        _log_schema(effect)
+        told = self._schema_known()
+        assert told is not None
+        for peer in self._connections.producers.values():
+            if SCHEMA in peer.terms.capabilities:
+                peer.send(told)
 
     def _attach(self, effect: e.WelcomeRank) -> RankConnection:
         peer = self._connections.take_hello(effect.client_id)
@@ -387,6 +404,17 @@ def _log_rewound(effect: e.Rewound) -> None:
         log.info(
             "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
             effect.after, effect.steps, effect.samples,
+        )  # fmt: skip
+
+
+def _log_schema(effect: e.SchemaDecided) -> None:
+    log.info(
+        "samples have the fields %s (%s)", ", ".join(map(str, effect.schema.fields)), effect.set_by
+    )
+    for lot in effect.dropped:
+        log.warning(
+            "%d samples with other fields are dropped, of which %s pushed the first: %s",
+            lot.samples, f"producer {lot.first}" if lot.first else "an HTTP client", lot.difference,
         )  # fmt: skip
 
 

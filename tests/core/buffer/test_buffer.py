@@ -6,7 +6,7 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Sample, Schema
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.samples import make_sample
 
 
@@ -220,13 +220,3 @@ def test_a_member_that_contradicts_its_groups_size_is_refused() -> None:
     buffer.add(make_sample("g0", group_id="g", group_size=2), "p", 0.0)
     with pytest.raises(SampleRefused, match="its first sample said 2"):
         buffer.check_group(make_sample("g1", group_id="g", group_size=3))
-
-
-def test_a_schema_holds_while_samples_are_held() -> None:
-    buffer = make_buffer()
-    other = Schema((Field("input_ids", DType.INT32),))
-    add(buffer, "a")
-    with pytest.raises(SampleRefused, match="input_ids is int32"):
-        buffer.check(make_sample("b", schema=other))
-    buffer.take(buffer.ready(1))
-    buffer.check(make_sample("b", schema=other))

@@ -13,7 +13,7 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
@@ -195,3 +195,47 @@ async def test_groups_need_not_be_kept_whole_any_more(tmp_path: Path) -> None:
     await second.plan()
     assert second.core.statistics().in_flight > 0
     second.end()
+
+
+FLOATS = Schema((Field("input_ids", DType.INT64), Field("logprobs", DType.FLOAT32)))
+
+
+async def test_fields_are_decided_on_once_also_across_restarts(tmp_path: Path) -> None:
+    first = Life(tmp_path)
+    await first.push(make_sample("stray"))
+    await first.push(*[make_sample(f"{at}", schema=FLOATS) for at in range(3)], first=1)
+    first.end()
+    second = Life(tmp_path)
+    assert second.core.schema is None
+    await second.plan()
+    second.end()
+    third = Life(tmp_path)
+    decided = third.core.schema
+    assert decided is not None
+    assert decided[0] == FLOATS
+    assert "producer p pushed first" in decided[1]
+    at = third.core.statistics()
+    assert at.balanced
+    assert (at.in_flight, at.dropped[DropReason.SCHEMA]) == (3, 1)
+    third.end()
+
+
+async def test_steps_with_other_fields_than_declared_are_trained_on_first(tmp_path: Path) -> None:
+    before = Life(tmp_path)
+    await before.push(make_sample("a", schema=FLOATS), make_sample("b", schema=FLOATS))
+    await before.plan()
+    before.end()
+    words = refused(tmp_path, fields=("input_ids:int64",))
+    assert "has 2 samples with other fields than --fields says, such as a" in words
+    assert "logprobs is unexpected" in words
+    Life(tmp_path, fields=("input_ids:int64,logprobs:float32",)).end()
+
+
+async def test_what_only_waited_gives_way_to_declared_fields(tmp_path: Path) -> None:
+    before = Life(tmp_path)
+    await before.push(make_sample("a", schema=FLOATS), make_sample("b", schema=FLOATS))
+    before.end()
+    for _ in range(2):
+        after = Life(tmp_path, fields=("input_ids:int64",))
+        assert after.core.statistics().dropped[DropReason.SCHEMA] == 2
+        after.end()

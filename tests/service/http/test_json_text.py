@@ -15,7 +15,7 @@ from rollout_dispatcher.service.http.bodies import json_text
 from rollout_dispatcher.service.http.bodies.json_text import JsonText
 from rollout_dispatcher.service.http.bodies.pieces import PIECE
 from rollout_dispatcher.service.http.bodies.samples import read_samples
-from rollout_dispatcher.service.http.bodies.tensors import Tensor
+from rollout_dispatcher.service.http.bodies.tensors import Reading, Tensor
 from tests.support.bodies import finish
 
 
@@ -87,8 +87,8 @@ def test_what_is_no_array_of_numbers_is_refused_with_the_place(text: bytes, piec
         (b'{"a": "\xff"}', "a is no JSON: invalid unicode"),
         (b'{"a": "\\ud800"}', "a is no JSON: "),
         (b'{"a\\u0000": 1}', "a string holds a NUL (line 1 column 2)"),
-        (b'{"a": NaN}', "a is no JSON: expected value (line 1 column 7)"),
-        (b'{"a": 1e999}', "a number is too large (line 1 column 7)"),
+        (b'{"a": NaN}', "a holds nan; NaN and infinities are taken with --allow"),
+        (b'{"a": 1e999}', "--allow-non-finite (line 1 column 7)"),
         (b'{"a": ' + b"9" * 5000 + b"}", "a is no JSON: number out of range"),
         (b'{"a": [1,\n2,\n3x]}', "a is no JSON: expected `,` or `]` (line 3 column 2)"),
         (b'{"a" 1}', "a colon is expected, and '1' comes (line 1 column 6)"),
@@ -134,12 +134,12 @@ def test_no_piece_is_longer_than_it_may_be(body: bytes, monkeypatch: pytest.Monk
     made: list[JsonText] = []
 
     class Watched(JsonText):
-        def __init__(self, text: bytes) -> None:
-            super().__init__(text)
+        def __init__(self, text: bytes, *, finite: bool) -> None:
+            super().__init__(text, finite=finite)
             made.append(self)
 
     monkeypatch.setattr("rollout_dispatcher.service.http.bodies.samples.JsonText", Watched)
-    places = [0, *(made[0].at for _ in read_samples(body, None))]
+    places = [0, *(made[0].at for _ in read_samples(body, Reading()))]
     assert max(after - before for before, after in pairwise(places)) <= 2 * PIECE
     assert places[-1] > len(body) - 2 * PIECE
 
@@ -147,4 +147,4 @@ def test_no_piece_is_longer_than_it_may_be(body: bytes, monkeypatch: pytest.Monk
 def test_more_samples_than_a_request_may_have_are_refused() -> None:
     line = b'{"fields": {"input_ids": [1]}}\n'
     with pytest.raises(ProtocolError, match=r"more than 4096 samples.*\(line 4097 column 1\)"):
-        finish(read_samples(line * 4097, None))
+        finish(read_samples(line * 4097, Reading()))

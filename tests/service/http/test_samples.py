@@ -10,13 +10,14 @@ from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample
+from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample, Schema
+from rollout_dispatcher.service.http.bodies.tensors import Reading
 from tests.support.bodies import parse_body
 from tests.support.samples import span_of
 
 
 def parse(group_size: int | None = None, **fields: object) -> Sample:
-    ((sample,), _) = parse_body(json.dumps({"fields": fields}).encode(), group_size)
+    ((sample,), _) = parse_body(json.dumps({"fields": fields}).encode(), Reading(group_size))
     return sample
 
 
@@ -34,7 +35,7 @@ def values_of(sample: Sample, name: str) -> list[object]:
 def test_a_sample_is_its_fields_in_the_order_of_their_names() -> None:
     sample = parse(reward=0.5, input_ids=[5, 6, 7], loss_mask=[False, True, True], hidden=[[1, 2]])
     assert sample.schema.fields == (
-        Field("hidden", DType.INT64, per_token=False, shape=(1, 2)),
+        Field("hidden", DType.FLOAT32, per_token=False, shape=(1, 2)),
         Field("input_ids", DType.INT64),
         Field("loss_mask", DType.BOOL),
         Field("reward", DType.FLOAT32, per_token=False),
@@ -55,10 +56,10 @@ def test_without_a_mask_every_token_that_has_one_before_it_counts_for_the_loss()
 @pytest.mark.parametrize(
     ("value", "dtype", "shape"),
     [
-        ([1, 2], DType.INT64, ()),
+        ([1, 2], DType.FLOAT32, ()),
         ([1.5, 2], DType.FLOAT32, ()),
         ([True, False], DType.BOOL, ()),
-        ([[1, 2, 3], [4, 5, 6]], DType.INT64, (3,)),
+        ([[1, 2, 3], [4, 5, 6]], DType.FLOAT32, (3,)),
         ({"dtype": "float64", "data": [1, 2]}, DType.FLOAT64, ()),
         ({"dtype": "uint8", "data": [255, 0]}, DType.UINT8, ()),
         ({"dtype": "float16", "data": [[1.5], [2]]}, DType.FLOAT16, (1,)),
@@ -66,7 +67,7 @@ def test_without_a_mask_every_token_that_has_one_before_it_counts_for_the_loss()
         ({"dtype": "int8", "data": [1.0, -128.0]}, DType.INT8, ()),
     ],
 )
-def test_element_types_follow_from_the_values_or_are_given(
+def test_numbers_are_float32_booleans_bool_unless_a_type_is_given(
     value: object, dtype: DType, shape: tuple[int, ...]
 ) -> None:
     assert field_of(parse(input_ids=[1, 2], x=value), "x") == Field("x", dtype, True, shape)
@@ -80,13 +81,13 @@ def test_element_types_follow_from_the_values_or_are_given(
         ([None, 1], "no tensor of numbers"),
         (None, "no tensor of numbers"),
         ([10**30, 1], "no tensor of numbers"),
-        ([2**63, 2**63], "int64 cannot hold"),
-        ([1e300, 1.0], "float32 cannot hold"),
-        ({"dtype": "uint8", "data": [256, 0]}, "uint8 cannot hold"),
-        ({"dtype": "uint8", "data": [-1, 0]}, "uint8 cannot hold"),
-        ({"dtype": "int32", "data": [1.5, 0]}, "int32 cannot hold"),
-        ({"dtype": "bool", "data": [2, 0]}, "bool cannot hold"),
-        ({"dtype": "float16", "data": [70000, 0]}, "float16 cannot hold"),
+        ([2**24 + 1, 1], "fields.x[0] is 16777217, which float32"),
+        ([1.0, 1e300], "fields.x[1] is 1e+300, which float32"),
+        ({"dtype": "uint8", "data": [256, 0]}, "which uint8 (as it says itself) does not hold"),
+        ({"dtype": "uint8", "data": [-1, 0]}, "fields.x[0] is -1, which uint8"),
+        ({"dtype": "int32", "data": [1.5, 0]}, "fields.x[0] is 1.5, which int32"),
+        ({"dtype": "bool", "data": [2, 0]}, "fields.x[0] is 2, which bool"),
+        ({"dtype": "float16", "data": [70000, 0]}, "fields.x[0] is 70000, which float16"),
         ({"dtype": "int32", "data": ["12", "7"]}, "no tensor of numbers"),
         ({"dtype": "bfloat16", "data": [1, 2]}, "send float32"),
         ([], "has shape (0,)"),
@@ -100,7 +101,7 @@ def test_what_is_no_tensor_is_refused_by_the_name_of_its_field(value: object, wo
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("ids", [None, [], [1.5], [[1]], [True], 7, "12", {"dtype": "float32"}])
+@pytest.mark.parametrize("ids", [None, [1.5], [[1]], [True], 7, "12", {"dtype": "float32"}])
 def test_input_ids_must_be_a_list_of_integers(ids: object) -> None:
     with pytest.raises((ProtocolError, ValidationError), match=r"input_ids|data"):
         parse(input_ids=ids)
@@ -136,14 +137,16 @@ def test_a_mask_must_fit_the_tokens(mask: object) -> None:
 def test_ids_groups_and_versions_are_taken_over() -> None:
     facts = {"sample_id": "s", "group_id": "g", "group_size": 4, "policy_version": 9}
     ((sample,), named) = parse_body(
-        json.dumps({"fields": {"input_ids": [1]}} | facts).encode(), None
+        json.dumps({"fields": {"input_ids": [1]}} | facts).encode(), Reading()
     )
     assert (sample.sample_id, sample.group_id, sample.group_size) == ("s", "g", 4)
     assert (sample.policy_version, named) == (9, True)
 
 
 def test_samples_without_an_id_get_one_each() -> None:
-    samples, named = parse_body(json.dumps([{"fields": {"input_ids": [1]}}] * 2).encode(), None)
+    samples, named = parse_body(
+        json.dumps([{"fields": {"input_ids": [1]}}] * 2).encode(), Reading()
+    )
     assert not named
     assert len({sample.sample_id for sample in samples}) == 2
 
@@ -153,14 +156,78 @@ def test_a_group_that_does_not_say_its_size_gets_the_default(
     default: int | None, size: int
 ) -> None:
     body = json.dumps({"fields": {"input_ids": [1]}, "group_id": "g"}).encode()
-    assert parse_body(body, default)[0][0].group_size == size
+    assert parse_body(body, Reading(default))[0][0].group_size == size
     assert parse(default, input_ids=[1]).group_size == 1
 
 
 def test_lines_may_end_as_they_do_on_windows_and_be_empty() -> None:
     line = json.dumps({"fields": {"input_ids": [1]}}).encode()
-    samples, _ = parse_body(b"\r\n".join([line, b"", line, b""]), None)
+    samples, _ = parse_body(b"\r\n".join([line, b"", line, b""]), Reading())
     assert len(samples) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "dtype"),
+    [
+        ("position_ids", [0, 1], DType.INT64),
+        ("labels", [-100, 7], DType.INT64),
+        ("response_mask", [0, 1], DType.BOOL),
+        ("loss_mask", [0.0, 1.0], DType.BOOL),
+        ("reward", 1, DType.FLOAT32),
+        ("logprobs", [-1, 0], DType.FLOAT32),
+    ],
+)
+def test_a_name_decides_on_the_type_and_no_value_does(
+    name: str, value: object, dtype: DType
+) -> None:
+    assert field_of(parse(input_ids=[1, 2], **{name: value}), name).dtype == dtype  # type: ignore[arg-type]
+
+
+RUN = Schema(
+    (
+        Field("advantage", DType.FLOAT64),
+        Field("box", DType.INT32, per_token=False, shape=(2,)),
+        Field("input_ids", DType.INT32),
+        Field("loss_mask", DType.INT64),
+    )
+)
+
+
+def of_the_run(**fields: object) -> Sample:
+    ((sample,), _) = parse_body(json.dumps({"fields": fields}).encode(), Reading(schema=RUN))
+    return sample
+
+
+def test_a_field_has_the_type_that_the_runs_samples_have() -> None:
+    typed = {"dtype": "uint8", "data": [1, 2]}
+    sample = of_the_run(input_ids=[5, 6], loss_mask=[False, True], advantage=[0.1, 1], box=typed)
+    assert sample.schema is RUN
+    assert values_of(sample, "loss_mask") == [0, 1]
+    assert values_of(sample, "advantage") == [0.1, 1.0]
+    assert values_of(sample, "box") == [1, 2], "of two values, though there are two tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"input_ids": [1, 2**31]}, r"input_ids\[1\] is 2147483648, which int32"),
+        ({"input_ids": [1], "box": [0.5, 1]}, r"box\[0\] is 0.5, which int32 \(as the run's"),
+    ],
+)
+def test_a_value_that_the_runs_type_does_not_hold_is_refused(
+    fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        of_the_run(**fields)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_not_finite_are_refused_unless_allowed(text: str) -> None:
+    body = b'{"fields": {"input_ids": [1, 2], "logprobs": [-0.5, %s]}}' % text.encode()
+    with pytest.raises(ProtocolError, match=r"fields.logprobs holds .*--allow-non-finite"):
+        parse_body(body, Reading())
+    ((sample,), _) = parse_body(body, Reading(allow_non_finite=True))
+    assert not np.isfinite(values_of(sample, "logprobs")[1])  # type: ignore[call-overload]
 
 
 json_values = st.recursive(
@@ -174,7 +241,7 @@ json_values = st.recursive(
 def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -> None:
     body = json.dumps({"fields": {"input_ids": [1, 2]} | fields}).encode()
     try:
-        samples, _ = parse_body(body, None)
+        samples, _ = parse_body(body, Reading())
     except (ProtocolError, ValidationError):
         return
     for sample in samples:
@@ -192,4 +259,4 @@ def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -
 @given(st.binary(max_size=60))
 def test_random_bodies_raise_nothing_unexpected(body: bytes) -> None:
     with pytest.raises((ProtocolError, ValidationError, ValueError)):
-        parse_body(body, None)
+        parse_body(body, Reading())

@@ -6,6 +6,7 @@ from typing import Any
 
 from rollout_dispatcher.core import facts as f
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.sample import Schema
 from tests.support.samples import span_of
 
 
@@ -30,6 +31,8 @@ class Memory:
         self._words: dict[str, tuple[int, bool]] = {}
         self._phases: list[int] = []
         self._ended = False
+        self._schema: Schema | None = None
+        self._set_by = ""
         self._totals: Mapping[str, Any] = {}
 
     def note(self, facts: Iterable[f.Fact], totals: Mapping[str, Any]) -> None:
@@ -62,6 +65,8 @@ class Memory:
             policy_step=None if self._version is None else self._version_step,
             words=self._words,
             phases=tuple(self._phases),
+            schema=self._schema,
+            set_by=self._set_by,
             ended=self._ended,
             producers={
                 name: (self._floors.get(name, 0), frozenset(self._accepted.get(name, set())))
@@ -129,6 +134,8 @@ class Memory:
                 self._words[fact.producer] = fact.phase, fact.ended
             case f.PhaseEnded():
                 self._phases.append(fact.version)
+            case f.SchemaFixed():
+                self._schema, self._set_by = fact.schema, fact.set_by
             case f.StreamEnded():
                 self._ended = True
 

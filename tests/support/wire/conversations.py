@@ -45,10 +45,16 @@ def _read(data: bytes) -> tuple[m.Message, bytes]:
 
 def _pushing() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
-    yield Vector(it, m.HelloProducer(client_id="p", token="secret"), "a producer introduces itself")
+    yield Vector(
+        it,
+        m.HelloProducer(client_id="p", token="secret", capabilities=["schema"]),
+        "a producer introduces itself",
+    )
     yield Vector(
         other,
-        m.WelcomeProducer(credits=8, max_payload_bytes=1 << 20, heartbeat_interval_s=5.0),
+        m.WelcomeProducer(
+            capabilities=["schema"], credits=8, max_payload_bytes=1 << 20, heartbeat_interval_s=5.0
+        ),
         "version 1 is agreed; 8 pushes are held for it while the buffer is full",
     )
     push = m.Push(
@@ -68,6 +74,11 @@ def _pushing() -> Iterator[Vector]:
     yield Vector(
         other, m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED]), "both samples are accepted"
     )
+    known = m.SchemaKnown(
+        fields=m.field_headers(SCHEMA),
+        set_by="set by the first step, whose samples producer p pushed first",
+    )
+    yield Vector(other, known, "the first step is planned: other fields are refused from now on")
     yield Vector(it, m.CloseGroup(group_id="h", keep=True, number=1), "no member of h will come")
     yield Vector(it, m.EndPhase(policy_version=4), "nothing older than version 4 will come")
     yield Vector(it, m.EndStream(), "nothing will come any more")

@@ -12,7 +12,13 @@ _FROM_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
 _FROM_RANK: dict[Kind, SessionState] = dict.fromkeys(
     (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.Ping), S.RANK
 )
-_TO_PRODUCER: tuple[Kind, ...] = (m.Pushed, m.Blocked, m.Resend, m.Pong)
+_TO_PRODUCER: tuple[Kind, ...] = (
+    m.Pushed,
+    m.Blocked,
+    m.Resend,
+    m.SchemaKnown,
+    m.Pong,
+)
 _TO_RANK: tuple[Kind, ...] = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)
 
 #: What clients say, written down again: by state, what leads where.

@@ -44,6 +44,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Bye(),
         m.CheckpointSaved(step=3),
         m.Resend(first_seq=5),
+        m.SchemaKnown(fields=[IDS], set_by="declared by --fields"),
     )
 }  # fmt: skip
 
@@ -68,6 +69,9 @@ _fields = st.lists(
     max_size=5,
     unique_by=lambda field: field.name,
 )
+
+
+_known = st.builds(m.SchemaKnown, fields=_fields, set_by=_text)
 
 
 def _columns(size: int) -> dict[str, st.SearchStrategy[object]]:
@@ -131,6 +135,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         capabilities=_capabilities,
         credits=_extents,
         max_payload_bytes=_totals,
+        schema_known=st.none() | _known,
         heartbeat_interval_s=_seconds,
     ),
     m.WelcomeRank: st.builds(
@@ -190,5 +195,6 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.Pong: st.builds(m.Pong),
     m.Bye: st.builds(m.Bye),
     m.Resend: st.builds(m.Resend, first_seq=_counts),
+    m.SchemaKnown: _known,
     m.CheckpointSaved: st.builds(m.CheckpointSaved, step=_watermarks),
 }

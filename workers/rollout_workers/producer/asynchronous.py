@@ -53,8 +53,10 @@ class AsyncRolloutProducer:
         credentials: Credentials | None = None,
     ) -> None:
         shown = Credentials.from_environment() if credentials is None else credentials
-        self._client = ProducerClient(Endpoint.parse(endpoint), reconnect_timeout, shown)
         self._encoder = Encoder(per_sample)
+        self._client = ProducerClient(
+            Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed
+        )
         self._group_size = group_size
 
     def __reduce__(self) -> NoReturn:

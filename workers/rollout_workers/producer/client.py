@@ -5,7 +5,7 @@ as it was, except that the push is withdrawn where the dispatcher certainly does
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from rollout_dispatcher.errors import (
@@ -33,15 +33,22 @@ LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 
 
 class ProducerClient:
-    """One producer's connection, for as long as the producer lives; not thread-safe."""
+    """One producer's connection, for as long as the producer lives; not thread-safe.
+
+    heed: told of the run's schema.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, reconnect_timeout: float, credentials: Credentials
+        self,
+        endpoint: Endpoint,
+        reconnect_timeout: float,
+        credentials: Credentials,
+        heed: Callable[[m.SchemaKnown | None], None],
     ) -> None:
         self._endpoint, self._credentials = endpoint, credentials
         self._reconnect_timeout = reconnect_timeout
         self._process = OwnProcess("producer")
-        self._core = ProducerCore(uuid4().hex)
+        self._core = ProducerCore(uuid4().hex, heed)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
         self._connector: Connector | None = None
         self._task: asyncio.Task[None] | None = None

@@ -13,12 +13,13 @@ with an answer for every sample, or withdrawn while the dispatcher certainly did
 What is outstanding is bounded by the callers, each of which waits for its own push.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import OURS
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.core import Outgoing
 from rollout_workers.producer.batches import header, payload
@@ -45,14 +46,16 @@ class Settled:
 class ProducerCore:
     """Outstanding pushes and control messages of one producer object.
 
-    welcomed: whether a dispatcher has ever taken its HELLO.
+    welcomed: whether a dispatcher has ever taken its HELLO. heed: told of the run's schema.
     """
 
     #: A producer has always a use for a connection, and what it pushed is confirmed push by push.
     finished, unconfirmed = False, None
 
-    def __init__(self, client_id: str) -> None:
-        self.client_id = client_id
+    def __init__(
+        self, client_id: str, heed: Callable[[m.SchemaKnown | None], None] = lambda _: None
+    ) -> None:
+        self.client_id, self._heed = client_id, heed
         self.token: str | None = None
         self.max_payload_bytes = 0
         self.welcomed = self._connected = False
@@ -130,7 +133,8 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
-        return m.HelloProducer(client_id=self.client_id, token=self.token)
+        able = sorted(OURS.capabilities)
+        return m.HelloProducer(client_id=self.client_id, token=self.token, capabilities=able)
 
     def lost(self) -> None:
         """Everything unanswered has to be said again on the next connection."""
@@ -188,6 +192,8 @@ class ProducerCore:
                         push.blocked = message
             case m.Blocked(first_seq=int(first)):
                 self._sent(first).blocked = message
+            case m.SchemaKnown():
+                self._heed(message)
             case m.Resend():
                 self._resend(message.first_seq)
             case m.Pong():
@@ -203,6 +209,7 @@ class ProducerCore:
         self.welcomed = self._connected = True
         self._credits = welcome.credits
         self.max_payload_bytes = welcome.max_payload_bytes
+        self._heed(welcome.schema_known)
 
     def _enqueue(self, first: int, push: PendingPush) -> None:
         heappush(self._queue, first)

@@ -5,12 +5,14 @@ must not change until the sample is answered.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Schema
-from rollout_workers.producer.layout import Layout, lay_out
+from rollout_workers.producer.layout import Layout, lay_out, layout_of
 from rollout_workers.producer.to_array import Array, ArrayLike
 
 #: Members of a group: a number, or that it is told when the group is closed.
@@ -93,7 +95,17 @@ class Encoder:
 
     def __init__(self, per_sample: Collection[str] = ()) -> None:
         self._per_sample = frozenset(per_sample)
-        self._layout: Layout | None = None  # of the sample before
+        self._layout: Layout | None = None  # of the run's samples, or of the one before
+
+    def heed(self, known: m.SchemaKnown | None) -> None:
+        """The run's samples have these fields: values are made of their types from now on.
+
+        None: that is not decided, in what may be another run than before.
+        """
+        self._layout = None
+        if known is not None:
+            with suppress(SampleRefused):  # other clients' rules; no sample of ours has such fields
+                self._layout = layout_of(known.schema_, known.set_by)
 
     def encode(self, sample: RolloutSample) -> EncodedSample:
         """Check a sample and find the memory that it is made of.
@@ -124,5 +136,8 @@ class Encoder:
         layout = self._layout
         if layout is not None and (arrays := layout.arrays(fields)) is not None:
             return layout, arrays
-        self._layout, arrays = found = lay_out(fields, self._per_sample)
+        known = layout if layout is not None and layout.set_by is not None else None
+        found = lay_out(fields, self._per_sample, known)
+        if known is None:
+            self._layout = found[0]
         return found

@@ -16,7 +16,8 @@ import numpy as np
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
-from rollout_workers.producer.to_array import NUMPY_DTYPES, Array, ArrayLike, to_array
+from rollout_dispatcher.values import NUMPY_DTYPES
+from rollout_workers.producer.to_array import Array, ArrayLike, to_array, to_typed
 
 
 class Trait(NamedTuple):
@@ -33,17 +34,20 @@ class Layout(NamedTuple):
     """The schema of checked fields, and what it takes to recognise others like them.
 
     ids, mask: which of the traits are `input_ids` and `loss_mask`, None without a mask.
+    set_by: in words, who has decided that the run's samples are laid out like this; None if it is
+    only those before.
     """
 
     schema: Schema
     traits: tuple[Trait, ...]
     ids: int
     mask: int | None
+    set_by: str | None = None
 
     def arrays(self, fields: Mapping[str, ArrayLike]) -> list[Array] | None:
         """The arrays of these fields, in span order; None if they are not laid out like this.
 
-        Raises SampleRefused for a value that is no array of numbers.
+        Raises SampleRefused for a value that is no array of numbers, or does not fit the run's.
         """
         arrays: list[Array] = []
         if len(fields) != len(self.traits):
@@ -57,9 +61,12 @@ class Layout(NamedTuple):
                     or value.dtype is not numpy_dtype
                     or not value.flags.c_contiguous
                 ):
-                    value, found = to_array(name, value)
-                    if found is not dtype:
-                        return None
+                    if self.set_by is not None:
+                        value = to_typed(name, value, dtype, self.set_by)
+                    else:
+                        value, found = to_array(name, value)
+                        if found is not dtype:
+                            return None
                 if value.shape != (rows + shape if per_token else shape):
                     return None
                 arrays.append(value)
@@ -82,16 +89,30 @@ class Layout(NamedTuple):
         return int(np.count_nonzero(mask))
 
 
+def layout_of(schema: Schema, set_by: str) -> Layout:
+    """The layout of a run's samples. Raises SampleRefused for what no sample can have."""
+    traits = tuple((item.name, item.dtype, item.per_token, item.shape) for item in schema.fields)
+    return _layout(traits)._replace(set_by=set_by)
+
+
 def lay_out(
-    fields: Mapping[str, ArrayLike], per_sample: Collection[str]
+    fields: Mapping[str, ArrayLike], per_sample: Collection[str], known: Layout | None = None
 ) -> tuple[Layout, list[Array]]:
     """The layout of these fields, and their arrays in span order.
+
+    known: that of the run's samples, as far as they have fields of the same names.
 
     Raises SampleRefused that names the field and what is wrong with it.
     """
     if "input_ids" not in fields:
         raise SampleRefused("no-input-ids", "the sample has no field input_ids")
     found = {name: to_array(name, fields[name]) for name in sorted(fields)}
+    if known is not None:
+        assert known.set_by is not None
+        per_sample = {*per_sample, *(trait.name for trait in known.traits if not trait.per_token)}
+        for name, dtype, *_ in known.traits:
+            if name in found and found[name][1] is not dtype:
+                found[name] = to_typed(name, fields[name], dtype, known.set_by), dtype
     tokens = _token_count(*found["input_ids"])
     traits = []
     for name, (array, dtype) in found.items():

@@ -1,7 +1,20 @@
 """What a rollout worker holds (a tensor, an array, a list) as an array whose memory can travel.
 
 torch tensors are recognised without importing torch. Memory is copied only where it has to be: out
-of lists, off a GPU, into C order and little endian.
+of lists, off a GPU, into C order and little endian, into another type.
+
+A value never decides on a type. Arrays and tensors keep theirs; of Python's numbers, a list's too,
+integers are int64, floats (and floats among integers) float32, booleans bool. Where the schema of
+the run's samples is known, what stays the same number is made of its type:
+
+    from                      into
+    integers, booleans        any type that holds each value exactly (1 into float32, 0/1 into bool)
+    0.0 and 1.0               bool
+    float64                   float32, rounded, unless that makes a number infinite
+    other floats              floats that hold each value exactly
+    floats                    integers: never, whatever their values
+
+What does not fit is refused by the name of the field, the value and its index.
 """
 
 from functools import lru_cache
@@ -12,18 +25,21 @@ from numpy.typing import NDArray
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import DType
+from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_of
 
 #: A tensor, an array, or nested lists of numbers.
 ArrayLike = Any
 Array = NDArray[Any]
 
-#: numpy's own object of each type on the wire; it has none for bfloat16.
-NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
-    item: np.dtype(str(item)) for item in DType if item is not DType.BFLOAT16
-}
 #: Arrays of these types travel as they are.
 _AS_IS = {dtype.newbyteorder("<"): item for item, dtype in NUMPY_DTYPES.items()}
 _NAMES = tuple(map(str, DType))
+
+
+def is_plain(value: ArrayLike) -> bool:
+    """Whether it is of Python's own numbers, whose floats are float32 unless a schema is known."""
+    kind = type(value)
+    return kind in (float, int, bool, list, tuple)
 
 
 def to_array(name: str, value: ArrayLike) -> tuple[Array, DType]:
@@ -70,3 +86,52 @@ def _torch_dtype(name: str, dtype: object) -> DType:
     if word not in _NAMES:
         raise SampleRefused("bad-dtype", f"{name} is {word}; accepted are {', '.join(_NAMES)}")
     return DType(word)
+
+
+def to_typed(name: str, value: ArrayLike, dtype: DType, set_by: str) -> Array:
+    """The field as a C-contiguous little-endian array of this type.
+
+    set_by: in words, who has decided on it. Raises SampleRefused for what it does not hold.
+    """
+    array, found = to_array(name, value)
+    if found is dtype:
+        return array
+    if found is DType.FLOAT32 and dtype is DType.FLOAT64 and is_plain(value):
+        return np.asarray(value, np.dtype("<f8"))  # Python's floats are that already
+    return cast(name, array, found, dtype, set_by)
+
+
+def cast(name: str, array: Array, found: DType, dtype: DType, set_by: str) -> Array:
+    """An array of one type on the wire as one of another; raises SampleRefused."""
+    array = _from_bfloat16(array) if found is DType.BFLOAT16 else array
+    wanted = NUMPY_DTYPES.get(dtype, NUMPY_DTYPES[DType.FLOAT32])
+    with np.errstate(all="ignore"):
+        changed = array.astype(wanted.newbyteorder("<"))
+    if dtype is DType.BFLOAT16:
+        changed.view(np.uint32)[...] &= np.uint32(0xFFFF0000)
+    if array.size and array.dtype.kind == "f" and wanted.kind in "iu":
+        raise _misfit(name, array, (0,) * array.ndim, dtype, set_by, never=True)
+    rounds = found is DType.FLOAT64 and dtype is DType.FLOAT32
+    if (at := first_changed(array, changed, rounds=rounds)) is not None:
+        raise _misfit(name, array, at, dtype, set_by)
+    return _to_bfloat16(changed) if dtype is DType.BFLOAT16 else changed
+
+
+def _misfit(
+    name: str, array: Array, at: Place, dtype: DType, set_by: str, *, never: bool = False
+) -> SampleRefused:
+    return SampleRefused(
+        "bad-dtype",
+        f"{name}{place_of(at)} is {array[at]!s}, which does not fit: the run's samples have {name} "
+        f"as {dtype} ({set_by})" + ("; floats never become integers" if never else ""),
+    )
+
+
+def _from_bfloat16(array: Array) -> Array:
+    """float32 of what travels as int16."""
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _to_bfloat16(array: Array) -> Array:
+    """The upper halves of float32, as they travel."""
+    return (array.view(np.uint32) >> 16).astype(np.uint16).view(np.int16)

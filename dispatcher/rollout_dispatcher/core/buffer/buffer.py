@@ -2,26 +2,28 @@
 
 Invariants: a sample is here from its acceptance until it is taken or dropped; only samples without
 a group and samples of complete groups are *ready*; payload bytes in memory never exceed the hard
-cap. Samples are counted in *units*: as they are, or by groups where a batch is counted so.
+cap. Samples are counted in *units*: as they are, or by groups where a batch is counted so. Those of
+different schemas are held apart (`lots`), and a plan may choose from the lot that leads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from operator import le
 
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
 from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.lots import Lot, Lots
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
 from rollout_dispatcher.errors import BufferFull, SampleRefused
 from rollout_dispatcher.payload import Reference, are_in_memory
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField, Schema
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField
 
 
 class SampleBuffer:
     """Accepts samples, shows the ready ones oldest first, and gives them up when told to.
 
     groups_matter: whether samples of a group stay together. by_groups: whether a group, and a
-    sample without one, is one unit.
+    sample without one, is one unit. batch: units of a step.
     """
 
     def __init__(
@@ -29,19 +31,18 @@ class SampleBuffer:
         limits: BufferLimits,
         groups: OpenGroups,
         *,
+        batch: int = 1,
         groups_matter: bool = True,
         by_groups: bool = False,
     ) -> None:
         self.limits, self.groups = limits, groups
         self._groups_matter, self._by_groups = groups_matter, by_groups
-        self._schema: Schema | None = None
-        self._ready: dict[int, Entry] = {}
-        self._held, self._ready_tokens = Amount(), 0
+        self.lots = Lots(batch)
+        self._held = Amount()
+        self._all_ready_units = self._all_ready_tokens = 0  # of all lots
         #: The ticket of the next sample.
         self.next_ticket = 0
-        #: Samples or groups that a plan may choose from.
-        self.ready_units = 0
-        #: Rises whenever something leaves: who was held back may find room then.
+        #: Rises whenever something leaves, or another lot leads: who was held back may come in.
         self.departures = 0
 
     # -- what is held -----------------------------------------------------------------------
@@ -67,21 +68,26 @@ class SampleBuffer:
     @property
     def num_ready(self) -> int:
         """Samples that a plan may choose from."""
-        return len(self._ready)
+        return len(self.lots.leading.ready)
+
+    @property
+    def ready_units(self) -> int:
+        """Samples or groups that a plan may choose from."""
+        return self.lots.leading.units
 
     def oldest_arrival(self) -> float | None:
         """Arrival time of (about) the oldest sample: groups come into line when complete."""
-        first = list(islice(self._ready.values(), 1))
+        first = list(chain.from_iterable(islice(lot.ready.values(), 1) for lot in self.lots))
         first += next((group.entries[:1] for group in self.groups if group.entries), [])
         return min((entry.arrived for entry in first), default=None)
 
     def entries(self) -> Iterable[Entry]:
-        """Every ready sample, oldest first."""
-        return self._ready.values()
+        """Every sample that a plan may choose from, oldest first."""
+        return self.lots.leading.ready.values()
 
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
-        """The ready samples of the first `limit` units, no group cut in two at the end."""
-        values: Iterator[Entry] = iter(self._ready.values())
+        """What a plan may choose from, of the first `limit` units, no group cut in two."""
+        values: Iterator[Entry] = iter(self.lots.leading.ready.values())
         if keep is not None:
             values = filter(keep, values)
         if self._by_groups:
@@ -119,12 +125,9 @@ class SampleBuffer:
                 f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
                 f"{sample.tokens} tokens",
             )
-        if sample.schema is not self._schema and self._schema not in (None, sample.schema):
-            raise SampleRefused(
-                "schema",
-                f"sample {sample.sample_id} differs from the samples held: "
-                f"{self._schema.difference(sample.schema)}",
-            )
+        lots = self.lots
+        if sample.schema is not lots.leading.schema and not lots.takes(sample.schema):
+            raise self.lots.refusal(sample)
         if isinstance(sample.payload, Reference):
             self._check_store(sample.sample_id, sample.payload.store)
         if sample.memory_bytes > self.limits.nbytes:
@@ -173,18 +176,26 @@ class SampleBuffer:
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
                 f"first sample said {group.size}",
             )
+        if group is not None and group.entries:
+            schema = group.entries[0].sample.schema
+            if sample.schema is not schema and sample.schema != schema:
+                raise SampleRefused(
+                    "schema",
+                    f"sample {sample.sample_id} differs from the others of group {group_id}: "
+                    f"{schema.difference(sample.schema)}",
+                )
 
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group waits for this sample."""
         return sample.group_id is not None and self.groups.get(sample.group_id) is not None
 
     def soft_cap(self, units: int = 0, tokens: int = 0) -> BufferFull | None:
-        """The soft cap that is reached, or would be with so much more ready."""
+        """The soft cap that is reached, or would be with so much more ready, over all lots."""
         limits = self.limits
-        if self.ready_units + units >= limits.samples:
-            return BufferFull(self.units, self.ready_units, limits.samples)
-        if limits.tokens is not None and self._ready_tokens + tokens >= limits.tokens:
-            return BufferFull("tokens", self._ready_tokens, limits.tokens)
+        if self._all_ready_units + units >= limits.samples:
+            return BufferFull(self.units, self._all_ready_units, limits.samples)
+        if limits.tokens is not None and self._all_ready_tokens + tokens >= limits.tokens:
+            return BufferFull("tokens", self._all_ready_tokens, limits.tokens)
         return None
 
     def hard_cap(self, nbytes: int) -> BufferFull | None:
@@ -199,7 +210,7 @@ class SampleBuffer:
         return (
             (not self._groups_matter or set(samples.group_ids) == {None})
             and samples.schemas.count(schema) == len(samples.schemas)
-            and self._schema in (None, schema)
+            and self.lots.takes(schema)
             and min(samples.tokens) >= 1
             and max(samples.tokens) <= self.limits.max_sample_tokens
             and all(map(le, samples.loss_tokens, samples.tokens))
@@ -225,11 +236,11 @@ class SampleBuffer:
             map(Entry, samples, tickets, repeat(now), repeat(-1), repeat(0), repeat(producer))
         )
         self.next_ticket = tickets.stop
-        self._ready.update(zip(tickets, entries, strict=True))
-        self.ready_units += amount.samples
-        self._ready_tokens += amount.tokens
+        lot = self.lots.of(samples[0].schema, producer)
+        lot.ready.update(zip(tickets, entries, strict=True))
+        lot.samples += amount.samples
+        self._count_ready(lot, amount.samples, amount.tokens)
         self._held += amount
-        self._schema = samples[-1].schema
         return entries
 
     def restore(self, entries: Iterable[Entry], next_ticket: int, now: float) -> None:
@@ -261,53 +272,73 @@ class SampleBuffer:
         oldest = group.oldest
         for member in group.entries:
             member.oldest = oldest
-            self._make_ready(member)
-        if self._by_groups and group.entries:
-            self.ready_units += 1
+        if group.entries:
+            self._make_ready(group.entries, self._lot_of(group.entries[0]))
 
     def _hold(self, entry: Entry, now: float) -> None:
         sample = entry.sample
-        self._schema = sample.schema
         self._held.add(sample)
+        lot = self.lots.leading
+        if sample.schema is not lot.schema:
+            lot = self._lot_of(entry)
+        lot.samples += 1
         alone = sample.group_size == 1 and not self.is_expected(sample)
         if not self.is_grouped(sample) or alone:
-            self._make_ready(entry)
-            self.ready_units += self._by_groups
+            self._make_ready([entry], lot)
             return
         group = self.groups.of(sample, now)
         self.groups.add(group, entry, now)
         if group.missing == 0:
             self.complete(group)
 
-    def _make_ready(self, entry: Entry) -> None:
-        self._ready[entry.ticket] = entry
-        self._ready_tokens += entry.sample.tokens
-        self.ready_units += not self._by_groups
+    def _make_ready(self, entries: list[Entry], lot: Lot) -> None:
+        """A sample without a group, or all members of one."""
+        tokens = 0
+        for entry in entries:
+            lot.ready[entry.ticket] = entry
+            tokens += entry.sample.tokens
+        self._count_ready(lot, 1 if self._by_groups else len(entries), tokens)
+
+    def _lot_of(self, entry: Entry) -> Lot:
+        return self.lots.of(entry.sample.schema, entry.producer)
+
+    def _count_ready(self, lot: Lot, units: int, tokens: int) -> None:
+        """So much more of this lot is ready, or less."""
+        lot.units += units
+        self._all_ready_units += units
+        self._all_ready_tokens += tokens
+        if lot is not self.lots.leading and self.lots.lead():
+            self.departures += 1
 
     # -- they leave -------------------------------------------------------------------------
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """Remove ready samples, whole groups: they are in a step now, or dropped."""
+        """Remove ready samples of one lot, whole groups: they are in a step now, or dropped."""
+        if not entries:
+            return
+        lot = self._lot_of(entries[0])
         for entry in entries:
-            del self._ready[entry.ticket]
+            del lot.ready[entry.ticket]
         amount = Amount.of_entries(entries)
         self._held -= amount
-        self._ready_tokens -= amount.tokens
-        self.ready_units -= self.units_of(entries)
-        self._left()
+        self._count_ready(lot, -self.units_of(entries), -amount.tokens)
+        self._left(lot, len(entries))
 
     def drop_group(self, group: OpenGroup) -> list[Entry]:
         """Remove an open group whole; returns what was dropped."""
         self.groups.remove(group)
         if group.entries:
             self._held -= Amount.of_entries(group.entries)
-            self._left()
+            self._left(self._lot_of(group.entries[0]), len(group.entries))
         return group.entries
 
     def drop_ready(self, doomed: Callable[[Entry], bool]) -> list[Entry]:
         """Remove every ready sample for which it holds, each with its whole group."""
-        groups = {entry.group for entry in self._ready.values() if doomed(entry)} - {-1}
-        found = [entry for entry in self._ready.values() if entry.group in groups or doomed(entry)]
+        return [entry for lot in list(self.lots) for entry in self._drop_ready_of(lot, doomed)]
+
+    def _drop_ready_of(self, lot: Lot, doomed: Callable[[Entry], bool]) -> list[Entry]:
+        groups = {entry.group for entry in lot.ready.values() if doomed(entry)} - {-1}
+        found = [entry for entry in lot.ready.values() if entry.group in groups or doomed(entry)]
         if found:  # else nothing has left
             self.take(found)
         return found
@@ -317,16 +348,17 @@ class SampleBuffer:
         for entry in filter(self._holds, entries):
             self._held.nbytes -= entry.sample.memory_bytes
             entry.sample = entry.sample.in_journal()
-        self._left()
+        self.departures += 1
 
     def _holds(self, entry: Entry) -> bool:
         group = self.groups.get(entry.sample.group_id or "")
-        return entry.ticket in self._ready or (group is not None and group.number == entry.group)
+        is_open = group is not None and group.number == entry.group
+        return is_open or any(entry.ticket in lot.ready for lot in self.lots)
 
-    def _left(self) -> None:
+    def _left(self, lot: Lot, samples: int) -> None:
+        lot.samples -= samples
         self.departures += 1
-        if not self._held.samples:
-            self._schema = None
+        self.lots.left(lot)
 
 
 def _first_groups(entries: Iterator[Entry], limit: int) -> Iterator[Entry]:

@@ -10,6 +10,7 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses
+from rollout_dispatcher.core.buffer.lots import Lot
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
 from rollout_dispatcher.core.buffer.phases import before_phase
 from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
@@ -44,6 +45,20 @@ class Dropping:
         for group in list(self._buffer.groups):
             self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group))
         self.ready(reason, lambda _: True)
+
+    def apart(self, why: str, now: float) -> list[tuple[Lot, int]]:
+        """Drop the lots beside the one that leads, and open groups of theirs; returns how many.
+
+        Members of such a group that may still come are refused, and told why.
+        """
+        lots = {lot.schema: lot for lot in self._buffer.lots.apart}
+        found = [(lot, lot.samples) for lot in lots.values()]
+        for group in [group for group in self._buffer.groups if group.entries]:
+            if group.entries[0].sample.schema in lots:
+                self._closed_groups.close(group.group_id, why, group.missing, now)
+                self._drop(DropReason.SCHEMA, self._buffer.drop_group(group))
+        self.ready(DropReason.SCHEMA, lambda entry: entry.sample.schema in lots)
+        return found
 
     # -- open groups ------------------------------------------------------------------------
 

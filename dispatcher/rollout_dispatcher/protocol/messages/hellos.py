@@ -19,6 +19,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Version,
     Watermark,
 )
+from rollout_dispatcher.protocol.messages.samples import SchemaKnown
 from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 
 Capabilities = Annotated[list[Name], Declared(max_length=64)]
@@ -33,7 +34,7 @@ class Offering(Message, extra="ignore"):
 
     # Strict, a tuple would refuse JSON's list where a validator has made Python of it.
     versions: Annotated[tuple[Extent, Extent], Declared(strict=False)] = OURS.versions
-    capabilities: Capabilities = sorted(OURS.capabilities)
+    capabilities: Capabilities = Declared(default_factory=list)
 
     @model_validator(mode="after")
     def _first_before_last(self) -> Self:
@@ -124,7 +125,7 @@ class Welcome(Message):
     """
 
     version: Extent = OURS.versions[1]
-    capabilities: Capabilities = sorted(OURS.capabilities)
+    capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float
 
     @property
@@ -138,11 +139,14 @@ class WelcomeProducer(Welcome):
 
     credits: pushes that it holds for this producer while the buffer is full.
     max_payload_bytes: the largest payload of a push.
+    schema_known: the fields that samples have, with the capability `schema`; null while that is not
+        decided.
     """
 
     type_code = 3
     credits: Extent
     max_payload_bytes: Total
+    schema_known: SchemaKnown | None = None
 
 
 class WelcomeRank(Welcome):

@@ -71,6 +71,19 @@ class HasFields(Message):
         )
 
 
+class SchemaKnown(HasFields):
+    """It is decided which fields samples have: with others they are refused from now on.
+
+    Said to producers with the capability `schema`. A client makes values of another type the one
+    that is told where they stay what they are: the dispatcher does not look at them.
+
+    set_by: in words, who has decided.
+    """
+
+    type_code = 25
+    set_by: str
+
+
 class HasSamples(Message):
     """Facts about samples.
 

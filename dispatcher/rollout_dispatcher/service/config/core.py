@@ -43,6 +43,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         max_open_steps=config.max_open_steps,
         producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
+        schema=config.declared_schema,
         durable=config.journal_dir is not None,
         retain=config.retain is Retain.CHECKPOINT,
     )

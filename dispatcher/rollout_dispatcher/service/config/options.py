@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import validate_config
@@ -21,7 +21,9 @@ from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.service.access import Access, open_access
+from rollout_dispatcher.service.config.fields import DeclaredField, schema_of, split_fields
 from rollout_dispatcher.service.config.memory_size import machine_memory
 from rollout_dispatcher.service.config.types import (
     HTTP_PLANE,
@@ -53,6 +55,7 @@ class ServeConfig(BaseModel):
     HEADINGS: ClassVar[dict[str, str]] = {
         "dp_size": "steps",
         "window_multiple": "window and buffer",
+        "fields": "samples",
         "strategy": "planning",
         "target_excess": "when to dispatch",
         "max_staleness": "freshness, groups and the end of the stream",
@@ -105,6 +108,12 @@ class ServeConfig(BaseModel):
     producers wait in turn, HTTP is answered 503, and what comes at less than 1 MiB/s over a
     --request-timeout is given up; unset: a sixteenth of the machine's or cgroup's memory, at least
     --max-frame-bytes and --max-body-bytes"""
+
+    fields: Annotated[tuple[DeclaredField, ...], BeforeValidator(split_fields)] = ()
+    """what every sample has, as name:dtype or name:dtype:per-sample, repeatable or with commas;
+    others are refused; unset: what the samples of the first step have"""
+    allow_non_finite: bool = False
+    """take NaN and infinities over HTTP; rollout workers' arrays are not looked at"""
 
     strategy: Strategy = Strategy.WINDOW
     """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
@@ -320,6 +329,7 @@ class ServeConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_batch()
+        self._check_fields()
         validate_config(self.plan_config(), self.window_multiple)
         self._check_buffer()
         self._check_deadlines()
@@ -347,6 +357,17 @@ class ServeConfig(BaseModel):
                 "--dispatch-batch-groups counts groups, and --groups ignore knows none; set "
                 "--dispatch-batch-size, or --groups step"
             )
+
+    def _check_fields(self) -> None:
+        try:
+            schema_of(self.fields)
+        except ValueError as error:
+            raise ConfigError(f"--fields: {error}") from None
+
+    @property
+    def declared_schema(self) -> Schema | None:
+        """What every sample has, if that is declared."""
+        return schema_of(self.fields)
 
     def _check_buffer(self) -> None:
         window = self.window_samples

@@ -22,6 +22,7 @@ def fit(config: ServeConfig, memory: Remembered) -> None:
     Raises ConfigError if there is something in it that they cannot train on.
     """
     _check_lengths(config, memory)
+    _check_fields(config, memory)
     if config.groups is Grouping.IGNORE:
         for entry in (*memory.entries, *_in_steps(memory)):
             entry.group = -1
@@ -49,6 +50,24 @@ def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
         f"({longest.sample_id}) has {longest.tokens} tokens: start with --micro-batch-tokens "
         f"{longest.tokens} or more until they are trained on, or with --oversize alone or drop"
     )
+
+
+def _check_fields(config: ServeConfig, memory: Remembered) -> None:
+    """Samples of a step, or that wait for one, have the fields that were decided on then.
+
+    Before that they were promised nothing: those without the declared fields are dropped.
+    """
+    declared = config.declared_schema
+    if declared is None or (memory.schema is None and not (memory.steps or memory.retained)):
+        return
+    samples = [entry.sample for entry in (*memory.entries, *_in_steps(memory))]
+    others = [sample for sample in samples if sample.schema != declared]
+    if others:
+        raise ConfigError(
+            f"{_held(config, len(others))} with other fields than --fields says, such as "
+            f"{others[0].sample_id} ({declared.difference(others[0].schema)}): start without "
+            "--fields until they are trained on"
+        )
 
 
 def _check_accepted_in_groups(config: ServeConfig, entries: Iterable[Entry]) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of

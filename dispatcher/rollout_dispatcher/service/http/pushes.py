@@ -25,6 +25,7 @@ from rollout_dispatcher.service.http.bodies.body import Body
 from rollout_dispatcher.service.http.bodies.encoding import Decode, decoder
 from rollout_dispatcher.service.http.bodies.pieces import PIECE, Turns, Work, in_pieces
 from rollout_dispatcher.service.http.bodies.samples import read_samples
+from rollout_dispatcher.service.http.bodies.tensors import Reading
 from rollout_dispatcher.service.http.guard import problem
 from rollout_dispatcher.service.router import Router
 
@@ -85,9 +86,14 @@ class Pushes:
             chunks.clear()
             if decode is not None:
                 body = await in_pieces(decode(body, config.max_body_bytes))
-            samples, named = await in_pieces(read_samples(body, config.group_size))
+            samples, named = await in_pieces(read_samples(body, self._reading()))
             self._check_serves()
             return _answer(await in_pieces(self._pushed(samples, named=named)))
+
+    def _reading(self) -> Reading:
+        config, known = self._router.config, self._router.core.schema
+        schema = None if known is None else known[0]
+        return Reading(config.group_size, schema, config.allow_non_finite)
 
     def _pushed(self, samples: list[Sample], *, named: bool) -> Work[list[PushAnswered]]:
         answers: list[PushAnswered] = []

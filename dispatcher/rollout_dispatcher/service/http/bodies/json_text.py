@@ -8,7 +8,8 @@ of the text, as many whole elements as a piece holds are read at once:
     {"fields": {"input_ids": [5, 6, 7, ... , 8, 9, ... , 10]}}
                              |----piece---|--------|-------|    each from_json, then an array
 
-The text is checked as it is read: UTF-8, no name given twice, no NaN, nesting bounded.
+The text is checked as it is read: UTF-8, no name given twice, nesting bounded, and, unless they
+are allowed, no NaN, no infinity and no number that becomes one.
 """
 
 import re
@@ -46,11 +47,12 @@ _PLACE = re.compile(r" at line (\d+) column (\d+)$")
 class JsonText:
     """A text and how far it was read. Its methods raise ProtocolError, with the place.
 
-    path: the names of the members that it stands within.
+    finite: whether all numbers have to be. path: the names of the members that it stands within.
     """
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, *, finite: bool = True) -> None:
         self.text, self.at = text, 0
+        self._finite = finite
         self.path: list[str] = []
         self._since = 0
 
@@ -122,8 +124,8 @@ class JsonText:
         if self.at == at:
             self.fail(f"a value is expected, and {self._found()} comes")
         found = self._parse(at, self.at)
-        if isinstance(found, float) and not np.isfinite(found):
-            self.fail("a number is too large", at)
+        if isinstance(found, float):
+            self._check_finite(np.asarray(found), at)
         return found
 
     def object(self, depth: int = 0) -> Work[dict[str, Any]]:
@@ -228,9 +230,18 @@ class JsonText:
             self.fail(f"{self._where()} is no tensor: {error}", start)
         if array.dtype.kind not in "biuf":
             self._fail_in_array()
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            self.fail(f"{self._where()} has a number that is too large", start)
+        if array.dtype.kind == "f":
+            self._check_finite(array, start)
         return array
+
+    def _check_finite(self, array: NDArray[Any], at: int) -> None:
+        if self._finite and not (finite := np.isfinite(array)).all():
+            found = array.flat[int(np.argmin(finite))]
+            self.fail(
+                f"{self._where()} holds {found}; NaN and infinities are taken with "
+                "--allow-non-finite",
+                at,
+            )
 
     def _add(self, add: Callable[[Any], None], rows: Any, at: int) -> None:
         try:
@@ -241,7 +252,7 @@ class JsonText:
     def _parse(self, start: int, stop: int, *, in_array: bool = False) -> Any:
         content = self.text[start:stop]
         try:
-            return from_json(b"[%b]" % content if in_array else content, allow_inf_nan=False)
+            return from_json(b"[%b]" % content if in_array else content, allow_inf_nan=True)
         except ValueError as error:
             what, at = _PLACE.sub("", str(error)), start
             if (place := _PLACE.search(str(error))) is not None:

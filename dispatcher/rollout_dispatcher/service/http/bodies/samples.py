@@ -3,10 +3,11 @@
     {"fields": {"input_ids": [1, 2, 3], "loss_mask": [false, true, true]},
      "group_id": "p17", "group_size": 8, "policy_version": 3}
 
-A list of numbers is a tensor: booleans are bool, integers int64, others float32;
+A list of numbers is a tensor, whose element type is found in `tensors`;
 `{"dtype": "float64", "data": [...]}` says otherwise. A field whose first dimension has as many
-entries as `input_ids` is per token, any other is per sample. `loss_mask` says of each token whether
-it is a target of the loss, predicted from those before it; without one, all but the first are.
+entries as `input_ids` is per token, any other is per sample, unless the run's samples have it so.
+`loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
+without one, all but the first are.
 """
 
 import uuid
@@ -30,7 +31,14 @@ from rollout_dispatcher.sample import (
 )
 from rollout_dispatcher.service.http.bodies.json_text import CLOSE, END, OPEN, JsonText
 from rollout_dispatcher.service.http.bodies.pieces import Work
-from rollout_dispatcher.service.http.bodies.tensors import FieldRefused, Tensor, untyped
+from rollout_dispatcher.service.http.bodies.tensors import (
+    ElementType,
+    FieldRefused,
+    Reading,
+    Tensor,
+    element_type,
+)
+from rollout_dispatcher.values import NUMPY_DTYPES
 
 #: What a `group_size` says that is told when the group is closed.
 AT_CLOSE = "at-close"
@@ -67,14 +75,15 @@ class PushRequest(BaseModel):
     policy_version: Version | None = None
 
 
-def read_samples(body: bytes, group_size: int | None) -> Work[tuple[list[Sample], bool]]:
+def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool]]:
     """Samples of a body that is one object, an array of objects, or an object a line.
 
     Also returns whether their ids were given. Raises ProtocolError, with the place.
     """
     if body.startswith(b"\xef\xbb\xbf"):
         raise ProtocolError("the body begins with a byte order mark, which JSON has none of")
-    text, samples, named = JsonText(body), list[Sample](), set[bool]()
+    text = JsonText(body, finite=not reading.allow_non_finite)
+    samples, named = list[Sample](), set[bool]()
     is_array = text.take(OPEN)
     goes_on = not text.take(CLOSE) if is_array else text.peek() != END
     while goes_on:
@@ -82,7 +91,7 @@ def read_samples(body: bytes, group_size: int | None) -> Work[tuple[list[Sample]
         start = text.at
         try:
             request = PushRequest.model_validate((yield from text.object()))
-            samples.append((yield from _sample(request, group_size)))
+            samples.append((yield from _sample(request, reading)))
         except ValidationError as error:
             text.fail(first_of(error), start)
         except FieldRefused as error:
@@ -109,22 +118,20 @@ def first_of(error: ValidationError) -> str:
     return f"{place}: {first['msg']}" if place else first["msg"]
 
 
-def _sample(request: PushRequest, group_size: int | None) -> Work[Sample]:
-    given = {name: _tensor(name, request.fields[name]) for name in sorted(request.fields)}
+def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
+    given = {name: _tensor(name, request.fields[name], reading) for name in sorted(request.fields)}
     ids = given.get("input_ids")
-    if ids is None or len(ids[0].shape) != 1 or np.dtype(str(ids[1])).kind != "i":
+    if ids is None or len(ids[0].shape) != 1 or NUMPY_DTYPES[ids[1].dtype].kind not in "iu":
         raise FieldRefused("fields.input_ids must be a list of integers")
     (tokens,) = ids[0].shape
     mask = given.get("loss_mask")
-    loss_tokens = tokens - 1 if mask is None else _loss_tokens(mask[0], ids[0].shape)
-    schema = Schema(
-        tuple(_field(name, dtype, tensor.shape, tokens) for name, (tensor, dtype) in given.items())
-    )
+    loss_tokens = max(0, tokens - 1) if mask is None else _loss_tokens(mask[0], ids[0].shape)
+    schema = _schema(given, tokens, reading)
     span = memoryview(bytearray(schema.nbytes(tokens)))
     places = schema.slices(tokens)
-    for (name, (tensor, dtype)), place in zip(given.items(), places, strict=True):
-        yield from tensor.written(name, dtype, span[place])
-    size = SIZE_NOT_TOLD if group_size is None else group_size
+    for (name, (tensor, element)), place in zip(given.items(), places, strict=True):
+        yield from tensor.written(name, element, span[place])
+    size = SIZE_NOT_TOLD if reading.group_size is None else reading.group_size
     if request.group_size is not None:
         size = SIZE_AT_CLOSE if request.group_size == AT_CLOSE else int(request.group_size)
     return Sample(
@@ -139,6 +146,17 @@ def _sample(request: PushRequest, group_size: int | None) -> Work[Sample]:
     )
 
 
+def _schema(given: dict[str, tuple[Tensor, ElementType]], tokens: int, reading: Reading) -> Schema:
+    found = Schema(
+        tuple(
+            _field(name, element.dtype, tensor.shape, tokens, reading.known(name))
+            for name, (tensor, element) in given.items()
+        )
+    )
+    known = reading.schema  # one object is soon compared
+    return known if known is not None and found == known else found
+
+
 def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
     if mask.shape != shape:
         raise FieldRefused(f"fields.loss_mask has shape {mask.shape}, input_ids {shape}")
@@ -147,7 +165,7 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
     return sum(int(np.count_nonzero(piece)) for piece in mask.pieces)
 
 
-def _tensor(name: str, value: Any) -> tuple[Tensor, DType]:
+def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementType]:
     """A field's values, and their element type."""
     if name in RESERVED:
         raise FieldRefused(f"a field may not be called {name!r}")
@@ -165,11 +183,16 @@ def _tensor(name: str, value: Any) -> tuple[Tensor, DType]:
             values = Tensor.scalar(values)
         except ValueError:
             raise FieldRefused(f"fields.{name} is no tensor of numbers or booleans") from None
-    return values, untyped(values) if typed is None else typed.dtype
+    given = None if typed is None else typed.dtype
+    return values, element_type(name, values, given, reading)
 
 
-def _field(name: str, dtype: DType, shape: tuple[int, ...], tokens: int) -> Field:
+def _field(
+    name: str, dtype: DType, shape: tuple[int, ...], tokens: int, known: Field | None
+) -> Field:
     per_token = len(shape) > 0 and shape[0] == tokens
+    if known is not None and not known.per_token and known.shape == shape:
+        per_token = False  # a sample of as many tokens as this field has values
     beyond = shape[1:] if per_token else shape
     try:  # ranks are told of the field in these words, so it has to keep to their limits
         FieldHeader(name=name, dtype=dtype, per_token=per_token, shape=list(beyond))

@@ -1,17 +1,28 @@
-"""Tensors that are built from pieces of an array, and then written where they belong."""
+"""Tensors that are built from pieces of an array, and then written where they belong.
 
+The type of a field hangs on its name and on what is known of the run's samples, and never on its
+values, as of `[1, 0]` and `[0.5, 1]` only one looks like integers to most writers of JSON:
+
+    the run's schema is known               its type
+    said with it                            {"dtype": "int64", "data": [...]}
+    booleans                                bool
+    input_ids, labels, *_ids                int64
+    *_mask                                  bool
+    others                                  float32
+
+Only float32 and narrower floats round; whatever else a type does not hold exactly is refused.
+"""
+
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.sample import DType
+from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.service.http.bodies.pieces import Work
-
-#: Element type of a tensor that does not say, by numpy's kind of what JSON held.
-_UNTYPED: Final = {"b": DType.BOOL, "i": DType.INT64, "u": DType.INT64, "f": DType.FLOAT32}
-
+from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_of
 
 #: Values that are written at once, in much less than a millisecond.
 VALUES_AT_ONCE: Final = 16 * 1024
@@ -19,6 +30,31 @@ VALUES_AT_ONCE: Final = 16 * 1024
 
 class FieldRefused(ProtocolError):
     """A field of a sample is not what it has to be; the message has no place in the text yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How samples are read.
+
+    group_size: of groups whose samples do not say. schema: of the run's samples, None while it is
+    not known. allow_non_finite: whether NaN and infinities are taken.
+    """
+
+    group_size: int | None = None
+    schema: Schema | None = None
+    allow_non_finite: bool = False
+
+    def known(self, name: str) -> Field | None:
+        """What the run's samples have under this name."""
+        return None if self.schema is None else self.schema.by_name.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """An element type, and why it is this one."""
+
+    dtype: DType
+    why: str
 
 
 class Tensor:
@@ -36,7 +72,7 @@ class Tensor:
     def scalar(cls, value: object) -> "Tensor":
         """A tensor without dimensions. Raises ValueError for what is no number."""
         array = np.asarray(value)
-        if array.dtype.kind not in _UNTYPED:
+        if array.dtype.kind not in "biuf":
             raise ValueError("no number or boolean")
         found = cls()
         found.pieces, found._rows = [array.reshape(1)], -1
@@ -67,27 +103,54 @@ class Tensor:
             raise ValueError(f"a row has shape {shape}, those before it {self._row}")
         self._rows, self._row = self._rows + rows, shape
 
-    def written(self, name: str, dtype: DType, place: memoryview) -> Work[None]:
+    def written(self, name: str, element: ElementType, place: memoryview) -> Work[None]:
         """Write all values to a place, a piece at a time; the pieces are let go.
 
-        Raises FieldRefused for values that `dtype` cannot hold.
+        Raises FieldRefused for a value that the type does not hold.
         """
-        target, at, since = np.frombuffer(place, str(dtype)), 0, 0
+        dtype = NUMPY_DTYPES[element.dtype]
+        target, rounds, at, since = np.frombuffer(place, dtype), self.kind == "f", 0, 0
         self.pieces.reverse()
         while self.pieces:
             piece = self.pieces.pop()
             with np.errstate(all="ignore"):
-                cast = piece.astype(str(dtype))
-            held = np.isfinite(cast).all() if cast.dtype.kind == "f" else (cast == piece).all()
-            if not held:
-                raise FieldRefused(f"fields.{name} has values that {dtype} cannot hold")
+                cast = piece.astype(dtype)
+            # JSON has one kind of number: rounding to the floats that are asked for is no loss.
+            if cast.dtype != piece.dtype:
+                self._check(name, element, piece, first_changed(piece, cast, rounds=rounds), at)
             target[at : at + len(cast)] = cast
             at, since = at + len(cast), since + len(cast)
             if since > VALUES_AT_ONCE:
                 since = 0
                 yield
 
+    def _check(
+        self, name: str, element: ElementType, piece: NDArray[Any], changed: Place | None, at: int
+    ) -> None:
+        if changed is None:
+            return
+        (within,) = changed
+        index = tuple(map(int, np.unravel_index(at + within, self.shape)))
+        raise FieldRefused(
+            f"fields.{name}{place_of(index)} is {piece[within]}, which {element.dtype} "
+            f'({element.why}) does not hold; {{"dtype": ..., "data": ...}} gives it another type, '
+            "--fields one to all samples"
+        )
 
-def untyped(tensor: Tensor) -> DType:
-    """The element type of a tensor that does not say."""
-    return _UNTYPED[tensor.kind]
+
+def element_type(name: str, tensor: Tensor, given: DType | None, reading: Reading) -> ElementType:
+    """The type that a field's values are written in."""
+    known = reading.known(name)
+    if known is not None and known.dtype is not DType.BFLOAT16:
+        return ElementType(known.dtype, "as the run's samples have it")
+    if given is not None:
+        return ElementType(given, "as it says itself")
+    if tensor.kind == "b":
+        return ElementType(DType.BOOL, "as it is")
+    return ElementType(_of_numbers(name), "as numbers of that name are")
+
+
+def _of_numbers(name: str) -> DType:
+    if name in ("input_ids", "labels") or name.endswith("_ids"):
+        return DType.INT64
+    return DType.BOOL if name.endswith("_mask") else DType.FLOAT32

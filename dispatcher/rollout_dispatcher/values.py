@@ -1,0 +1,54 @@
+"""Values of tensors, as far as a type holds them: for whoever makes one type of another.
+
+Only clients and the HTTP plane do; on the sample plane the dispatcher looks at no value.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_dispatcher.sample import DType
+
+#: numpy's own object of each type on the wire; it has none for bfloat16.
+NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
+    item: np.dtype(str(item)) for item in DType if item is not DType.BFLOAT16
+}
+
+#: Where a value stands: its index in each dimension.
+Place = tuple[Any, ...]
+
+
+def first_changed(array: NDArray[Any], cast: NDArray[Any], *, rounds: bool) -> Place | None:
+    """Where the first value stands that became another one in `cast`; None if there is none.
+
+    rounds: to the nearest float is no change, as long as a finite number stays one.
+    """
+    if rounds and cast.dtype.kind == "f":
+        same = np.isfinite(cast) == np.isfinite(array)
+    elif array.dtype.kind == "f" or cast.dtype.kind == "f":
+        same = _same_number(array, cast)
+    else:
+        same = cast == array
+    if np.all(same):
+        return None
+    return tuple(int(at) for at in np.unravel_index(int(np.argmin(same)), array.shape))
+
+
+def _same_number(array: NDArray[Any], cast: NDArray[Any]) -> NDArray[np.bool_]:
+    """Value by value; an integer is compared as one, since floats hide what they cannot hold."""
+    with np.errstate(all="ignore"):
+        back = cast.astype(array.dtype)
+        same = back == array
+        if array.dtype.kind == cast.dtype.kind == "f":
+            same |= np.isnan(cast) & np.isnan(array)
+        if array.dtype.kind != "f":  # 2**63 - 1 becomes 2**63, and that comes back as it pleases
+            same &= np.abs(cast.astype(np.float64)) < 2.0**63
+        if cast.dtype.kind != "f":
+            same &= cast.astype(np.float64) == array
+    return np.asarray(same, np.bool_)
+
+
+def place_of(at: Place) -> str:
+    """As Python writes an index: `[3]`, `[3, 1]`, or nothing for a tensor of one number."""
+    return f"[{', '.join(map(str, at))}]" if at else ""
