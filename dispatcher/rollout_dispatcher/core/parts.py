@@ -52,6 +52,7 @@ class Parts:
         self.buffer = SampleBuffer(
             config.limits, groups,
             groups_matter=config.groups_matter, by_groups=config.by_groups,
+            too_long=config.drop_above,
         )  # fmt: skip
         self.phases = Phases(self.buffer, batch)
         self.freshness = Freshness(

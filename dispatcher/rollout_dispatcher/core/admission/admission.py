@@ -5,8 +5,6 @@ producer; what exceeds that is answered `full`. When something leaves they are t
 until one is held back, and all of them while no step can be planned.
 """
 
-from collections.abc import Callable
-
 from rollout_dispatcher.core.admission.capacity import Capacity
 from rollout_dispatcher.core.admission.deciding import Deciding
 from rollout_dispatcher.core.admission.eligibility import Eligibility
@@ -92,20 +90,6 @@ class Admission:
         """A connection is lost: what it still had waiting was never accepted."""
         for push in self.held.of_producer(producer):
             self.held.remove(push)
-
-    def excuse_held(self) -> None:
-        """What waits now may come in though it would be refused if it came later."""
-        for push in self.held:
-            push.excused = True
-
-    def waits(self, belongs: Callable[[int | None], bool]) -> bool:
-        """Whether an excused sample of such a policy version still waits."""
-        return any(
-            belongs(sample.policy_version)
-            for push in self.held
-            if push.excused
-            for sample in push.waiting
-        )
 
     def close(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""

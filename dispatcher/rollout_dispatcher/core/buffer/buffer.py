@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from operator import le
 
+from rollout_dispatcher.core.buffer.ages import Ages
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
@@ -21,7 +22,7 @@ class SampleBuffer:
     """Accepts samples, shows the ready ones oldest first, and gives them up when told to.
 
     groups_matter: whether samples of a group stay together. by_groups: whether a group, and a
-    sample without one, is one unit.
+    sample without one, is one unit. too_long: ready samples of more tokens are asked for.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class SampleBuffer:
         *,
         groups_matter: bool = True,
         by_groups: bool = False,
+        too_long: int | None = None,
     ) -> None:
         self.limits, self.groups = limits, groups
+        self.ages = Ages(too_long)
         self._groups_matter, self._by_groups = groups_matter, by_groups
         self._schema: Schema | None = None
         self._ready: dict[int, Entry] = {}
@@ -78,6 +81,10 @@ class SampleBuffer:
     def entries(self) -> Iterable[Entry]:
         """Every ready sample, oldest first."""
         return self._ready.values()
+
+    def watch_versions(self) -> None:
+        """Versions will be asked for in `ages`."""
+        self.ages.watch(self._ready.values())
 
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
         """The ready samples of the first `limit` units, no group cut in two at the end."""
@@ -230,6 +237,8 @@ class SampleBuffer:
         self._ready_tokens += amount.tokens
         self._held += amount
         self._schema = samples[-1].schema
+        if self.ages.watches:
+            self.ages.add(entries)
         return entries
 
     def restore(self, entries: Iterable[Entry], next_ticket: int, now: float) -> None:
@@ -262,6 +271,8 @@ class SampleBuffer:
         for member in group.entries:
             member.oldest = oldest
             self._make_ready(member)
+        if group.entries and self.ages.watches:
+            self.ages.add(group.entries)
         if self._by_groups and group.entries:
             self.ready_units += 1
 
@@ -272,6 +283,8 @@ class SampleBuffer:
         alone = sample.group_size == 1 and not self.is_expected(sample)
         if not self.is_grouped(sample) or alone:
             self._make_ready(entry)
+            if self.ages.watches:
+                self.ages.add((entry,))
             self.ready_units += self._by_groups
             return
         group = self.groups.of(sample, now)
@@ -290,6 +303,8 @@ class SampleBuffer:
         """Remove ready samples, whole groups: they are in a step now, or dropped."""
         for entry in entries:
             del self._ready[entry.ticket]
+        if self.ages.watches:
+            self.ages.remove(entries)
         amount = Amount.of_entries(entries)
         self._held -= amount
         self._ready_tokens -= amount.tokens
@@ -303,14 +318,6 @@ class SampleBuffer:
             self._held -= Amount.of_entries(group.entries)
             self._left()
         return group.entries
-
-    def drop_ready(self, doomed: Callable[[Entry], bool]) -> list[Entry]:
-        """Remove every ready sample for which it holds, each with its whole group."""
-        groups = {entry.group for entry in self._ready.values() if doomed(entry)} - {-1}
-        found = [entry for entry in self._ready.values() if entry.group in groups or doomed(entry)]
-        if found:  # else nothing has left
-            self.take(found)
-        return found
 
     def let_go(self, entries: Iterable[Entry]) -> None:
         """The payloads of these samples are in the journal: they leave memory, if still here."""
