@@ -3,7 +3,7 @@
     python -m tests.bench.messages [--sizes 100 10000] [--state NAME] [--event NAME] [--json FILE]
 
 Microseconds of the core alone, the median of `REPEATS` such events one after the other, for every
-state and event of tests/support/core/worlds.py. What is shown is each event in the state in which
+state and event of tests/support/core/. What is shown is each event in the state in which
 it costs most beside a small one of its kind, or every pair with --all.
 """
 
@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from tests.support.core.worlds import EVENTS, STATES, World
+from tests.support.core.events import EVENTS
+from tests.support.core.states import STATES
+from tests.support.core.worlds import World
 
 REPEATS = 31
 #: States whose large size is another one: what is in them is never so many, or takes long to build.

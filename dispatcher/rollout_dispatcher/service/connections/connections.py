@@ -27,31 +27,33 @@ class Connections:
         self.peers: set[Peer] = set()
         self.producers: dict[str, Peer] = {}
         self.ranks: dict[str, RankConnection] = {}
-        self._enders: dict[str, bool] = {}
+        self._enders: set[str] = set()
+        self._unanswered: set[str] = set()  # of those
         self._hellos: dict[str, Peer] = {}
 
     # -- the end of the stream
 
     def ends(self, client_id: str) -> None:
         """This producer ends the stream, and waits to hear that it was heard."""
-        self._enders[client_id] = False
+        self._enders.add(client_id)
+        self._unanswered.add(client_id)
 
     def answered(self, client_id: str) -> None:
         """Everything that this producer has said was answered on its connection."""
-        if client_id in self._enders:
-            self._enders[client_id] = True
+        self._unanswered.discard(client_id)
 
     def left(self, client_id: str, *, for_good: bool) -> None:
         """A producer is gone; unless it said goodbye, the answer may have been lost with it."""
         if for_good:
-            self._enders.pop(client_id, None)
+            self._enders.discard(client_id)
+            self._unanswered.discard(client_id)
         elif client_id in self._enders:
-            self._enders[client_id] = False
+            self._unanswered.add(client_id)
 
     @property
     def end_is_known(self) -> bool:
         """Whether every producer that ended the stream has been told so."""
-        return all(self._enders.values())
+        return not self._unanswered
 
     # -- DP ranks
 
