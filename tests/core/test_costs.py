@@ -24,14 +24,10 @@ TIMES = 3
 MARGIN, MARGIN_BYTES = 1.3, 600
 
 #: What an event touches, it may cost. A rank that comes back is given every open step; and while no
-#: step can be planned, whatever may let anybody in has everybody in line tried.
+#: step can be planned, a group that has changed has everybody in line tried.
 RIGHTLY = {
     ("open_steps", "rank_lost_and_back"),
-    ("held_at_the_hard_cap", "journal_takes_more"),
     ("held_at_the_hard_cap", "close_of_an_open_group"),
-    ("held_at_the_hard_cap", "close_of_an_unknown_group"),
-    ("held_at_the_hard_cap", "producer_lost"),
-    ("held_at_the_hard_cap", "bye_of_a_producer"),
 }
 
 

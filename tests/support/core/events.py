@@ -96,10 +96,10 @@ def demand(world: World, at: int) -> Happens:
 
 
 def prepared(world: World, at: int) -> Happens:
-    at = world.core.statistics()
-    if not at.steps:
+    steps = world.core.statistics().steps
+    if not steps:
         return None
-    number = at.steps[-1].number
+    number = steps[-1].number
     digest = world.digest(number)
     return lambda: world.core.prepared(0, number, digest, world.now)
 

@@ -59,6 +59,11 @@ class HeldPushes:
         """In order of arrival."""
         return iter(self._held)
 
+    @property
+    def any_emptied(self) -> bool:
+        """Whether any waits without its payload."""
+        return bool(self._emptied)
+
     def __contains__(self, push: object) -> bool:
         return push in self._held
 

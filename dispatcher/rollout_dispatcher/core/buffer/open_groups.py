@@ -87,6 +87,8 @@ class OpenGroups:
         self._versions: Lowest[str] = Lowest()
         self._untracked: dict[OpenGroup, None] = {}  # with members, none of which has a version
         self._in_memory: dict[OpenGroup, None] = {}  # those of which any payload may be
+        #: Rises whenever a group comes, goes, or has another size.
+        self.changes = 0
         #: Samples of all open groups.
         self.samples = 0
 
@@ -109,6 +111,7 @@ class OpenGroups:
     def _begin(self, group_id: str, size: int | None, now: float) -> OpenGroup:
         group = self._groups[group_id] = OpenGroup(group_id, size, now, next(self._serials))
         self._completed.pop(group_id, None)
+        self.changes += 1
         return group
 
     def completed(self, group_id: str) -> bool:
@@ -160,6 +163,7 @@ class OpenGroups:
     def remove(self, group: OpenGroup) -> None:
         """The group is open no more."""
         del self._groups[group.group_id]
+        self.changes += 1
         self._versions.remove(group.group_id)
         self._untracked.pop(group, None)
         self._in_memory.pop(group, None)
