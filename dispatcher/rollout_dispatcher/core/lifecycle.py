@@ -39,6 +39,7 @@ class Lifecycle:
         #: Whether the stream has ended and everything is committed.
         self.drained = False
         self._told: set[str] = set()
+        self._untold = ledger.generation.census()
 
     @property
     def state(self) -> str:
@@ -72,13 +73,17 @@ class Lifecycle:
         return self._flush_partial or ready >= self._batch
 
     def _end_ranks(self) -> list[Effect]:
-        untold = {
-            dp_rank: rank.client_id
-            for dp_rank, rank in self._ledger.ranks.items()
-            if rank.connected and rank.client_id not in self._told
-        }
-        self._told.update(untold.values())
-        return [EndRanks(tuple(sorted(untold)), "the stream has ended")] if untold else []
+        generation, told = self._ledger.generation, self._told
+        untold = self._untold.find(
+            generation.number, lambda rank: rank.connected and rank.client_id not in told
+        )
+        if not untold:
+            return []
+        dp_ranks = sorted(untold)
+        for dp_rank in dp_ranks:
+            told.add(generation.ranks[dp_rank].client_id)
+            generation.changed(dp_rank)
+        return [EndRanks(tuple(dp_ranks), "the stream has ended")]
 
     def _end(self) -> list[Effect]:
         if self._ledger.steps or self.drained:

@@ -53,6 +53,7 @@ class Parts:
         self.buffer = SampleBuffer(
             config.limits, groups,
             batch=batch, groups_matter=config.groups_matter, by_groups=config.by_groups,
+            too_long=config.drop_above,
         )  # fmt: skip
         self.phases = Phases(self.buffer, batch)
         self.freshness = Freshness(

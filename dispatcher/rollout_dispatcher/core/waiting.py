@@ -45,12 +45,14 @@ class Waiting:
             yield f"{len(self._admission.held)} pushes wait at the {pressed.cap} cap ({used})"
         if coming := self._admission.held.asked_samples:
             yield f"{coming} samples of pushes that waited are asked for again"
-        for end in self._agreement.pending:
+        for end in self._agreement.pending(NAMED):
             what = "the end of the stream" if end is None else f"the end of the phase before {end}"
             if self._agreement.is_decided(end):
                 yield f"{what} waits for pushes that were held back before"
             elif waited := self._agreement.waits_for(end):
                 yield f"{what} waits for {_some(waited, 'producer')}"
+        if (more := self._agreement.num_pending - NAMED) > 0:
+            yield f"{more} more ends wait for these"
 
     def _ranks(self) -> Iterator[str]:
         ledger = self._ledger

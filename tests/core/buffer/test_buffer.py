@@ -19,10 +19,13 @@ def make_buffer(
     *,
     groups_matter: bool = True,
     by_groups: bool = False,
+    too_long: int | None = None,
 ) -> SampleBuffer:
     limits = BufferLimits(samples, group, tokens, nbytes, max_sample_tokens)
     groups = OpenGroups(lambda _: True, 60.0)
-    return SampleBuffer(limits, groups, groups_matter=groups_matter, by_groups=by_groups)
+    return SampleBuffer(
+        limits, groups, groups_matter=groups_matter, by_groups=by_groups, too_long=too_long
+    )
 
 
 def member(name: str, group_id: str, size: int, **options: object) -> Sample:
@@ -175,14 +178,36 @@ def test_dropping_an_open_group_gives_back_what_it_held() -> None:
     assert len(buffer) == buffer.held_bytes == buffer.held_tokens == buffer.groups.samples == 0
 
 
-def test_dropping_a_stale_member_takes_the_whole_group() -> None:
+def test_a_group_is_as_old_as_its_oldest_member() -> None:
     buffer = make_buffer()
+    add(buffer, "before")
+    buffer.lots.watch_versions()
+    buffer.add(make_sample("new", policy_version=2), "p", 0.0)
     buffer.add(make_sample("g0", group_id="g", group_size=2, policy_version=1), "p", 0.0)
+    buffer.add(make_sample("old", policy_version=0), "p", 0.0)
     buffer.add(make_sample("g1", group_id="g", group_size=2, policy_version=2), "p", 0.0)
-    add(buffer, "a")
-    dropped = buffer.drop_ready(lambda entry: entry.sample.policy_version == 1)
-    assert [entry.sample.sample_id for entry in dropped] == ["g0", "g1"]
-    assert names(buffer) == ["a"]
+    older = [buffer.lots.leading.ages.older_than(version) for version in (0, 1, 2, 2)]
+    assert [[entry.sample.sample_id for entry in found] for found in older] == [
+        [], ["old"], ["old", "g0", "g1"], ["old", "g0", "g1"],
+    ]  # fmt: skip
+    buffer.take(older[-1])
+    assert buffer.lots.leading.ages.older_than(9) == [buffer.ready(9)[1]]
+    assert (
+        buffer.lots.leading.ages.has_before(2, 0),
+        buffer.lots.leading.ages.has_before(2, 1),
+    ) == (False, True)
+
+
+def test_a_group_is_as_long_as_its_longest_member() -> None:
+    buffer = make_buffer(too_long=10)
+    for name, tokens in (("g0", 4), ("g1", 11)):
+        buffer.add(make_sample(name, tokens, group_id="g", group_size=2), "p", 0.0)
+    buffer.add(make_sample("h", 10), "p", 0.0)
+    buffer.add(make_sample("i", 11), "p", 0.0)
+    too_long = buffer.lots.leading.ages.too_long()
+    assert [entry.sample.sample_id for entry in too_long] == ["g0", "g1", "i"]
+    buffer.take(too_long)
+    assert (buffer.lots.leading.ages.too_long(), names(buffer)) == ([], ["h"])
 
 
 def test_with_groups_ignored_members_are_like_any_sample() -> None:

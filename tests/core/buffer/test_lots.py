@@ -3,6 +3,7 @@
 import pytest
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.buffer.lots import DECLARED, MAX_SCHEMAS
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
@@ -30,6 +31,10 @@ def names(buffer: SampleBuffer) -> list[str]:
     return [entry.sample.sample_id for entry in buffer.ready(99)]
 
 
+def entries(buffer: SampleBuffer, schema: Schema) -> list[Entry]:
+    return [entry for lot in buffer.lots if lot.schema == schema for entry in lot.ready.values()]
+
+
 def test_a_plan_may_choose_from_the_largest_lot_alone() -> None:
     buffer = make_buffer()
     add(buffer, IDS, "stray")
@@ -44,7 +49,7 @@ def test_the_first_lot_with_a_whole_batch_leads_from_then_on() -> None:
     add(buffer, IDS, "a", "b")
     add(buffer, FLOATS, "c", "d", "e", "f")
     assert names(buffer) == ["a", "b"]
-    buffer.drop_ready(lambda entry: entry.sample.sample_id == "a")
+    buffer.take(entries(buffer, IDS)[:1])
     assert names(buffer) == ["c", "d", "e", "f"], "it has no whole batch any more"
 
 
@@ -80,7 +85,7 @@ def test_a_lot_without_samples_makes_room_for_another() -> None:
     buffer = make_buffer()
     for number, schema in enumerate(OTHERS[:MAX_SCHEMAS]):
         add(buffer, schema, f"{number}")
-    buffer.drop_ready(lambda entry: entry.sample.sample_id == "3")
+    buffer.take(entries(buffer, OTHERS[3]))
     add(buffer, OTHERS[MAX_SCHEMAS], "one more")
     assert len(list(buffer.lots)) == MAX_SCHEMAS
 
@@ -104,7 +109,7 @@ def test_a_declared_schema_needs_no_sample() -> None:
     with pytest.raises(SampleRefused, match=r"declared by --fields.*logprobs is unexpected"):
         add(buffer, FLOATS, "a")
     add(buffer, IDS, "b")
-    buffer.drop_ready(lambda _: True)
+    buffer.take(entries(buffer, IDS))
     assert buffer.lots.fixed == IDS, "it stays when nothing is held"
 
 
@@ -125,3 +130,14 @@ def test_groups_count_as_units_of_their_lot_once_whole() -> None:
     buffer.add(make_sample("h", schema=FLOATS), "p", 0.0)
     assert (buffer.ready_units, buffer.num_ready) == (2, 3)
     assert names(buffer) == ["g0", "g1", "h"]
+
+
+def test_each_lot_knows_which_of_its_samples_are_old() -> None:
+    """A phase that only a stray belongs to keeps no step from those that a plan may choose."""
+    buffer = make_buffer()
+    buffer.lots.watch_versions()
+    buffer.add(make_sample("old", policy_version=1), "p", 0.0)
+    for name in "ab":
+        buffer.add(make_sample(name, schema=FLOATS, policy_version=2), "p", 0.0)
+    assert not buffer.lots.leading.ages.has_before(2, 0)
+    assert [len(lot.ages.older_than(2)) for lot in buffer.lots] == [1, 0]

@@ -197,3 +197,15 @@ def test_the_version_that_a_step_will_train_with(
     assert freshness.report(5, first_step=10)
     assert not freshness.report(4, first_step=11)
     assert freshness.training_version(NextStep(number, committed)) == expected
+
+
+def test_of_many_ends_that_wait_the_first_are_named_and_the_others_counted() -> None:
+    bench = Bench()
+    push(bench, "slow", "s0", version=0)
+    for version in (9, 3, 5, 4, 8, 7):
+        bench.perform(bench.core.end_phase(version, bench.now, "fast"))
+    words = bench.core.waits_for(bench.now).split("; ")
+    assert [text for text in words if "end" in text] == [
+        *[f"the end of the phase before {end} waits for producer slow" for end in (3, 4, 5, 7)],
+        "2 more ends wait for these",
+    ]

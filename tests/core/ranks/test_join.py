@@ -129,26 +129,32 @@ def test_a_hello_that_raises_leaves_everything_as_it_was(scene: str, data: st.Da
     core = SCENES[scene]()
     for _ in range(4):
         hello = data.draw(hellos)
-        before, generation = frozen(core), core._ledger.generation.number
+        before, generation = everything(core), core._ledger.generation.number
         try:
             core.join(hello, 1000.0)
         except DispatcherError as error:
             assert_same(core, before, error)
         assert core.statistics().balanced
         assert core._ledger.generation.number == generation + (
-            hello.generation is None and frozen(core) != before
+            hello.generation is None and everything(core) != before
         )
+
+
+def everything(core: Dispatch) -> object:
+    """With what is counted along up to date, which it is as soon as anybody looks."""
+    core.statistics()
+    return frozen(core)
 
 
 def assert_same(core: Dispatch, before: object, why: object = None) -> None:
     """Without the difference: pytest takes minutes to lay out two cores beside each other."""
-    unchanged = frozen(core) == before
+    unchanged = everything(core) == before
     assert unchanged, why
 
 
 def test_a_hello_that_tells_of_a_checkpoint_of_no_step_begins_nothing() -> None:
     core = under_way()
-    before = frozen(core)
+    before = everything(core)
     with pytest.raises(ProtocolError, match="a checkpoint after step 99, which was never planned"):
         core.join(RankHello("new", 0, 2, None, saved=99), 0.0)
     assert_same(core, before)
@@ -166,7 +172,7 @@ def test_a_hello_that_tells_of_steps_that_never_were_is_refused(
     told: dict[str, object], words: str
 ) -> None:
     core = restarted()
-    before = frozen(core)
+    before = everything(core)
     with pytest.raises(ProtocolError, match=words):
         core.join(RankHello("0.1", 0, 2, 1, **told), 0.0)  # type: ignore[arg-type]
     assert_same(core, before)
@@ -174,7 +180,7 @@ def test_a_hello_that_tells_of_steps_that_never_were_is_refused(
 
 def test_a_hello_that_tells_of_more_micro_batches_than_a_step_has_is_refused() -> None:
     core = restarted()
-    before = frozen(core)
+    before = everything(core)
     (number,) = core._ledger.steps
     with pytest.raises(ProtocolError, match="9 micro-batches of step 4, which has 1"):
         core.join(RankHello("0.1", 0, 2, 1, received={number: 9}), 0.0)
@@ -183,7 +189,7 @@ def test_a_hello_that_tells_of_more_micro_batches_than_a_step_has_is_refused() -
 
 def test_a_rank_that_loads_another_run_s_checkpoint_of_the_same_step_is_refused() -> None:
     core = going_back()
-    before = frozen(core)
+    before = everything(core)
     with pytest.raises(CheckpointRefused, match="is of run other"):
         core.join(RankHello("1.2", 1, 2, 2, resume=CheckpointPosition("other", 2)), 0.0)
     assert_same(core, before)
@@ -206,7 +212,7 @@ def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: in
 
 def test_a_rank_of_another_run_is_fenced_though_its_generation_has_the_same_number() -> None:
     core = half_joined()
-    number, before = core._ledger.generation.number, frozen(core)
+    number, before = core._ledger.generation.number, everything(core)
     words = f"{number} is of run gone, .* serves run {core.run_id}: it was restarted without"
     with pytest.raises(GenerationFenced, match=words):
         core.join(RankHello("1.1", 1, 2, number, run_id="gone"), 0.0)

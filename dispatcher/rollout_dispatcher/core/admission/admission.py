@@ -5,8 +5,6 @@ producer; what exceeds that is answered `full`. When something leaves they are t
 until one is held back, and all of them while no step can be planned.
 """
 
-from collections.abc import Callable
-
 from rollout_dispatcher.core.admission.capacity import Capacity
 from rollout_dispatcher.core.admission.deciding import Deciding
 from rollout_dispatcher.core.admission.eligibility import Eligibility
@@ -36,6 +34,7 @@ class Admission:
     ) -> None:
         self._deciding, self.eligibility, self.capacity = deciding, eligibility, capacity
         self.held, self._note, self._credits = held, note, credits_
+        self._tried: tuple[object, ...] = ()
 
     def is_stuck(self, now: float) -> bool:
         """Whether a producer waits at a hard cap; over HTTP it asks again and again."""
@@ -83,29 +82,26 @@ class Admission:
             if first in self.held:
                 break
         if self.held and self.capacity.shortfall() > 0:
-            # A smaller one may fit, or is a missing member.
-            for push in list(self.held)[1:]:
-                effects += self._try(push, now)
+            effects += self._retry_behind(now)
         return effects + self._let_members_in(now)
+
+    def _retry_behind(self, now: float) -> list[Effect]:
+        """Behind the first in line a smaller push may fit, or is a missing member."""
+        situation = self.eligibility.situation
+        if situation == self._tried and self._is_all_that_counts:
+            return []  # as when many producers leave one after the other
+        self._tried = situation
+        return [effect for push in list(self.held)[1:] for effect in self._try(push, now)]
+
+    @property
+    def _is_all_that_counts(self) -> bool:
+        """Whether nothing but the situation decides on who waits: no journal, and no memory."""
+        return self.capacity.journal_takes is None and not self.held.any_emptied
 
     def producer_gone(self, producer: str) -> None:
         """A connection is lost: what it still had waiting was never accepted."""
         for push in self.held.of_producer(producer):
             self.held.remove(push)
-
-    def excuse_held(self) -> None:
-        """What waits now may come in though it would be refused if it came later."""
-        for push in self.held:
-            push.excused = True
-
-    def waits(self, belongs: Callable[[int | None], bool]) -> bool:
-        """Whether an excused sample of such a policy version still waits."""
-        return any(
-            belongs(sample.policy_version)
-            for push in self.held
-            if push.excused
-            for sample in push.waiting
-        )
 
     def close(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""

@@ -30,6 +30,16 @@ class Eligibility:
         #: Samples of weights older than this come too late: their phase has ended.
         self.oldest_version = 0
 
+    @property
+    def situation(self) -> tuple[object, ...]:
+        """Another one whenever a sample that is held back may have become eligible or not."""
+        buffer = self._buffer
+        return (
+            buffer.departures, buffer.next_ticket, buffer.groups.changes,
+            self._closed_groups.changes, self._producers.changes, self.memory.changes,
+            self.oldest_version, self.closed,
+        )  # fmt: skip
+
     def plain(self, push: Push) -> SamplesByField | None:
         """The samples of a push, if capacity is all that they need and none of them is decided."""
         first = next(iter(push.samples), None)

@@ -7,22 +7,28 @@ Invariant: payload bytes of held pushes stay within `held_bytes`, but for one pu
 always one that can come in at once.
 """
 
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, takewhile
 
+from rollout_dispatcher.core.indexes.lowest import Lowest
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.sample import Sample
 
 #: How long a payload that was asked for again keeps others from being asked for theirs.
 RESEND_SECONDS = 10.0
+#: Older than every policy version: that of samples of which none is known.
+_UNKNOWN = -sys.maxsize
 
 
 @dataclass(slots=True)
 class _Held:
-    """nbytes: payload bytes in memory. asked: its payload is on its way."""
+    """serial: tells it from others. nbytes: payload bytes in memory. asked: its payload comes."""
 
+    serial: int
     nbytes: int = 0
     emptied: bool = False
     asked: bool = False
@@ -38,6 +44,9 @@ class HeldPushes:
         self._of_group: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._emptied: dict[tuple[str, int], Push] = {}
         self._asked: dict[Push, float] = {}  # since when, in that order
+        self._serials = count()
+        self._unexcused: dict[Push, None] = {}
+        self._excused: Lowest[int] = Lowest()  # the oldest version that waits, by serial
         #: Samples of payloads that were asked for again and are expected to come.
         self.asked_samples = 0
         #: Payload bytes in memory.
@@ -49,6 +58,11 @@ class HeldPushes:
     def __iter__(self) -> Iterator[Push]:
         """In order of arrival."""
         return iter(self._held)
+
+    @property
+    def any_emptied(self) -> bool:
+        """Whether any waits without its payload."""
+        return bool(self._emptied)
 
     def __contains__(self, push: object) -> bool:
         return push in self._held
@@ -72,7 +86,8 @@ class HeldPushes:
 
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
-        self._held[push] = _Held()
+        self._held[push] = _Held(next(self._serials))
+        self._unexcused[push] = None
         self._of_producer[push.producer][push] = None
         for sample in push.waiting:
             if sample.group_id is not None:
@@ -82,7 +97,10 @@ class HeldPushes:
     def remove(self, push: Push) -> None:
         """It is decided, or its producer is gone."""
         self._unmark(push)
-        self.nbytes -= self._held.pop(push).nbytes
+        held = self._held.pop(push)
+        self.nbytes -= held.nbytes
+        self._unexcused.pop(push, None)
+        self._excused.remove(held.serial)
         _discard(self._of_producer, push.producer, push)
         for sample in push.samples:
             if sample.group_id is not None:
@@ -90,8 +108,10 @@ class HeldPushes:
 
     def weigh(self, push: Push) -> None:
         """Some of its samples may be decided by now: see what the others hold of memory."""
-        held = self._held[push]
-        before, held.nbytes = held.nbytes, sum(sample.memory_bytes for sample in push.waiting)
+        held, waiting = self._held[push], push.waiting
+        if push.excused:
+            self._excused.set(held.serial, _oldest(waiting))
+        before, held.nbytes = held.nbytes, sum(sample.memory_bytes for sample in waiting)
         self.nbytes += held.nbytes - before
         if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
             push.samples = tuple(map(Sample.with_producer, push.samples))
@@ -99,6 +119,20 @@ class HeldPushes:
             held.emptied = True
             self.nbytes -= held.nbytes
             held.nbytes = 0
+
+    # -- when a phase, or the stream, ends ----------------------------------------------------
+
+    def excuse(self) -> None:
+        """What waits now may come in though it would be refused if it came later."""
+        for push in self._unexcused:
+            push.excused = True
+            self._excused.set(self._held[push].serial, _oldest(push.waiting))
+        self._unexcused.clear()
+
+    def waits(self, end: int | None) -> bool:
+        """Whether an excused sample waits that belongs before this phase, or the stream's end."""
+        oldest = self._excused.lowest
+        return oldest is not None and (end is None or oldest < end)
 
     # -- without their payloads ---------------------------------------------------------------
 
@@ -118,7 +152,7 @@ class HeldPushes:
 
     def give_up_late(self, now: float) -> bool:
         """Expect no longer what was asked for long ago; returns whether there was any."""
-        late = [push for push, since in self._asked.items() if since + RESEND_SECONDS <= now]
+        late = list(takewhile(lambda push: self._asked[push] + RESEND_SECONDS <= now, self._asked))
         for push in late:
             self._expect_no_more(push)
         return bool(late)
@@ -149,6 +183,12 @@ class HeldPushes:
         if held.emptied:
             del self._emptied[push.producer, push.first_seq]
         held.emptied = held.asked = False
+
+
+def _oldest(samples: list[Sample]) -> int:
+    """The oldest policy version; one that is not known may be older than all."""
+    versions = (sample.policy_version for sample in samples)
+    return min(_UNKNOWN if version is None else version for version in versions)
 
 
 def _discard(index: dict[str, dict[Push, None]], key: str, push: Push) -> None:

@@ -23,7 +23,8 @@ class SampleBuffer:
     """Accepts samples, shows the ready ones oldest first, and gives them up when told to.
 
     groups_matter: whether samples of a group stay together. by_groups: whether a group, and a
-    sample without one, is one unit. batch: units of a step.
+    sample without one, is one unit. batch: units of a step. too_long: ready samples of more tokens
+    are asked for.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class SampleBuffer:
         batch: int = 1,
         groups_matter: bool = True,
         by_groups: bool = False,
+        too_long: int | None = None,
     ) -> None:
         self.limits, self.groups = limits, groups
         self._groups_matter, self._by_groups = groups_matter, by_groups
-        self.lots = Lots(batch)
+        self.lots = Lots(batch, too_long)
         self._held = Amount()
         self._all_ready_units = self._all_ready_tokens = 0  # of all lots
         #: The ticket of the next sample.
@@ -241,6 +243,8 @@ class SampleBuffer:
         lot.samples += amount.samples
         self._count_ready(lot, amount.samples, amount.tokens)
         self._held += amount
+        if lot.ages.watches:
+            lot.ages.add(entries)
         return entries
 
     def restore(self, entries: Iterable[Entry], next_ticket: int, now: float) -> None:
@@ -297,6 +301,8 @@ class SampleBuffer:
         for entry in entries:
             lot.ready[entry.ticket] = entry
             tokens += entry.sample.tokens
+        if lot.ages.watches:
+            lot.ages.add(entries)
         self._count_ready(lot, 1 if self._by_groups else len(entries), tokens)
 
     def _lot_of(self, entry: Entry) -> Lot:
@@ -319,6 +325,8 @@ class SampleBuffer:
         lot = self._lot_of(entries[0])
         for entry in entries:
             del lot.ready[entry.ticket]
+        if lot.ages.watches:
+            lot.ages.remove(entries)
         amount = Amount.of_entries(entries)
         self._held -= amount
         self._count_ready(lot, -self.units_of(entries), -amount.tokens)
@@ -331,17 +339,6 @@ class SampleBuffer:
             self._held -= Amount.of_entries(group.entries)
             self._left(self._lot_of(group.entries[0]), len(group.entries))
         return group.entries
-
-    def drop_ready(self, doomed: Callable[[Entry], bool]) -> list[Entry]:
-        """Remove every ready sample for which it holds, each with its whole group."""
-        return [entry for lot in list(self.lots) for entry in self._drop_ready_of(lot, doomed)]
-
-    def _drop_ready_of(self, lot: Lot, doomed: Callable[[Entry], bool]) -> list[Entry]:
-        groups = {entry.group for entry in lot.ready.values() if doomed(entry)} - {-1}
-        found = [entry for entry in lot.ready.values() if entry.group in groups or doomed(entry)]
-        if found:  # else nothing has left
-            self.take(found)
-        return found
 
     def let_go(self, entries: Iterable[Entry]) -> None:
         """The payloads of these samples are in the journal: they leave memory, if still here."""

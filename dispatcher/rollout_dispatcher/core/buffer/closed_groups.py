@@ -30,6 +30,8 @@ class ClosedGroups:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._closed: OrderedDict[str, _Closed] = OrderedDict()
+        #: Rises whenever a group is remembered, or may be used again.
+        self.changes = 0
 
     def __len__(self) -> int:
         return len(self._closed)
@@ -38,6 +40,7 @@ class ClosedGroups:
         """A group was given up; `missing` of its members are still to come."""
         if missing == 0:
             return
+        self.changes += 1
         self._closed[group_id] = _Closed(why, missing, now + self._timeout)
         self._closed.move_to_end(group_id)
         if len(self._closed) > MAX_CLOSED:
@@ -50,6 +53,7 @@ class ClosedGroups:
         that are under way have come.
         """
         known = self._closed.get(group_id)
+        self.changes += known is not None
         if known is not None and for_good:
             del self._closed[group_id]
         elif known is not None:

@@ -4,7 +4,7 @@ Invariant: what leaves the buffer other than into a step leaves it here, with it
 dropped whole. A group that cannot be whole is dropped, or made whole of what has come (`keep`).
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
@@ -12,7 +12,6 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses
 from rollout_dispatcher.core.buffer.lots import Lot
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
-from rollout_dispatcher.core.buffer.phases import before_phase
 from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.totals import Totals
@@ -36,15 +35,18 @@ class Dropping:
         #: What a shutdown has cost; None before there is one.
         self.losses: Losses | None = None
 
-    def ready(self, reason: DropReason, doomed: Callable[[Entry], bool]) -> int:
-        """Drop ready samples for which `doomed` holds, with their groups; returns how many."""
-        return self._drop(reason, self._buffer.drop_ready(doomed))
+    def ready(self, reason: DropReason, entries: Sequence[Entry]) -> int:
+        """Drop these ready samples, of which groups are whole; returns how many there are."""
+        if entries:  # else nothing has left
+            self._buffer.take(entries)
+        return self._drop(reason, entries)
 
     def everything(self, reason: DropReason) -> None:
         """Drop what is left; open groups for being incomplete, whatever the reason."""
         for group in list(self._buffer.groups):
             self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group))
-        self.ready(reason, lambda _: True)
+        for lot in list(self._buffer.lots):
+            self.ready(reason, list(lot.ready.values()))
 
     def apart(self, why: str, now: float) -> list[tuple[Lot, int]]:
         """Drop the lots beside the one that leads, and open groups of theirs; returns how many.
@@ -57,7 +59,8 @@ class Dropping:
             if group.entries[0].sample.schema in lots:
                 self._closed_groups.close(group.group_id, why, group.missing, now)
                 self._drop(DropReason.SCHEMA, self._buffer.drop_group(group))
-        self.ready(DropReason.SCHEMA, lambda entry: entry.sample.schema in lots)
+        for lot in lots.values():
+            self.ready(DropReason.SCHEMA, list(lot.ready.values()))
         return found
 
     # -- open groups ------------------------------------------------------------------------
@@ -85,14 +88,13 @@ class Dropping:
 
     def forbid_before(self, version: int, now: float, *, untracked: bool) -> None:
         """Give up groups that belong before this phase; untracked: those without a version, too."""
-        belongs = before_phase(version)
         why = f"the phase before policy version {version} has ended without all of its members"
-        for group in [group for group in self._buffer.groups if group.entries]:
-            if belongs(group.oldest) and (untracked or group.oldest is not None):
-                self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+        for group in self._buffer.groups.before(version, untracked=untracked):
+            self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
 
     def resize(self, group: OpenGroup, size: int) -> None:
         """The group has so many members in all, those included that are lost."""
+        self._buffer.groups.changes += 1
         group.size = max(size, len(group.entries) + group.lost)
         self._note_size(group)
         if group.missing == 0:
@@ -109,6 +111,7 @@ class Dropping:
             return
         group = group or self._buffer.groups.open(group_id, size, now)
         group.lost += 1
+        self._buffer.groups.changes += 1
         if not self.keep:
             self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
             return
@@ -121,7 +124,7 @@ class Dropping:
         if group.entries and group.size is not None:
             self._note(GroupSized(group.tickets, group.told))
 
-    def _drop(self, reason: DropReason, entries: list[Entry]) -> int:
+    def _drop(self, reason: DropReason, entries: Sequence[Entry]) -> int:
         if entries:
             self._totals.dropped[reason] += len(entries)
             self._memory.forget(entry.sample.sample_id for entry in entries)

@@ -6,7 +6,6 @@ version rises by one every `steps_per_version` steps, as far as steps are planne
 A sample without a version is never stale; a group is judged by its oldest version.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,13 +67,12 @@ class Freshness:
         """Whether samples may ever be too stale."""
         return self._max_staleness is not None and self._policy is _DROP
 
-    def stale(self, step: NextStep) -> Callable[[Entry], bool] | None:
-        """What that step may no longer train on; None if nothing is ever dropped."""
+    def oldest(self, step: NextStep) -> int | None:
+        """The oldest version that a step may train on, if it is known and others are dropped."""
         if self._max_staleness is None or not self.drops:
             return None
-        if (version := self.training_version(step)) is None:
-            return None
-        return _older_than(version - self._max_staleness)
+        version = self.training_version(step)
+        return None if version is None else version - self._max_staleness
 
     def must_go(self, entries: list[Entry], step: NextStep, batch: int) -> BoolArray:
         """Samples too stale for any step after that one: the oldest ones, about a batch."""
@@ -84,19 +82,11 @@ class Freshness:
         version = self.training_version(NextStep(step.number + 1, step.committed))
         if version is None:
             return due
-        expires = _older_than(version - self._max_staleness)
-        expiring = [at for at, entry in enumerate(entries) if expires(entry)]
-        expiring.sort(key=lambda at: entries[at].version or 0)
+        oldest, versions = version - self._max_staleness, [entry.version for entry in entries]
+        expiring = [at for at, known in enumerate(versions) if known is not None and known < oldest]
+        expiring.sort(key=lambda at: versions[at] or 0)
         due[expiring[:batch]] = True
         return due
 
 
 _DROP = StalenessPolicy.DROP
-
-
-def _older_than(version: int) -> Callable[[Entry], bool]:
-    def is_older(entry: Entry) -> bool:
-        known = entry.version
-        return known is not None and known < version
-
-    return is_older

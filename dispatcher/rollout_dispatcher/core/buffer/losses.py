@@ -4,6 +4,7 @@ Reasons that the settings ask for, such as `--last-batch drop`, are no losses.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
@@ -25,7 +26,7 @@ class Losses:
     reasons: Counter[DropReason] = field(default_factory=Counter)
     first: list[str] = field(default_factory=list)
 
-    def note(self, reason: DropReason, entries: list[Entry]) -> None:
+    def note(self, reason: DropReason, entries: Sequence[Entry]) -> None:
         """These are dropped."""
         if reason in BY_SHUTDOWN:
             self.reasons[reason] += len(entries)

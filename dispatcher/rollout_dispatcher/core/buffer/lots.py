@@ -14,6 +14,7 @@ lot, but for the moment in which the others are dropped.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rollout_dispatcher.core.buffer.ages import Ages
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import Sample, Schema
@@ -29,12 +30,14 @@ _NONE = Schema(())
 class Lot:
     """Samples of one schema.
 
-    first: who pushed the first of them; empty over HTTP. ready: by ticket, oldest first. samples:
-    all of them, those of open groups too. units: ready ones, as a batch counts.
+    first: who pushed the first of them; empty over HTTP. ages: of its ready samples. ready: by
+    ticket, oldest first. samples: all of them, those of open groups too. units: ready ones, as a
+    batch counts.
     """
 
     schema: Schema
     first: str
+    ages: Ages
     ready: dict[int, Entry] = field(default_factory=dict)
     samples: int = 0
     units: int = 0
@@ -47,13 +50,14 @@ class Lot:
 
 
 class Lots:
-    """The lots of a buffer. batch: units of a step."""
+    """The lots of a buffer. batch: units of a step. too_long: as `Ages` has it."""
 
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
+    def __init__(self, batch: int, too_long: int | None = None) -> None:
+        self._batch, self._too_long = batch, too_long
+        self._watches = False
         self._lots: dict[Schema, Lot] = {}
         #: The lot that the next step is planned from.
-        self.leading = Lot(_NONE, "")
+        self.leading = self._begin(_NONE, "")
         #: In words, who has decided on the run's schema; None while it is not decided.
         self.set_by: str | None = None
 
@@ -105,8 +109,20 @@ class Lots:
             return leading
         lot = self._lots.get(schema)
         if lot is None:
-            lot = self._lots[schema] = Lot(schema, producer)
+            lot = self._lots[schema] = self._begin(schema, producer)
             self.lead()
+        return lot
+
+    def watch_versions(self) -> None:
+        """Versions will be asked for in `ages`, of every lot."""
+        self._watches = True
+        for lot in {self.leading, *self}:
+            lot.ages.watch(lot.ready.values())
+
+    def _begin(self, schema: Schema, producer: str) -> Lot:
+        lot = Lot(schema, producer, Ages(self._too_long))
+        if self._watches:
+            lot.ages.watch(())
         return lot
 
     def left(self, lot: Lot) -> None:
@@ -123,7 +139,7 @@ class Lots:
             return False
         if self.set_by is not None or before.units >= self._batch:
             return False
-        leading = before if is_left else next(iter(self._lots.values()), Lot(_NONE, ""))
+        leading = before if is_left else next(iter(self), self._begin(_NONE, ""))
         for lot in self._lots.values():
             leading = lot if lot.units > leading.units else leading
         self.leading = leading

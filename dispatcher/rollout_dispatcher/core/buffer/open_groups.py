@@ -16,6 +16,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.indexes.lowest import Lowest
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 
 #: Ids of groups that became whole and may be closed once more, by a producer that did not hear that
@@ -33,7 +34,8 @@ class OpenGroup:
 
     size: members in the end, None while nobody knows. lost: members that will never come.
     serial: tells it from others of its id. number: its first sample's ticket, -1 while there is
-    none. grown: when the last member came.
+    none. oldest: the oldest policy version in it, None if none is tracked. grown: when the last
+    member came.
     queued: whether it is looked at when it may be overdue. restored: from an earlier process, which
     may have known of members that were lost.
     """
@@ -43,6 +45,7 @@ class OpenGroup:
     grown: float
     serial: int
     number: int = -1
+    oldest: int | None = None
     lost: int = 0
     entries: list[Entry] = field(default_factory=list)
     contributors: set[str] = field(default_factory=set)
@@ -53,12 +56,6 @@ class OpenGroup:
     def missing(self) -> int | None:
         """Members that are still to come, None while nobody knows."""
         return None if self.size is None else max(0, self.size - self.lost - len(self.entries))
-
-    @property
-    def oldest(self) -> int | None:
-        """The oldest policy version in it; None if none is tracked."""
-        versions = (entry.sample.policy_version for entry in self.entries)
-        return min((version for version in versions if version is not None), default=None)
 
     @property
     def told(self) -> int:
@@ -89,6 +86,11 @@ class OpenGroups:
         self._deserted: list[tuple[float, int, str]] = []
         self._serials = count()
         self._completed: dict[str, None] = {}
+        self._versions: Lowest[str] = Lowest()
+        self._untracked: dict[OpenGroup, None] = {}  # with members, none of which has a version
+        self._in_memory: dict[OpenGroup, None] = {}  # those of which any payload may be
+        #: Rises whenever a group comes, goes, or has another size.
+        self.changes = 0
         #: Samples of all open groups.
         self.samples = 0
 
@@ -111,6 +113,7 @@ class OpenGroups:
     def _begin(self, group_id: str, size: int | None, now: float) -> OpenGroup:
         group = self._groups[group_id] = OpenGroup(group_id, size, now, next(self._serials))
         self._completed.pop(group_id, None)
+        self.changes += 1
         return group
 
     def completed(self, group_id: str) -> bool:
@@ -139,24 +142,65 @@ class OpenGroups:
         """A member has come."""
         if not group.entries:
             group.number = entry.ticket
+            self._untracked[group] = None
         entry.group = group.number
         group.entries.append(entry)
         self.samples += 1
         group.grown = now
+        self._note_version(group, entry.sample.policy_version)
+        if entry.sample.is_in_memory:
+            self._in_memory[group] = None
         if entry.producer not in group.contributors:
             group.contributors.add(entry.producer)
             self._of_producer.setdefault(entry.producer, {})[group] = None
-        self._await(group)
+        if not self._is_there(entry.producer):  # else it is waited for
+            self._await(group)
+
+    def _note_version(self, group: OpenGroup, version: int | None) -> None:
+        if version is not None and (group.oldest is None or version < group.oldest):
+            group.oldest = version
+            self._versions.set(group.group_id, version)
+            self._untracked.pop(group, None)
 
     def remove(self, group: OpenGroup) -> None:
         """The group is open no more."""
         del self._groups[group.group_id]
+        self.changes += 1
+        self._versions.remove(group.group_id)
+        self._untracked.pop(group, None)
+        self._in_memory.pop(group, None)
         self.samples -= len(group.entries)
         for producer in group.contributors:
             theirs = self._of_producer[producer]
             del theirs[group]
             if not theirs:
                 del self._of_producer[producer]
+
+    # -- which are asked for -------------------------------------------------------------------
+
+    def before(self, version: int, *, untracked: bool) -> list[OpenGroup]:
+        """Groups with members that are older than this, and with `untracked` those of no version.
+
+        They are asked for once, to be given up; in the order in which they were opened.
+        """
+        found = [self._groups[group_id] for group_id in self._versions.take_below(version)]
+        if untracked:
+            found += self._untracked
+        return sorted(found, key=_serial)
+
+    def youngest(self) -> OpenGroup:
+        """The group with members that was opened last; there has to be one."""
+        return next(group for group in reversed(self._groups.values()) if group.entries)
+
+    def in_memory(self) -> list[Entry]:
+        """Members whose payloads are in memory, group by group."""
+        found: list[Entry] = []
+        for group in sorted(self._in_memory, key=_serial):
+            members = [entry for entry in group.entries if entry.sample.is_in_memory]
+            if not members:
+                del self._in_memory[group]
+            found += members
+        return found
 
     @property
     def may_open_empty(self) -> bool:
@@ -206,3 +250,7 @@ class OpenGroups:
 
     def _has_contributor(self, group: OpenGroup) -> bool:
         return any(map(self._is_there, group.contributors))
+
+
+def _serial(group: OpenGroup) -> int:
+    return group.serial

@@ -4,8 +4,8 @@ A phase that has ended is over once nothing of it is ready; while one is not, a 
 as what is left of it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -14,7 +14,7 @@ from rollout_dispatcher.core.buffer.entry import Entry
 MAX_PHASES = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class _Phase:
     """version: nothing older belongs to newer phases. ticket: the first sample after its end."""
 
@@ -32,16 +32,18 @@ class Phases:
 
     def __init__(self, buffer: SampleBuffer, batch: int) -> None:
         self._buffer, self._batch = buffer, batch
-        self._ended: list[_Phase] = []
+        self._ended: list[_Phase] = []  # a heap
+        self._versions: set[int] = set()
         self._looked_at = -1
 
     def end(self, version: int) -> None:
         """Samples older than `version`, and unknown ones that are here, go before what is newer."""
-        if all(phase.version != version for phase in self._ended):
-            self._ended.append(_Phase(version, self._buffer.next_ticket))
-            self._ended.sort(key=lambda phase: phase.version)
-            if len(self._ended) > MAX_PHASES:
-                del self._ended[0]  # what is older than it goes with the next
+        if version not in self._versions:
+            self._buffer.lots.watch_versions()
+            self._versions.add(version)
+            heappush(self._ended, _Phase(version, self._buffer.next_ticket))
+            if len(self._ended) > MAX_PHASES:  # what is older than it goes with the next
+                self._versions.discard(heappop(self._ended).version)
             self._looked_at = -1
 
     @property
@@ -72,10 +74,6 @@ class Phases:
         if self._looked_at == self._buffer.departures:
             return
         self._looked_at = self._buffer.departures
-        while self._ended and not any(map(self._ended[0].precedes, self._buffer.entries())):
-            self._ended.pop(0)
-
-
-def before_phase(version: int | None) -> Callable[[int | None], bool]:
-    """Whether a policy version belongs before that phase; an unknown one does."""
-    return lambda known: version is None or known is None or known < version
+        ages = self._buffer.lots.leading.ages
+        while self._ended and not ages.has_before(self._ended[0].version, self._ended[0].ticket):
+            self._versions.discard(heappop(self._ended).version)

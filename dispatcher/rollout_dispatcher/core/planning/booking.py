@@ -49,7 +49,7 @@ class Booking:
         if self._note is not None:
             gone = set(chosen)
             left = (entry.ticket for entry in wanted.entries if entry not in gone)
-            self._note(_fact(steps.uncommitted()[-1], *left))
+            self._note(_fact(steps.newest, *left))
         return [*decided, report, *effects]
 
     def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:

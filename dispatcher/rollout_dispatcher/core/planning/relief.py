@@ -59,12 +59,7 @@ class Relief:
             return []
         if capacity.pressed.cap != "bytes" or capacity.shortfall() <= 0:
             return []
-        entries = tuple(
-            entry
-            for group in self._buffer.groups
-            for entry in group.entries
-            if entry.sample.is_in_memory
-        )
+        entries = tuple(self._buffer.groups.in_memory())
         if not entries:
             return []
         capacity.helped_since = now
@@ -87,7 +82,7 @@ class Relief:
         cap = self._capacity.pressed
         # What a journal can take then shows after a while, but not after all of the wait again.
         self._capacity.last_moved = now - self._max_wait * (1 - RELIEF_SHOWS_AFTER)
-        youngest = [group for group in self._buffer.groups if group.entries][-1]
+        youngest = self._buffer.groups.youngest()
         given_up = len(youngest.entries)
         why = "there was no room for all open groups; raise --buffer-bytes or use a journal"
         self._dropping.forbid(youngest, why, DropReason.NO_ROOM, now)

@@ -1,6 +1,6 @@
 """What to plan: the window that the next step may choose from, and what may not be in it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -26,11 +26,12 @@ class Selection:
         ledger: StepLedger,
     ) -> None:
         self._batch, self._window = config.trigger.batch, config.trigger.window
-        self._drop_above = config.drop_above
         self._buffer, self._phases, self._freshness = buffer, phases, freshness
         self._ledger = ledger
         #: Whether these settings ever have samples dropped.
         self.drops = config.drop_above is not None or freshness.drops
+        if freshness.drops:
+            buffer.lots.watch_versions()
 
     @property
     def ready(self) -> int:
@@ -48,9 +49,10 @@ class Selection:
         """How many units a plan was to choose from."""
         return self._buffer.units_of(wanted.entries)
 
-    def unwanted(self) -> Iterator[tuple[DropReason, Callable[[Entry], bool]]]:
-        """What the next step may not have, and why."""
-        if (above := self._drop_above) is not None:
-            yield DropReason.OVERSIZE, lambda entry: entry.sample.tokens > above
-        if (is_stale := self._freshness.stale(self._ledger.steps.next)) is not None:
-            yield DropReason.STALE, is_stale
+    def unwanted(self) -> Iterator[tuple[DropReason, list[Entry]]]:
+        """What the next step may not have, with whole groups, and why; one after the other."""
+        oldest = self._freshness.oldest(self._ledger.steps.next)
+        for lot in list(self._buffer.lots):
+            yield DropReason.OVERSIZE, lot.ages.too_long()
+            if oldest is not None:
+                yield DropReason.STALE, lot.ages.older_than(oldest)

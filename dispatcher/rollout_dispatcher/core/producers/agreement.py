@@ -9,9 +9,9 @@ first. Invariant: an end is decided once and ended once, phases in the order of 
 
 from collections.abc import Callable
 from enum import IntEnum
+from heapq import heappop, heappush, nsmallest
 
 from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.buffer.phases import before_phase
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.errors import ProtocolError
 
@@ -36,6 +36,9 @@ class Agreement:
         self._producers, self._admission = producers, admission
         self._asked: dict[End, _Stage] = {}
         self._forced: set[End] = set()
+        # Phases that were asked for, and those of them that are not forced, as heaps: lowest first.
+        self._phases: list[int] = []
+        self._unforced: list[int] = []
 
     # -- producers say so -------------------------------------------------------------------
 
@@ -57,9 +60,14 @@ class Agreement:
     # -- ends come --------------------------------------------------------------------------
 
     @property
-    def pending(self) -> list[End]:
-        """Ends that were asked for and have not come, phases first."""
-        return sorted(self._asked, key=lambda end: (end is None, end or 0))
+    def num_pending(self) -> int:
+        """How many ends were asked for and have not come."""
+        return len(self._asked)
+
+    def pending(self, limit: int) -> list[End]:
+        """The first of them, phases in the order of their versions before the stream's."""
+        ends: list[End] = [*nsmallest(limit, self._phases)]
+        return [*ends, None] if None in self._asked and len(ends) < limit else ends
 
     def is_decided(self, end: End) -> bool:
         """Whether it is decided, or forced, and waits for what was held back before."""
@@ -68,7 +76,7 @@ class Agreement:
     @property
     def decided(self) -> bool:
         """Whether an end is decided, and waits for what was held back before."""
-        return _Stage.DECIDED in self._asked.values()
+        return bool(self._asked) and self._asked[self._first] is _Stage.DECIDED
 
     def check(self, end: End) -> None:
         """Raise ProtocolError if no more ends may be asked for."""
@@ -80,13 +88,18 @@ class Agreement:
 
     def ask(self, end: End, *, force: bool = False) -> None:
         """A producer has said so; with `force` it speaks for all, and of what comes before."""
-        self._asked.setdefault(end, _Stage.ASKED)
+        if end not in self._asked:
+            self._asked[end] = _Stage.ASKED
+            if end is not None:
+                heappush(self._phases, end)
+                heappush(self._unforced, end)
         if force:
-            pending = self.pending
-            self._forced.update(pending[: pending.index(end) + 1])
+            while self._unforced and (end is None or self._unforced[0] <= end):
+                self._forced.add(heappop(self._unforced))
+            self._forced.add(end)
 
     def waits_for(self, end: End) -> list[str]:
-        """Producers that have not said so."""
+        """Producers that have not said so; looks at all of them, for words."""
         found = self._producers.before_end() if end is None else self._producers.before_phase(end)
         return list(found)
 
@@ -97,17 +110,32 @@ class Agreement:
 
     def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
         """Decide what everybody has agreed to, and end what is decided and has come in."""
-        if not self._asked:
-            return
-        for end in self.pending:
+        while self._asked:
+            end = self._first
             if self._asked[end] is _Stage.ASKED:
-                if end not in self._forced and self.waits_for(end):
+                if end not in self._forced and self._is_waited_for(end):
                     return
                 self._asked[end] = _Stage.DECIDED
-                self._admission.excuse_held()
+                self._admission.held.excuse()
                 decided(end)
-            if self._admission.waits(before_phase(end)):
+            if self._admission.held.waits(end):
                 return
-            del self._asked[end]
-            self._forced.discard(end)
+            self._forget(end)
             ended(end)
+
+    @property
+    def _first(self) -> End:
+        """The end that comes first, of those that were asked for; there has to be one."""
+        return self._phases[0] if self._phases else None
+
+    def _is_waited_for(self, end: End) -> bool:
+        producers = self._producers
+        return producers.end_is_waited_for() if end is None else producers.phase_is_waited_for(end)
+
+    def _forget(self, first: End) -> None:
+        del self._asked[first]
+        if first is not None:
+            heappop(self._phases)
+            if first not in self._forced:
+                heappop(self._unforced)
+        self._forced.discard(first)

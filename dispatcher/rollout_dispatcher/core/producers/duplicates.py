@@ -42,6 +42,8 @@ class DuplicateMemory:
         self._horizon = horizon
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._producers: OrderedDict[str, _Producer] = OrderedDict()
+        #: Rises whenever something is forgotten.
+        self.changes = 0
 
     def raise_floor(self, producer: str, floor: int) -> bool:
         """Forget what this producer will never send again; returns whether that was news."""
@@ -49,9 +51,11 @@ class DuplicateMemory:
         self._producers.move_to_end(producer)
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
+            self.changes += 1
         if floor <= known.floor:
             return False
         known.floor = floor
+        self.changes += 1
         known.accepted.remove_below(floor)
         known.refused.remove_below(floor)
         return True

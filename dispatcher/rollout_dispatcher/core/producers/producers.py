@@ -11,6 +11,9 @@ and what is remembered of somebody who is gone is nothing.
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+
+from rollout_dispatcher.core.indexes.lowest import Lowest
 
 #: Who is away longest is given up beyond so many; far above any fleet.
 MAX_AWAY = 65_536
@@ -30,6 +33,11 @@ class _Producer:
     phase: int = 0
     ended: bool = False
 
+    @property
+    def owes_after(self) -> int | None:
+        """Phases that end after this version wait for its word; None if none does."""
+        return None if self.oldest is None or self.ended else max(self.oldest, self.phase)
+
 
 class Producers:
     """Those who are there or may come back. timeout: seconds until who is away counts as gone."""
@@ -38,6 +46,12 @@ class Producers:
         self._timeout = timeout
         self._known: dict[str, _Producer] = {}
         self._away: dict[str, None] = {}  # in order of leaving
+        # Whose word is waited for: by phases, by the end, by the end before anybody contributes.
+        self._owes_phases: Lowest[str] = Lowest()
+        self._owes_end: set[str] = set()
+        self._not_ended: set[str] = set()
+        #: Rises whenever somebody says something that binds it, or does not any more.
+        self.changes = 0
         #: Who speaks without a connection, as over HTTP: it may be anybody, and binds nobody.
         self._nameless = _Producer()
         #: Whether anybody has contributed anything.
@@ -58,7 +72,7 @@ class Producers:
         """It is there."""
         known = self._known.get(producer)
         if known is None:
-            self._known[producer] = _Producer()
+            self._know(producer, _Producer())
         elif known.away_since is not None:
             known.away_since = None
             del self._away[producer]
@@ -74,7 +88,7 @@ class Producers:
         if known.away_since is None:
             known.away_since = now
             self._away[producer] = None
-        beyond = list(self._away)[: max(0, len(self._away) - MAX_AWAY)]
+        beyond = list(islice(self._away, max(0, len(self._away) - MAX_AWAY)))
         for other in beyond:
             self._forget(other)
         return beyond
@@ -89,8 +103,8 @@ class Producers:
                 self._nameless.phase, self._nameless.ended = phase, ended
                 continue
             gave = producer in contributed
-            self._known[producer] = _Producer(now, contributed=gave, oldest=0 if gave else None)
-            self._known[producer].phase, self._known[producer].ended = phase, ended
+            oldest = 0 if gave else None
+            self._know(producer, _Producer(now, gave, oldest, phase, ended))
             self._away[producer] = None
 
     def expire(self, now: float) -> list[str]:
@@ -112,8 +126,27 @@ class Producers:
         return None if since is None else since + self._timeout
 
     def _forget(self, producer: str) -> None:
-        del self._known[producer]
+        known = self._known.pop(producer)
+        self.changes += known.ended or known.phase > 0
         self._away.pop(producer, None)
+        self._owes_phases.remove(producer)
+        self._owes_end.discard(producer)
+        self._not_ended.discard(producer)
+
+    def _know(self, producer: str, known: _Producer) -> None:
+        """It is as said from now on: see what waits for it."""
+        self._known[producer] = known
+        if (after := known.owes_after) is None:
+            self._owes_phases.remove(producer)
+        else:
+            self._owes_phases.set(producer, after)
+        if known.ended:
+            self._owes_end.discard(producer)
+            self._not_ended.discard(producer)
+        else:
+            self._not_ended.add(producer)
+            if known.contributed:
+                self._owes_end.add(producer)
 
     # -- they speak -------------------------------------------------------------------------
 
@@ -126,19 +159,27 @@ class Producers:
         if known is None:
             self.connected(producer)
             known = self._known[producer]
-        known.contributed = True
         version = oldest or 0
-        known.oldest = version if known.oldest is None else min(known.oldest, version)
+        if not known.contributed or known.oldest is None or version < known.oldest:
+            known.contributed, known.oldest = True, version
+            self._know(producer, known)
 
     def ends_phase(self, producer: str, version: int) -> None:
         """It will push nothing older than `version` any more."""
+        self.changes += 1
         known = self._speaker(producer)
         known.phase = max(known.phase, version)
         known.oldest = None
+        if producer:
+            self._know(producer, known)
 
     def ends_stream(self, producer: str) -> None:
         """It will push nothing any more."""
-        self._speaker(producer).ended = True
+        self.changes += 1
+        known = self._speaker(producer)
+        known.ended = True
+        if producer:
+            self._know(producer, known)
 
     def word(self, producer: str) -> tuple[int, bool]:
         """The newest phase that it has ended, 0 for none, and whether it has ended its stream."""
@@ -163,15 +204,21 @@ class Producers:
 
     # -- who is waited for --------------------------------------------------------------------
 
+    def phase_is_waited_for(self, version: int) -> bool:
+        """Whether there is anybody in `before_phase`."""
+        after = self._owes_phases.lowest
+        return after is not None and after < version
+
+    def end_is_waited_for(self) -> bool:
+        """Whether there is anybody in `before_end`."""
+        return bool(self._owes_end if self._begun else self._not_ended)
+
     def before_phase(self, version: int) -> Iterator[str]:
         """Who has contributed to what is older than `version`, and has not said that it is done."""
         return (
             producer
             for producer, known in self._known.items()
-            if known.oldest is not None
-            and known.oldest < version
-            and known.phase < version
-            and not known.ended
+            if (after := known.owes_after) is not None and after < version
         )
 
     def before_end(self) -> Iterator[str]:

@@ -15,7 +15,8 @@ from contextlib import suppress
 
 from rollout_dispatcher.core.config import SizeCheck
 from rollout_dispatcher.core.effects import FailRanks
-from rollout_dispatcher.core.ranks.rank_state import AllRanks, RankHello, RankState
+from rollout_dispatcher.core.indexes.census import Census
+from rollout_dispatcher.core.ranks.rank_state import RankHello, RankState
 from rollout_dispatcher.errors import (
     CheckpointRefused,
     ConfigError,
@@ -55,8 +56,11 @@ class Generation:
         self.resumed: int | None = None
         #: What it has failed with.
         self.failed: DispatcherError | None = None
-        self._prepared, self._committed = AllRanks(self.ranks), AllRanks(self.ranks)
-        self._taking = AllRanks(self.ranks)
+        self._seats: dict[str, int] = {}  # by client id
+        self._censuses: list[Census[RankState]] = []
+        self._prepared, self._committed = self.census(), self.census()
+        self._taking, self._waiting = self.census(), self.census()
+        self._ready, self._gone = self.census(), self.census()
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
         """Be what an earlier process knew; no rank is seated yet.
@@ -83,6 +87,7 @@ class Generation:
         self.failed = self.resumed = None
         self._inherited = False
         self.ranks.clear()
+        self._seats.clear()
         error = GenerationFenced(
             f"generation {self.number} has begun: a newer process group took over"
         )
@@ -165,13 +170,13 @@ class Generation:
             )
         if self.failed is not None:
             raise self.failed
-        for dp_rank, rank in self.ranks.items():
-            if dp_rank != hello.dp_rank and rank.client_id == hello.client_id:
-                raise RankRefused(
-                    f"client {hello.client_id} is DP rank {dp_rank} of generation "
-                    f"{self.number} and cannot be DP rank {hello.dp_rank} too; give every rank "
-                    "a client_id of its own"
-                )
+        dp_rank = self._seats.get(hello.client_id, hello.dp_rank)
+        if dp_rank != hello.dp_rank:
+            raise RankRefused(
+                f"client {hello.client_id} is DP rank {dp_rank} of generation "
+                f"{self.number} and cannot be DP rank {hello.dp_rank} too; give every rank "
+                "a client_id of its own"
+            )
         seated = self.ranks.get(hello.dp_rank)
         if seated is not None and seated.connected and seated.client_id != hello.client_id:
             raise RankRefused(
@@ -188,6 +193,14 @@ class Generation:
         fresh = known is None or (hello.resume is not None and not known.begun)
         outlived = hello.generation is not None and self._inherited
         return hello.with_empty_hands() if fresh and not outlived else hello
+
+    def seat(self, dp_rank: int, rank: RankState) -> None:
+        """A rank that may join has this place from now on."""
+        before = self.ranks.get(dp_rank)
+        if before is not None:
+            del self._seats[before.client_id]
+        self.ranks[dp_rank], self._seats[rank.client_id] = rank, dp_rank
+        self.changed(dp_rank)
 
     # -- where its ranks go on --------------------------------------------------------------
 
@@ -220,26 +233,46 @@ class Generation:
 
     # -- its ranks together -----------------------------------------------------------------
 
+    def census(self) -> Census[RankState]:
+        """What is asked of every DP rank, once for every word that it says."""
+        census = Census(self.ranks)
+        self._censuses.append(census)
+        return census
+
+    def changed(self, dp_rank: int) -> None:
+        """A DP rank has said something, or come, or gone."""
+        for census in self._censuses:
+            census.changed(dp_rank)
+
     @property
     def ready(self) -> bool:
         """Whether every DP rank is connected and has said where it goes on."""
-        ranks = self.ranks.values()
-        return len(ranks) == self.dp_size and all(rank.ready for rank in ranks)
+        found = self._ready.find(self.number, lambda rank: rank.ready)
+        return len(found) == self.dp_size
 
     def has_prepared(self, step: int) -> bool:
         """Whether every DP rank holds this step."""
-        return self._prepared.all(self.dp_size, lambda rank: rank.prepared >= step)
+        found = self._prepared.find((self.number, step), lambda rank: rank.prepared >= step)
+        return len(found) == self.dp_size
 
     def has_committed(self, step: int) -> bool:
         """Whether every DP rank has applied this step."""
-        return self._committed.all(self.dp_size, lambda rank: rank.committed >= step)
+        found = self._committed.find((self.number, step), lambda rank: rank.committed >= step)
+        return len(found) == self.dp_size
 
     def takes_after(self, last: int) -> bool:
         """Whether every DP rank of a live generation is connected and takes a step after `last`."""
-        return self.failed is None and self._taking.all(
-            self.dp_size,
+        if self.failed is not None:
+            return False
+        found = self._taking.find(
+            (self.number, self.resumed, last),
             lambda rank: rank.connected and rank.takes_after(last) and self.agrees(rank),
         )
+        return len(found) == self.dp_size
+
+    def waits_after(self, last: int) -> bool:
+        """Whether some DP rank waits for the step after `last`."""
+        return bool(self._waiting.find((self.number, last), lambda rank: rank.waits_after(last)))
 
     @property
     def absent(self) -> list[int]:
@@ -251,4 +284,4 @@ class Generation:
     @property
     def deserted(self) -> bool:
         """Whether every DP rank that joined has said goodbye."""
-        return all(rank.gone for rank in self.ranks.values())
+        return len(self._gone.find(self.number, lambda rank: rank.gone)) == len(self.ranks)

@@ -6,9 +6,7 @@ it says; within a generation none falls, unless the rank loads a checkpoint or a
 its place.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Self
 
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
@@ -150,25 +148,3 @@ class RankState:
     def takes_after(self, last: int) -> bool:
         """Whether it takes a step after `last`, ahead of its training loop or for it."""
         return last - self.taken < self.prefetch_steps or self.waits_after(last)
-
-
-class AllRanks:
-    """Asks whether something holds for every DP rank, once for every word that a rank says.
-
-    Most of the time it does not, so the rank that was found wanting last is asked first, and the
-    search goes on from there. What comes true for one rank after the other thus costs one look at
-    each of them, instead of one at all of them for each.
-    """
-
-    def __init__(self, ranks: Mapping[int, RankState]) -> None:
-        self._ranks = ranks
-        self._asked = 0
-
-    def all(self, dp_size: int, holds: Callable[[RankState], bool]) -> bool:
-        """Whether all of `dp_size` ranks are there and `holds` is true for each."""
-        for dp_rank in chain(range(self._asked, dp_size), range(min(self._asked, dp_size))):
-            rank = self._ranks.get(dp_rank)
-            if rank is None or not holds(rank):
-                self._asked = dp_rank
-                return False
-        return True

@@ -82,7 +82,7 @@ class StepLedger:
             rank.came_back(hello, now)
         else:
             rank, received = known.succeeded_by(hello, now), {}
-        self.generation.ranks[hello.dp_rank] = rank
+        self.generation.seat(hello.dp_rank, rank)
         if not self.generation.agrees(rank):
             return effects
         for number in self._ready_after(rank.committed):
@@ -96,6 +96,7 @@ class StepLedger:
         rank = self.ranks.get(dp_rank)
         if rank is not None and rank.client_id == client_id:
             rank.went(for_good=for_good)
+            self.generation.changed(dp_rank)
 
     def _open_through(self, told: int) -> list[Effect]:
         """Open what a rank speaks of that has outlived the dispatcher that opened it."""
@@ -121,6 +122,7 @@ class StepLedger:
         first, rank.begun = not rank.begun, True
         rank.taken = max(rank.taken, taken)
         rank.hungry = hungry
+        self.generation.changed(dp_rank)
         return self.release_ready() if first else []
 
     def prepared(self, dp_rank: int, number: int, digest: str) -> list[Effect]:
@@ -141,6 +143,7 @@ class StepLedger:
             )
             return [*self.generation.fail(fenced)]
         rank.prepared = max(rank.prepared, number)
+        self.generation.changed(dp_rank)
         if step.state is StepState.RELEASED:
             return [Release((dp_rank,), number)]
         return self.release_ready()
@@ -148,7 +151,7 @@ class StepLedger:
     def release_ready(self) -> list[Effect]:
         """Release every step that all DP ranks hold, while all are connected and have begun."""
         effects: list[Effect] = []
-        for step in self.steps.values():
+        for step in self.steps.unreleased():
             if step.state is StepState.PLANNED:
                 if not self.generation.has_prepared(step.number):
                     break
@@ -167,6 +170,7 @@ class StepLedger:
         if number > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
         rank.committed = max(rank.committed, number)
+        self.generation.changed(dp_rank)
         through = self.steps.committed
         while through < self.steps.last and self.generation.has_committed(through + 1):
             through += 1
@@ -213,7 +217,7 @@ class StepLedger:
 
     def _ready_after(self, number: int) -> list[int]:
         last = self._last_ready
-        return [step for step in self.steps if number < step <= last]
+        return [*range(max(number, self.steps.committed) + 1, last + 1)]
 
     @property
     def _last_ready(self) -> int:
@@ -238,8 +242,7 @@ class StepLedger:
     @property
     def hungry(self) -> bool:
         """Whether some DP rank waits for a step that is not planned yet."""
-        last = self.steps.last
-        return any(rank.waits_after(last) for rank in self.ranks.values())
+        return self.generation.waits_after(self.steps.last)
 
 
 def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:

@@ -14,7 +14,13 @@ from itertools import chain, takewhile
 
 from rollout_dispatcher.core.buffer.freshness import NextStep
 from rollout_dispatcher.core.effects import Redelivered
-from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepEvent, step_digest
+from rollout_dispatcher.core.steps.step import (
+    MicroBatches,
+    OpenStep,
+    StepEvent,
+    StepState,
+    step_digest,
+)
 from rollout_dispatcher.plan import FloatArray
 
 
@@ -26,6 +32,9 @@ class OpenSteps(Mapping[int, OpenStep]):
         self._waiting: deque[OpenStep] = deque()
         #: The number of the next step to be planned.
         self.next_step = 0
+        # Open steps up to there need no look: they are released, and for that many DP ranks.
+        self._released = self._fitting = -1
+        self._fits = 0
 
     def __getitem__(self, number: int) -> OpenStep:
         return self._open[number]
@@ -50,6 +59,11 @@ class OpenSteps(Mapping[int, OpenStep]):
     def waiting(self) -> int:
         """How many steps are planned and not open yet."""
         return len(self._waiting)
+
+    @property
+    def newest(self) -> OpenStep:
+        """The step that was planned last; there has to be one that is not committed."""
+        return self._waiting[-1] if self._waiting else self._open[self.next_step - 1]
 
     def uncommitted(self) -> list[OpenStep]:
         """Every step that is planned and not committed, by number."""
@@ -82,7 +96,28 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def outgrown(self, dp_size: int) -> OpenStep | None:
         """The first open step that was planned for another number of DP ranks."""
-        return next((step for step in self._open.values() if step.dp_size != dp_size), None)
+        if dp_size != self._fits:
+            self._fits, self._fitting = dp_size, -1
+        for step in self._after(self._fitting):
+            if step.dp_size != dp_size:
+                return step
+            self._fitting = step.number
+        return None
+
+    def unreleased(self) -> Iterator[OpenStep]:
+        """Open steps that are not released, in order: what is released comes before them."""
+        for step in self._after(self._released):
+            if step.state is StepState.RELEASED:
+                self._released = step.number
+            yield step
+
+    def _after(self, number: int) -> Iterator[OpenStep]:
+        """Open steps after that one."""
+        return (self._open[at] for at in range(max(number, self.committed) + 1, self.last + 1))
+
+    def _look_from(self, number: int) -> None:
+        """The open steps after that one are others now."""
+        self._released, self._fitting = min(self._released, number), min(self._fitting, number)
 
     # -- what becomes of them ---------------------------------------------------------------
 
@@ -112,6 +147,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         cost: FloatArray | None = None,
     ) -> None:
         """An open step was planned again, for so many DP ranks, at this cost."""
+        self._look_from(number - 1)
         digest, planned_at = step_digest(number, micro_batches), self._open[number].planned_at
         self._open[number] = OpenStep(
             number, micro_batches, digest, planned_at, dp_size=dp_size, planned_cost=cost
@@ -125,6 +161,7 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def start_over(self, dp_size: int) -> list[Redelivered]:
         """A new generation of so many ranks: what earlier ones said of open steps is void."""
+        self._look_from(-1)
         for step in self._open.values():
             step.move(StepEvent.NEW_GENERATION)
         return [
@@ -143,6 +180,7 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def rewind(self, steps: Iterable[OpenStep]) -> None:
         """Committed `steps` come again, then what was open; all of it waits."""
+        self._look_from(-1)
         back = [*steps, *self._open.values()]
         for step in back:
             step.move(StepEvent.REWOUND)

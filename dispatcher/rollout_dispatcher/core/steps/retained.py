@@ -9,6 +9,7 @@ go back to is one step number, `oldest`. Payloads are not held: the journal has 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import CheckpointRefused
@@ -33,7 +34,7 @@ class RetainedSteps:
         self.keep = keep
         self.saved = -1
         self.samples = self.nbytes = 0
-        self._steps: dict[int, OpenStep] = {}
+        self._steps: dict[int, OpenStep] = {}  # in order
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -56,17 +57,18 @@ class RetainedSteps:
         if through <= self.saved:
             return False
         self.saved = through
-        for number in [number for number in self._steps if number <= through]:
+        for number in list(takewhile(lambda number: number <= through, self._steps)):
             self._remove(number)
         return True
 
     def take_after(self, number: int) -> list[OpenStep]:
         """Give up the steps after this one, oldest first: they are committed no more."""
-        return [self._remove(at) for at in sorted(self._steps) if at > number]
+        after = list(takewhile(lambda at: at > number, reversed(self._steps)))
+        return [self._remove(at) for at in reversed(after)]
 
     def oldest(self, committed: int) -> int:
         """The oldest step that the run can go back to, if `committed` is the last one committed."""
-        return min(self._steps, default=committed + 1) - 1
+        return next(iter(self._steps), committed + 1) - 1
 
     def check(
         self, position: CheckpointPosition, run_id: str, committed: int, planned: int

@@ -32,7 +32,8 @@ class Connections:
         self._pending: dict[Peer, Place] = {}
         self.producers: dict[str, Peer] = {}
         self.ranks: dict[str, RankConnection] = {}
-        self._enders: dict[str, bool] = {}
+        self._enders: dict[str, None] = {}
+        self._unanswered: set[str] = set()  # of those
         self._hellos: dict[str, Peer] = {}
 
     # -- connections, whoever they speak for
@@ -65,26 +66,29 @@ class Connections:
 
     def ends(self, client_id: str) -> None:
         """This producer ends the stream, and waits to hear that it was heard."""
-        self._enders[client_id] = False
+        self._enders[client_id] = None
+        self._unanswered.add(client_id)
         if len(self._enders) > MAX_ENDERS:
-            del self._enders[next(iter(self._enders))]
+            oldest = next(iter(self._enders))
+            del self._enders[oldest]
+            self._unanswered.discard(oldest)
 
     def answered(self, client_id: str) -> None:
         """Everything that this producer has said was answered on its connection."""
-        if client_id in self._enders:
-            self._enders[client_id] = True
+        self._unanswered.discard(client_id)
 
     def left(self, client_id: str, *, for_good: bool) -> None:
         """A producer is gone; unless it said goodbye, the answer may have been lost with it."""
         if for_good:
             self._enders.pop(client_id, None)
+            self._unanswered.discard(client_id)
         elif client_id in self._enders:
-            self._enders[client_id] = False
+            self._unanswered.add(client_id)
 
     @property
     def end_is_known(self) -> bool:
         """Whether every producer that ended the stream has been told so."""
-        return all(self._enders.values())
+        return not self._unanswered
 
     # -- DP ranks
 

@@ -1,0 +1,97 @@
+"""Ready samples by what may end their stay: their policy version, and their length.
+
+So that what has become too old, or is too long, is found without a look at what is not. Nothing is
+kept by versions before somebody asks for them, which only settings and phases make anybody do.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import count, groupby
+from operator import attrgetter
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.indexes.lowest import Lowest
+
+_version = attrgetter("version")
+
+
+class Ages:
+    """Ready samples, of which groups come and leave whole. too_long: above so many tokens."""
+
+    def __init__(self, too_long: int | None = None) -> None:
+        self._above = too_long
+        self._by_version: dict[int | None, dict[Entry, int]] | None = None
+        self._versions: Lowest[int] = Lowest()
+        self._unknown: Lowest[int] = Lowest()  # tickets of samples without a version
+        self._long: dict[Entry, None] = {}
+        self._places = count()
+
+    def watch(self, ready: Iterable[Entry]) -> None:
+        """Versions will be asked for: of these samples, and of those that come from now on."""
+        if self._by_version is None:
+            self._by_version = {}
+            self._place(list(ready))
+
+    @property
+    def watches(self) -> bool:
+        """Whether anything is to be told of what comes and leaves."""
+        return self._by_version is not None or self._above is not None
+
+    # -- they come and leave ------------------------------------------------------------------
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """These are ready, behind all others: one group, or samples without one."""
+        if self._by_version is not None:
+            self._place(entries)
+        if (above := self._above) is not None:
+            long = [entry for entry in entries if entry.sample.tokens > above]
+            if long:
+                self._long.update(dict.fromkeys(entries if entries[0].group >= 0 else long))
+
+    def _place(self, entries: Sequence[Entry]) -> None:
+        assert self._by_version is not None
+        for version, found in groupby(entries, _version):
+            same = list(found)
+            if version is None:
+                for entry in same:
+                    self._unknown.set(entry.ticket, entry.ticket)
+            elif version not in self._by_version:
+                self._versions.set(version, version)
+            self._by_version.setdefault(version, {}).update(zip(same, self._places, strict=False))
+
+    def remove(self, entries: Iterable[Entry]) -> None:
+        """These are ready no more."""
+        if self._by_version is not None:
+            for entry in entries:
+                version = entry.version
+                if version is None:
+                    self._unknown.remove(entry.ticket)
+                same = self._by_version[version]
+                del same[entry]
+                if not same and version is not None:
+                    self._versions.remove(version)
+                    del self._by_version[version]
+        if self._long:
+            for entry in entries:
+                self._long.pop(entry, None)
+
+    # -- which are asked for --------------------------------------------------------------------
+
+    def too_long(self) -> list[Entry]:
+        """Samples that are too long, each with its whole group, in the order that they came in."""
+        return list(self._long)
+
+    def older_than(self, version: int) -> list[Entry]:
+        """Samples of older policy versions than this, in the order that they came in."""
+        if not self.has_before(version, 0):
+            return []
+        assert self._by_version is not None
+        found: dict[Entry, int] = {}
+        for old in self._versions.take_below(version):
+            found |= self._by_version[old]
+            self._versions.set(old, old)  # they are here until they are removed
+        return sorted(found, key=found.__getitem__)
+
+    def has_before(self, version: int, ticket: int) -> bool:
+        """Whether there is an older one, or one without a version of a lower ticket."""
+        oldest, first = self._versions.lowest, self._unknown.lowest
+        return (oldest is not None and oldest < version) or (first is not None and first < ticket)
