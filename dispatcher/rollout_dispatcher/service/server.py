@@ -20,7 +20,7 @@ from rollout_dispatcher.service import logs
 from rollout_dispatcher.service.allocator import keep_freed_memory
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.dispatcher import Dispatcher
-from rollout_dispatcher.transport.fair_selector import new_event_loop
+from rollout_dispatcher.transport.fair_selector import FairEventLoop
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def run(config: ServeConfig) -> int:
     keep_freed_memory()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=FairEventLoop) as runner:
         return 0 if runner.run(_serve(config)) else 1
 
 
