@@ -1,8 +1,8 @@
 """Admission: every push is answered once, when all of its samples are decided.
 
-Pushes of which samples are held back wait here in order of arrival, at most `credits` of them a
-producer; what exceeds that is answered `full`. When something leaves they are tried again: in order
-until one is held back, and all of them while no step can be planned.
+Pushes of which samples are held back wait here in line, at most `credits` of them a producer; what
+exceeds that is answered `full`. When something leaves they are tried again: in order until one is
+held back, and further ones while no step can be planned.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ class Admission:
         return [push.answer()]
 
     def retry(self, now: float) -> list[Effect]:
-        """Something has left: let held pushes in, first come first served."""
+        """Something has left: let held pushes in, as they stand in line."""
         self.capacity.pressed = None
         effects: list[Effect] = []
         while self.held:
@@ -86,6 +86,8 @@ class Admission:
             # A smaller one may fit, or is a missing member.
             for push in list(self.held)[1:]:
                 effects += self._try(push, now)
+                if self.capacity.shortfall() <= 0:
+                    break  # a step can be planned: the others wait in line
         return effects + self._let_members_in(now)
 
     def producer_gone(self, producer: str) -> None:
@@ -133,6 +135,11 @@ class Admission:
         """Decide a held push as far as that is possible now."""
         if self.held.is_emptied(push):
             return self._recall(push, now)
+        if not self.held.is_grouped(push):  # a member may be refused by now
+            full = self.capacity.holds_back_all(self.held.least_bytes(push))
+            if full is not None:
+                self.capacity.press(full, now)
+                return []
         self._deciding.decide(push, now, in_line=False)
         return self._after_try(push)
 

@@ -1,16 +1,17 @@
-"""Pushes that are held back, in order of arrival, and the memory that their payloads take.
+"""Pushes that are held back, in line, and the memory that their payloads take.
 
     held with its payload --------------------------------its turn--> decided
     held without (`held_bytes` were used up) --its turn--> asked for again --arrives--> decided
 
 Invariant: payload bytes of held pushes stay within `held_bytes`, but for one push, so that there is
-always one that can come in at once.
+always one that can come in at once. The line is that of `line.py:Line`: fair to each producer.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rollout_dispatcher.core.admission.line import Line
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.sample import Sample
@@ -21,9 +22,14 @@ RESEND_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Held:
-    """nbytes: payload bytes in memory. asked: its payload is on its way."""
+    """nbytes: payload bytes in memory. least: of one sample. asked: its payload is on its way.
 
+    grouped: whether it has members of groups, whose fate others decide.
+    """
+
+    grouped: bool
     nbytes: int = 0
+    least: int = 0
     emptied: bool = False
     asked: bool = False
 
@@ -33,7 +39,8 @@ class HeldPushes:
 
     def __init__(self, held_bytes: int) -> None:
         self._limit = held_bytes
-        self._held: OrderedDict[Push, _Held] = OrderedDict()
+        self._held: dict[Push, _Held] = {}
+        self._line: Line[Push] = Line()
         self._of_producer: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._of_group: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._emptied: dict[tuple[str, int], Push] = {}
@@ -47,15 +54,15 @@ class HeldPushes:
         return len(self._held)
 
     def __iter__(self) -> Iterator[Push]:
-        """In order of arrival."""
-        return iter(self._held)
+        """As they stand in line."""
+        return iter(self._line)
 
     def __contains__(self, push: object) -> bool:
         return push in self._held
 
     def first(self) -> Push:
-        """The push that has waited longest; there has to be one."""
-        return next(iter(self._held))
+        """The push whose turn it is; there has to be one."""
+        return self._line.first()
 
     def of_producer(self, producer: str) -> list[Push]:
         """This producer's pushes."""
@@ -72,16 +79,18 @@ class HeldPushes:
 
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
-        self._held[push] = _Held()
+        groups = {sample.group_id for sample in push.waiting} - {None}
+        self._held[push] = _Held(grouped=bool(groups))
+        self._line.add(push, push.producer, len(push.samples))
         self._of_producer[push.producer][push] = None
-        for sample in push.waiting:
-            if sample.group_id is not None:
-                self._of_group[sample.group_id][push] = None
+        for group_id in groups:
+            self._of_group[str(group_id)][push] = None
         self.weigh(push)
 
     def remove(self, push: Push) -> None:
         """It is decided, or its producer is gone."""
         self._unmark(push)
+        self._line.remove(push)
         self.nbytes -= self._held.pop(push).nbytes
         _discard(self._of_producer, push.producer, push)
         for sample in push.samples:
@@ -91,7 +100,8 @@ class HeldPushes:
     def weigh(self, push: Push) -> None:
         """Some of its samples may be decided by now: see what the others hold of memory."""
         held = self._held[push]
-        before, held.nbytes = held.nbytes, sum(sample.memory_bytes for sample in push.waiting)
+        sizes = [sample.memory_bytes for sample in push.waiting]
+        before, held.nbytes, held.least = held.nbytes, sum(sizes), min(sizes, default=0)
         self.nbytes += held.nbytes - before
         if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
             push.samples = tuple(map(Sample.with_producer, push.samples))
@@ -99,6 +109,14 @@ class HeldPushes:
             held.emptied = True
             self.nbytes -= held.nbytes
             held.nbytes = 0
+
+    def least_bytes(self, push: Push) -> int:
+        """What the smallest of its samples that wait takes of memory."""
+        return self._held[push].least
+
+    def is_grouped(self, push: Push) -> bool:
+        """Whether some of its samples are members of groups, whatever becomes of these."""
+        return self._held[push].grouped
 
     # -- without their payloads ---------------------------------------------------------------
 
