@@ -39,6 +39,8 @@ class Body:
     def let_in(self) -> None:
         """Nothing to do: it never waits."""
 
+    put_off = take_up = let_in
+
     async def read(self, request: web.Request, limit: int) -> bytearray:
         """The whole body. Raises ReceivingFull; for more than `limit` bytes, aiohttp's 413."""
         body, announced = bytearray(), request.content_length or 0
@@ -56,6 +58,6 @@ class Body:
         more, receiving = nbytes - self._counted, self._receiving
         if more <= 0:
             return
-        if not receiving.claim(self, more):
+        if not receiving.claim_now(self, more):
             raise ReceivingFull(receiving.nbytes, receiving.limit)
         self._counted = nbytes
