@@ -5,10 +5,12 @@ import selectors
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from time import monotonic
 
 import pytest
 
-from rollout_dispatcher.transport.fair_selector import AT_ONCE, FairSelector, new_event_loop
+from rollout_dispatcher.transport.fair_selector import FairEventLoop, FairSelector
+from rollout_dispatcher.transport.turns import AT_ONCE, Turns
 
 MANY = 3 * AT_ONCE + 5
 
@@ -25,7 +27,7 @@ def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
 def test_every_ready_socket_gets_its_turn_even_if_none_ever_becomes_quiet(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
-    with FairSelector() as selector:
+    with FairSelector(Turns(monotonic)) as selector:
         for number, (ours, theirs) in enumerate(pairs):
             selector.register(ours, selectors.EVENT_READ, number)
             theirs.send(b"x")
@@ -41,7 +43,7 @@ def test_every_ready_socket_gets_its_turn_even_if_none_ever_becomes_quiet(
 def test_few_are_served_at_once_and_in_the_usual_way(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
-    with FairSelector() as selector:
+    with FairSelector(Turns(monotonic)) as selector:
         assert selector.select(0) == []
         for number, (ours, theirs) in enumerate(pairs[:AT_ONCE]):
             selector.register(ours, selectors.EVENT_READ, number)
@@ -71,7 +73,7 @@ def test_what_is_due_comes_between_the_turns(
         for ours, _ in pairs:
             loop.remove_reader(ours)
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=FairEventLoop) as runner:
         runner.run(speak_all_at_once())
     assert order.index("due") <= AT_ONCE
     assert len(set(order)) == MANY + 1

@@ -30,10 +30,13 @@ from rollout_dispatcher.protocol.pieces import Pieces
 
 MAGIC = b"RD"
 PREFIX = struct.Struct("<2sBBIQ")
-#: Small frames a read; what is left of a larger frame is received straight into its own memory.
-STAGING_BYTES = 64 * 1024
+#: Small frames a read, which are all handled in one turn of the event loop: some hundred of the
+#: smallest, so milliseconds. What is left of a larger one is received straight into its own memory.
+STAGING_BYTES = 8 * 1024
 #: Buffers to offer at a time: megabytes in samples of some ten kilobytes, and far below IOV_MAX.
 MAX_BUFFERS = 128
+#: Bytes to offer memory for at a time: less than a millisecond's worth, while others wait.
+READ_BYTES = 2 * 1024 * 1024
 #: Nothing to be filled.
 NO_PIECES = Pieces()
 
@@ -112,8 +115,8 @@ class FrameReader:
         if self._pieces.is_full:
             self._compact()
             return [self._staging[self._end :]]
-        found = self._pieces.missing(MAX_BUFFERS)
-        if len(found) < MAX_BUFFERS:
+        found, whole = self._pieces.next(MAX_BUFFERS, READ_BYTES)
+        if whole:
             found.append(self._staging)
         return found
 

@@ -1,6 +1,6 @@
 """Memory in pieces that bytes are received into, from its start to its end."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -30,6 +30,17 @@ class Pieces:
         if found:
             found[0] = found[0][self._filled - self._ends[self._full] :]
         return found
+
+    def next(self, count: int, nbytes: int) -> tuple[list[memoryview], bool]:
+        """The same, fewer pieces than that and at most so many bytes; and whether that is all."""
+        end = self._filled + nbytes
+        last = bisect_left(self._ends, end, lo=self._full)  # that has the last of these bytes
+        found = self.missing(min(count - 1, last + 1 - self._full))
+        behind = self._full + len(found)
+        if behind > last and (beyond := self._ends[last] - end) > 0:
+            found[-1] = found[-1][:-beyond]
+            return found, False
+        return found, behind == len(self._pieces)
 
     def filled(self, nbytes: int) -> int:
         """Note that so many more bytes were written; returns how many of them had no room here."""

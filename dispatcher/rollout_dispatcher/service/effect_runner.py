@@ -76,7 +76,8 @@ class EffectRunner:
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
         self._headers: dict[int, tuple[str, bytes]] = {}
-        self._deliveries: deque[tuple[RankConnection, OpenStep, e.Deliver]] = deque()
+        #: Ranks, what of which step they get, and the next micro-batch.
+        self._deliveries: deque[tuple[RankConnection, OpenStep, int, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
@@ -219,7 +220,7 @@ class EffectRunner:
         if rank is None or step is None:
             return  # the rank is away: it gets the step when it comes back
         rank.peer.write(self._header(step))
-        self._deliveries.append((rank, step, effect))
+        self._deliveries.append((rank, step, effect.dp_rank, effect.first_micro_batch))
         if len(self._deliveries) > 1:
             return  # in turn
         if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
@@ -291,11 +292,14 @@ class EffectRunner:
         """Hand micro-batches to the peers, for a slice of time."""
         until = self._clock() + DELIVERY_SLICE_SECONDS
         while self._deliveries:
-            rank, step, effect = self._deliveries.popleft()
-            if self._connections.is_attached(rank):  # who has said hello since gets it anew
-                parts = len(step.micro_batches[effect.dp_rank])
-                for index in range(effect.first_micro_batch, parts):
-                    rank.peer.enqueue(partial(self._frame, step, effect.dp_rank, index))
+            rank, step, dp_rank, index = self._deliveries.popleft()
+            if not self._connections.is_attached(rank):  # who has said hello since gets it anew
+                continue
+            for at in range(index, len(step.micro_batches[dp_rank])):
+                if self._clock() > until and at > index:
+                    self._deliveries.appendleft((rank, step, dp_rank, at))
+                    break
+                rank.peer.enqueue(partial(self._frame, step, dp_rank, at))
             if self._deliveries and self._clock() > until:
                 self._later(self._hand_out)
                 return

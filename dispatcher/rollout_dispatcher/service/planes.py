@@ -25,8 +25,9 @@ from rollout_dispatcher.transport.schemes import listen
 
 log = logging.getLogger(__name__)
 
-#: Headers hold a few hundred bytes a sample; this is room for some ten thousand in one frame.
-MAX_HEADER_BYTES = 4 * 2**20
+#: Headers hold up to a few hundred bytes a sample, of which a push has at most `m.MAX_SAMPLES`; to
+#: parse one of this size takes milliseconds.
+MAX_HEADER_BYTES = 2**20
 #: How long requests that are under way may hold up the end.
 HTTP_SHUTDOWN_SECONDS = 2.0
 SPEAKS_TLS = "this port speaks TLS; write its address as tls://host:port"

@@ -35,6 +35,7 @@ from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.effect_runner import EffectRunner
+from rollout_dispatcher.service.metrics.message_times import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.transport.pending import Pending
 
@@ -81,6 +82,7 @@ class Router:
             clock=clock,
         )
         self._hungry_since: dict[int, float] = {}
+        self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.
         self.stopping: Stopping | None = None
@@ -118,8 +120,13 @@ class Router:
         except Exception as error:  # a bug of ours, and who knows what state it has left
             self.fail(error)
             return
-        if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
-            self.barrier.heard(peer)
+        if peer.role != "producer":  # ranks are heard always: their commits free the journal's room
+            self._handled.note(peer.role, peer.readable_since)
+            return
+        self.barrier.heard(peer)
+        if self.barrier.is_shut:
+            self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
+        self.barrier.after(partial(self._handled.note, peer.role, peer.readable_since))
 
     def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         now = self.clock()

@@ -21,7 +21,7 @@ from rollout_dispatcher.service.allocator import keep_freed_memory
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
-from rollout_dispatcher.transport.fair_selector import new_event_loop
+from rollout_dispatcher.transport.fair_selector import FairEventLoop
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def run(config: ServeConfig) -> int:
     raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=FairEventLoop) as runner:
         return 0 if runner.run(_serve(config)) else 1
 
 

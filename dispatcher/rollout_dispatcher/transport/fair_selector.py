@@ -1,40 +1,44 @@
-"""Short turns of the event loop, however many peers speak at once.
+"""An event loop whose turns are short, and shared fairly, however many peers speak at once.
 
-asyncio serves every socket that is ready before it looks at the clock again. When hundreds of ranks
-answer a step in the same millisecond that is one long turn, in which no plan, deadline, heartbeat
-or HTTP request gets its own.
+asyncio serves every socket that is ready before it looks at the clock again, in no order. When
+hundreds of ranks answer a step in the same millisecond, or a few producers push as fast as they
+can, that is one long turn, in which no plan, deadline, heartbeat or quiet peer gets its own.
 """
 
 import asyncio
 import selectors
-from bisect import bisect_right
 
-#: Sockets that are served in one turn: a few milliseconds.
-AT_ONCE = 64
+from rollout_dispatcher.transport.turns import Turns
 
 _Ready = tuple[selectors.SelectorKey, int]
 
 
 class FairSelector(selectors.DefaultSelector):
-    """Reports at most `AT_ONCE` of the ready sockets, in turn; the others are still ready later."""
+    """Reports the ready sockets that have their turn, in order; the others are ready later too."""
 
-    _last = -1
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
 
     def select(self, timeout: float | None = None) -> list[_Ready]:
-        """Wait as the base does; by ascending descriptor, from where the last call left off."""
+        """Wait as the base does."""
+        asked = self._turns.clock()
         ready = super().select(timeout)
-        if len(ready) <= AT_ONCE:
-            return ready
-        ready.sort(key=_descriptor)
-        start = bisect_right(ready, self._last, key=_descriptor)
-        served = (ready[start:] + ready[:start])[:AT_ONCE]
-        self._last = _descriptor(served[-1])
-        return served
+        self._turns.begin(asked)
+        return self._turns.in_order(ready, _descriptor) if ready else ready
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
+class FairEventLoop(asyncio.SelectorEventLoop):
     """An event loop with short turns."""
-    return asyncio.SelectorEventLoop(FairSelector())
+
+    def __init__(self) -> None:
+        self.turns = Turns(self.time)
+        super().__init__(FairSelector(self.turns))
+
+
+def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
+    """The turns of this event loop; of any other than ours each is as long as it gets."""
+    return loop.turns if isinstance(loop, FairEventLoop) else Turns(loop.time)
 
 
 def _descriptor(ready: _Ready) -> int:

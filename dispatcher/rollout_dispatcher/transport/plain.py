@@ -13,10 +13,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
+from rollout_dispatcher.transport.fair_selector import turns_of
 
 #: Write at once, rather than at the end of the turn, from this much on: each write wakes the peer,
 #: so a few micro-batches go together.
 WRITE_AT_ONCE_BYTES = 512 * 1024
+#: Written before others get their turn, to a peer that reads as fast as we write.
+WRITE_BYTES = 2 * 1024 * 1024
 #: The protocol is paused while more than this is unsent, and resumed once it is all sent.
 HIGH_WATER_BYTES = 64 * 1024
 
@@ -25,9 +28,11 @@ class StreamProtocol(asyncio.BufferedProtocol):
     """asyncio's BufferedProtocol that offers several buffers at a time.
 
     reads_at_once: how often to receive, while there is more, before others get their turn.
+    readable_since: by the event loop's clock, when what is received now may have been there.
     """
 
     reads_at_once = 1
+    readable_since: float | None = None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
         """The first of `get_buffers`, for asyncio's own transports."""
@@ -47,6 +52,7 @@ class StreamTransport(asyncio.Transport):
         super().__init__({"socket": sock})
         sock.setblocking(False)
         self._loop, self._sock, self._protocol = loop, sock, protocol
+        self._turns, self._descriptor = turns_of(loop), sock.fileno()
         self._outbox = Outbox()
         self._reading = self._writing = self._scheduled = False
         self._paused = self._closing = self._ends = self._lost = False
@@ -72,9 +78,14 @@ class StreamTransport(asyncio.Transport):
             self._loop.add_reader(self._sock, self._read)
 
     def _read(self) -> None:
+        since = self._turns.serve(self._descriptor)
+        if since is None:
+            return
+        began, self._protocol.readable_since = self._loop.time(), since
         for _ in range(self._protocol.reads_at_once):
             if not self._receive():
-                return
+                break
+        self._turns.took(self._descriptor, self._loop.time() - began)
 
     def _receive(self) -> bool:
         """Receive once; returns whether there may be more."""
@@ -143,8 +154,14 @@ class StreamTransport(asyncio.Transport):
     def _write(self) -> None:
         """Send what the socket takes; then wait for room, or tell that there is room."""
         try:
-            while self._outbox.nbytes:
-                self._outbox.sent(self._sock.sendmsg(self._outbox.head()))
+            left = WRITE_BYTES
+            while self._outbox.nbytes and left > 0:
+                sent = self._sock.sendmsg(self._outbox.head())
+                self._outbox.sent(sent)
+                left -= sent
+            if self._outbox.nbytes:
+                self._wait_for_room()
+                return
         except (BlockingIOError, InterruptedError):
             self._wait_for_room()
             return

@@ -6,7 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollout_dispatcher.service.connections.receiving import MIN_RATE, SMALL_BYTES, Receiving
+from rollout_dispatcher.service.connections.receiving import (
+    BEHIND_BYTES,
+    MIN_RATE,
+    SMALL_BYTES,
+    Receiving,
+)
 
 LIMIT = 8 * SMALL_BYTES
 PATIENCE = 60.0
@@ -19,9 +24,16 @@ class Sender:
     name: str = ""
     filled: int | None = 0
     lets: list[str] = field(default_factory=list)
+    is_put_off: bool = False
 
     def let_in(self) -> None:
         self.lets.append(self.name)
+
+    def put_off(self) -> None:
+        self.is_put_off = True
+
+    def take_up(self) -> None:
+        self.is_put_off = False
 
 
 def asks(receiving: Receiving, who: Sender, nbytes: int) -> bool:
@@ -54,6 +66,32 @@ def test_several_are_let_in_at_once_where_there_is_room() -> None:
     receiving, (first, *_), lets = queue(LIMIT, LIMIT // 2, LIMIT // 4, LIMIT)
     receiving.done(first)
     assert (lets, receiving.nbytes) == (["1", "2"], LIMIT // 2 + LIMIT // 4)
+
+
+def test_while_the_journal_is_behind_large_frames_are_put_off_and_small_ones_pass() -> None:
+    receiving = Receiving(100 * BEHIND_BYTES, PATIENCE)
+    whole, under_way, late, small = (Sender(name) for name in ("whole", "way", "late", "small"))
+    asks(receiving, whole, BEHIND_BYTES + 1)
+    asks(receiving, under_way, SMALL_BYTES)
+    behind = receiving.queued(whole)
+    receiving.done(whole)
+    assert (under_way.is_put_off, list(receiving.waiting)) == (True, [under_way])
+    assert not asks(receiving, late, SMALL_BYTES)
+    assert asks(receiving, small, SMALL_BYTES - 1)
+    assert not small.is_put_off
+    assert receiving.claim_now(Sender("http"), SMALL_BYTES), "who cannot wait is not sent away"
+    receiving.durable(behind)
+    assert (under_way.is_put_off, late.lets, list(receiving.waiting)) == (False, ["late"], [])
+
+
+def test_a_journal_that_keeps_up_puts_nobody_off() -> None:
+    receiving = Receiving(100 * BEHIND_BYTES, PATIENCE)
+    whole, under_way = Sender(), Sender()
+    asks(receiving, whole, BEHIND_BYTES)
+    asks(receiving, under_way, BEHIND_BYTES)
+    receiving.queued(whole)
+    receiving.done(whole)
+    assert not under_way.is_put_off
 
 
 def test_a_frame_larger_than_the_limit_is_received_alone() -> None:

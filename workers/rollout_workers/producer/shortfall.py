@@ -7,6 +7,7 @@ caller had `GRACE_S` to push it once more.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.producer.pushes import PendingPush
@@ -71,6 +72,13 @@ class Shortfalls:
         for group_id, _ in late:
             del self._groups[group_id]
         return [
-            m.CloseGroup(group_id=group_id, size=short.size, withdrawn=list(short.members))
+            m.CloseGroup(group_id=group_id, size=short.size, withdrawn=list(part))
             for group_id, short in late
+            for part in _batched(short.members)
         ]
+
+
+def _batched(numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """As many at a time as one message takes."""
+    left = iter(numbers)
+    return iter(lambda: tuple(islice(left, m.MAX_SAMPLES)), ())

@@ -1,8 +1,8 @@
 """Admission: every push is answered once, when all of its samples are decided.
 
-Pushes of which samples are held back wait here in order of arrival, at most `credits` of them a
-producer; what exceeds that is answered `full`. When something leaves they are tried again: in order
-until one is held back, and all of them while no step can be planned.
+Pushes of which samples are held back wait here in line, at most `credits` of them a producer; what
+exceeds that is answered `full`. When something leaves they are tried again: in order until one is
+held back, and further ones while no step can be planned.
 """
 
 from rollout_dispatcher.core.admission.capacity import Capacity
@@ -73,7 +73,7 @@ class Admission:
         return [push.answer()]
 
     def retry(self, now: float) -> list[Effect]:
-        """Something has left: let held pushes in, first come first served."""
+        """Something has left: let held pushes in, as they stand in line."""
         self.capacity.pressed = None
         effects: list[Effect] = []
         while self.held:
@@ -91,7 +91,13 @@ class Admission:
         if situation == self._tried and self._is_all_that_counts:
             return []  # as when many producers leave one after the other
         self._tried = situation
-        return [effect for push in list(self.held)[1:] for effect in self._try(push, now)]
+        effects: list[Effect] = []
+        for push in list(self.held)[1:]:
+            effects += self._try(push, now)
+            if self.capacity.shortfall() <= 0:  # a step can be planned: the others wait in line
+                self._tried = ()
+                break
+        return effects
 
     @property
     def _is_all_that_counts(self) -> bool:
@@ -129,6 +135,11 @@ class Admission:
         """Decide a held push as far as that is possible now."""
         if self.held.is_emptied(push):
             return self._recall(push, now)
+        if not self.held.is_grouped(push):  # a member may be refused by now
+            full = self.capacity.holds_back_all(self.held.least_bytes(push))
+            if full is not None:
+                self.capacity.press(full, now)
+                return []
         self._deciding.decide(push, now, in_line=False)
         return self._after_try(push)
 

@@ -61,6 +61,10 @@ class Capacity:
             full = None if passes else full
         return full
 
+    def holds_back_all(self, least_bytes: int) -> BufferFull | None:
+        """The cap that holds back samples of so many bytes and more, whatever they are."""
+        return self._hard_cap(least_bytes)
+
     def holds_back_after(self, coming: int, sample: Sample) -> BufferFull | None:
         """The cap that holds a sample back whose payload is not here, behind so many others."""
         full = self._hard_cap(sample.nbytes)

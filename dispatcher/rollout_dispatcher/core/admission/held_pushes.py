@@ -1,18 +1,19 @@
-"""Pushes that are held back, in order of arrival, and the memory that their payloads take.
+"""Pushes that are held back, in line, and the memory that their payloads take.
 
     held with its payload --------------------------------its turn--> decided
     held without (`held_bytes` were used up) --its turn--> asked for again --arrives--> decided
 
 Invariant: payload bytes of held pushes stay within `held_bytes`, but for one push, so that there is
-always one that can come in at once.
+always one that can come in at once. The line is that of `line.py:Line`: fair to each producer.
 """
 
 import sys
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, takewhile
 
+from rollout_dispatcher.core.admission.line import Line
 from rollout_dispatcher.core.indexes.lowest import Lowest
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
@@ -26,10 +27,15 @@ _UNKNOWN = -sys.maxsize
 
 @dataclass(slots=True)
 class _Held:
-    """serial: tells it from others. nbytes: payload bytes in memory. asked: its payload comes."""
+    """serial: tells it from others. nbytes: payload bytes in memory. least: of one sample.
+
+    grouped: whether it has members of groups, whose fate others decide. asked: its payload comes.
+    """
 
     serial: int
+    grouped: bool
     nbytes: int = 0
+    least: int = 0
     emptied: bool = False
     asked: bool = False
 
@@ -39,7 +45,8 @@ class HeldPushes:
 
     def __init__(self, held_bytes: int) -> None:
         self._limit = held_bytes
-        self._held: OrderedDict[Push, _Held] = OrderedDict()
+        self._held: dict[Push, _Held] = {}
+        self._line: Line[Push] = Line()
         self._of_producer: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._of_group: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._emptied: dict[tuple[str, int], Push] = {}
@@ -56,8 +63,8 @@ class HeldPushes:
         return len(self._held)
 
     def __iter__(self) -> Iterator[Push]:
-        """In order of arrival."""
-        return iter(self._held)
+        """As they stand in line."""
+        return iter(self._line)
 
     @property
     def any_emptied(self) -> bool:
@@ -68,8 +75,8 @@ class HeldPushes:
         return push in self._held
 
     def first(self) -> Push:
-        """The push that has waited longest; there has to be one."""
-        return next(iter(self._held))
+        """The push whose turn it is; there has to be one."""
+        return self._line.first()
 
     def of_producer(self, producer: str) -> list[Push]:
         """This producer's pushes."""
@@ -86,17 +93,19 @@ class HeldPushes:
 
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
-        self._held[push] = _Held(next(self._serials))
+        groups = {sample.group_id for sample in push.waiting} - {None}
+        self._held[push] = _Held(next(self._serials), grouped=bool(groups))
+        self._line.add(push, push.producer, len(push.samples))
         self._unexcused[push] = None
         self._of_producer[push.producer][push] = None
-        for sample in push.waiting:
-            if sample.group_id is not None:
-                self._of_group[sample.group_id][push] = None
+        for group_id in groups:
+            self._of_group[str(group_id)][push] = None
         self.weigh(push)
 
     def remove(self, push: Push) -> None:
         """It is decided, or its producer is gone."""
         self._unmark(push)
+        self._line.remove(push)
         held = self._held.pop(push)
         self.nbytes -= held.nbytes
         self._unexcused.pop(push, None)
@@ -111,7 +120,8 @@ class HeldPushes:
         held, waiting = self._held[push], push.waiting
         if push.excused:
             self._excused.set(held.serial, _oldest(waiting))
-        before, held.nbytes = held.nbytes, sum(sample.memory_bytes for sample in waiting)
+        sizes = [sample.memory_bytes for sample in waiting]
+        before, held.nbytes, held.least = held.nbytes, sum(sizes), min(sizes, default=0)
         self.nbytes += held.nbytes - before
         if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
             push.samples = tuple(map(Sample.with_producer, push.samples))
@@ -133,6 +143,16 @@ class HeldPushes:
         """Whether an excused sample waits that belongs before this phase, or the stream's end."""
         oldest = self._excused.lowest
         return oldest is not None and (end is None or oldest < end)
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    def least_bytes(self, push: Push) -> int:
+        """What the smallest of its samples that wait takes of memory."""
+        return self._held[push].least
+
+    def is_grouped(self, push: Push) -> bool:
+        """Whether some of its samples are members of groups, whatever becomes of these."""
+        return self._held[push].grouped
 
     # -- without their payloads ---------------------------------------------------------------
 

@@ -22,6 +22,9 @@ from rollout_dispatcher.protocol.messages.base import (
 from rollout_dispatcher.protocol.messages.samples import SchemaKnown
 from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 
+#: Steps that a DP rank can hold uncommitted; far above what memory allows.
+MAX_OPEN_STEPS = 1024
+
 Capabilities = Annotated[list[Name], Declared(max_length=64)]
 
 
@@ -108,7 +111,7 @@ class HelloRank(Hello):
     committed: Watermark = -1
     hungry: bool = False
     received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
-        default_factory=list
+        default_factory=list, max_length=MAX_OPEN_STEPS
     )
     policy_version: Version | None = None
     policy_step: Count | None = None

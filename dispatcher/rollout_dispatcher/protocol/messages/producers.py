@@ -13,14 +13,22 @@ from typing import Annotated
 from pydantic import Field as Declared
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol.messages.base import Count, Extent, Message, Name, Version
-from rollout_dispatcher.protocol.messages.samples import HasFields, HasSamples
+from rollout_dispatcher.protocol.messages.base import (
+    Count,
+    Extent,
+    Message,
+    Name,
+    Tokens,
+    Version,
+)
+from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
 from rollout_dispatcher.sample import Outcome
 
 
 class Push(HasSamples, HasFields):
     """Samples, numbered in the order in which a producer makes them; payload: their spans.
 
+    tokens: of each sample; at most 1,024 samples, and a larger batch in several pushes.
     first_seq: number of the first; the others follow.
     floor: the producer will never again send a number below this one.
     named: the sample ids were given by the user, so repeats across producers are duplicates.
@@ -30,6 +38,7 @@ class Push(HasSamples, HasFields):
 
     type_code = 5
     each = (*HasSamples.each, "group_sizes")
+    tokens: Annotated[list[Tokens], Declared(max_length=MAX_SAMPLES)]
     first_seq: Count
     floor: Count
     named: bool = False
@@ -97,7 +106,8 @@ class CloseGroup(Message):
     keep: whether an incomplete group is trained on rather than dropped; null: as configured.
     number: by which a producer knows this, so that it is heard once however often it is said.
     withdrawn: if given, the group is not closed, but lacks these samples of its producer, by their
-        sequence numbers; `size` is then what they have said of it, null if that is told at close.
+        sequence numbers, at most 1,024 at a time; `size` is then what they have said of it, null
+        if that is told at close.
     """
 
     type_code = 8
@@ -105,7 +115,7 @@ class CloseGroup(Message):
     size: Extent | None = None
     keep: bool | None = None
     number: Count | None = None
-    withdrawn: list[Count] | None = None
+    withdrawn: Annotated[list[Count], Declared(max_length=MAX_SAMPLES)] | None = None
 
 
 class EndPhase(Message):

@@ -20,6 +20,9 @@ from rollout_dispatcher.protocol.messages.base import (
 )
 from rollout_dispatcher.sample import DType, Field, Schema
 
+#: Samples of one push. To read and decide on as many takes some milliseconds, in which nobody else
+#: is heard; a larger batch is pushed in parts.
+MAX_SAMPLES = 1024
 #: Fields of a sample; far above what any trainer reads.
 MAX_FIELDS = 64
 

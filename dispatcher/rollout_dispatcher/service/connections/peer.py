@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 #: After an Error frame, how long to wait for the peer to read it and hang up.
 GOODBYE_SECONDS = 2.0
 
+#: Bulk that is written to one peer before others get their turn: about a millisecond.
+BULK_BYTES_A_TURN = 2 * 1024 * 1024
+
 #: Produces the next bulk frame when there is room to write it; None: no longer needed.
 Job = Callable[[], list[Buffer] | None]
 
@@ -45,6 +48,8 @@ class Pause(Enum):
     UNREAD = auto()
     #: Its next frame waits until those of others have been received.
     NO_ROOM = auto()
+    #: Its frame waits until the journal has written what others have sent.
+    BEHIND = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class Peer(StreamProtocol):
         self._transport: asyncio.Transport | None = None
         self._jobs: deque[Job] = deque()
         self._paused = False
+        #: Bytes of bulk that may be written before others get their turn.
+        self._share = BULK_BYTES_A_TURN
         self._pauses: set[Pause] = set()
         #: Whether `receiving` counts a frame of ours.
         self._counted = False
@@ -204,7 +211,8 @@ class Peer(StreamProtocol):
     @property
     def filled(self) -> int | None:
         """Bytes of its frame that have arrived; None while it is we who do not read them."""
-        return None if Pause.UNANSWERED in self._pauses else self._session.filled
+        ours = Pause.UNANSWERED in self._pauses or Pause.BEHIND in self._pauses
+        return None if ours else self._session.filled
 
     @property
     def arriving(self) -> tuple[int, int] | None:
@@ -215,6 +223,14 @@ class Peer(StreamProtocol):
         """Its frame may have memory, in a turn of its own: others are in the midst of something."""
         self._counted = True
         asyncio.get_running_loop().call_soon(self._receive_on)
+
+    def put_off(self) -> None:
+        """Receive nothing more of its frame until `take_up`."""
+        self._pause(Pause.BEHIND)
+
+    def take_up(self) -> None:
+        """The journal takes more."""
+        self._unpause(Pause.BEHIND)
 
     def forget(self) -> None:
         """Drop the bulk frames that wait: the peer says hello again, and gets them anew."""
@@ -340,10 +356,18 @@ class Peer(StreamProtocol):
             self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
 
     def _pump(self) -> None:
-        while self._jobs and not self._paused and self._transport is not None:
+        """Write bulk frames while there is room; in a later turn what exceeds a turn's share."""
+        while self._jobs and not self._paused and self._share > 0 and self._transport is not None:
             buffers = self._jobs.popleft()()
             if buffers is not None and self._may_send(buffers[0]):
                 self._transport.writelines(buffers)
+                self._share -= sum(map(len, buffers))
+                if self._share <= 0:
+                    asyncio.get_running_loop().call_soon(self._pump_on)
+
+    def _pump_on(self) -> None:
+        self._share = BULK_BYTES_A_TURN
+        self._pump()
 
     def _may_send(self, frame: Buffer) -> bool:
         try:

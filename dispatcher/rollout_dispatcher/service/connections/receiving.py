@@ -11,6 +11,10 @@ until its message was handed on; from then on it is the buffer's, or a held push
   `patience` seconds is given up. Of those that came more slowly than `MIN_RATE` the slowest are, as
   many as the first in line needs; the others get another `patience`, so that where a link is slow
   for everybody most frames arrive all the same. While nobody waits, a frame may take its time.
+- Nobody stands behind many others' bytes at the journal. While more than `BEHIND_BYTES` that were
+  handed on are not durable, no large frame is let in, and those under way are not read from: of
+  sixteen floods one after the other becomes whole, and a small push between them waits for what the
+  journal has by then, not for all that they have sent.
 
 Pure: time is an argument, and whoever is let in or given up is told by the caller's own methods.
 """
@@ -23,6 +27,9 @@ from typing import Protocol
 SMALL_BYTES = 64 * 1024
 #: Bytes a second that a frame has to come at, on average over `patience`, while others wait.
 MIN_RATE = 2**20
+#: Bytes that may wait for the journal before no large frame comes to them: what a good disk writes
+#: in some ten milliseconds, and enough for its writes to be long.
+BEHIND_BYTES = 8 * 2**20
 
 
 class Receiver(Protocol):
@@ -34,6 +41,12 @@ class Receiver(Protocol):
 
     def let_in(self) -> None:
         """The frame that waited is counted, and may have memory."""
+
+    def put_off(self) -> None:
+        """Receive nothing more of the frame until `take_up`."""
+
+    def take_up(self) -> None:
+        """Go on receiving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +65,27 @@ class Receiving:
 
     def __init__(self, limit: int, patience: float) -> None:
         self.limit, self.patience = limit, patience
-        self.nbytes = self._large = 0
+        self.nbytes = self._large = self._behind = 0
         self._shares: dict[Receiver, int] = {}
         self._line: dict[Receiver, int] = {}
         self._marks: dict[Receiver, _Mark] = {}
+        self._put_off: list[Receiver] = []
 
     @property
     def waiting(self) -> Collection[Receiver]:
-        """Those in line, in order."""
-        return self._line.keys()
+        """Those in line, in order, and those whose frames are put off."""
+        return (*self._line, *self._put_off)
 
     def claim(self, who: Receiver, nbytes: int) -> bool:
-        """Count so many bytes more for `who`, if there is room and nobody waits for it."""
-        if nbytes >= SMALL_BYTES and (self._line or not self._has_capacity(who, nbytes)):
+        """Count so many bytes more for `who`, if it need not wait in line."""
+        if nbytes >= SMALL_BYTES and self._is_behind:
+            return False
+        return self.claim_now(who, nbytes)
+
+    def claim_now(self, who: Receiver, nbytes: int) -> bool:
+        """The same for who cannot stand in line: if there is room and nobody waits for it."""
+        awaited = self._line and not self._is_behind
+        if nbytes >= SMALL_BYTES and (awaited or not self._has_capacity(who, nbytes)):
             return False
         self._count(who, nbytes)
         return True
@@ -84,6 +105,30 @@ class Receiving:
         if self._line:
             self._line.pop(who, None)
             self._let_in()
+
+    # -- the journal ------------------------------------------------------------------------
+
+    def queued(self, who: Receiver) -> int:
+        """The frame of `who` was handed on, and waits for the journal; returns its bytes."""
+        nbytes = self._shares.get(who, 0)
+        self._behind += nbytes
+        if self._is_behind and not self._put_off:
+            others = self._shares.items() - {(who, nbytes)}
+            self._put_off = [other for other, share in others if share >= SMALL_BYTES]
+            for other in self._put_off:
+                other.put_off()
+        return nbytes
+
+    def durable(self, nbytes: int) -> None:
+        """So many of these bytes wait no more."""
+        self._behind -= nbytes
+        if not self._is_behind:
+            put_off, self._put_off = self._put_off, []
+            for who in put_off:
+                who.take_up()
+            self._let_in()
+
+    # -- what comes too slowly --------------------------------------------------------------
 
     def too_slow(self, now: float, away: float = 0.0) -> list[Receiver]:
         """Whose frames are to be given up for those who wait; to be asked now and then.
@@ -120,6 +165,10 @@ class Receiving:
             if gained < self.patience * MIN_RATE:
                 yield gained, who
 
+    @property
+    def _is_behind(self) -> bool:
+        return self._behind > BEHIND_BYTES
+
     def _has_capacity(self, who: Receiver, nbytes: int) -> bool:
         if self.nbytes + nbytes <= self.limit:
             return True
@@ -132,7 +181,7 @@ class Receiving:
         self._large += before < SMALL_BYTES <= before + nbytes
 
     def _let_in(self) -> None:
-        while self._line:
+        while self._line and not self._is_behind:
             who, nbytes = next(iter(self._line.items()))
             if not self._has_capacity(who, nbytes):
                 return

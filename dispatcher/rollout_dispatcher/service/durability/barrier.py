@@ -116,14 +116,14 @@ class DurabilityBarrier:
 
     def after(self, then: Callable[[], None]) -> None:
         """Run `then` once everything noted so far is durable; at once if it is."""
-        if self._shut:
+        if self.is_shut:
             self._waiting.append((self._noted, then))
         else:
             then()
 
     def heard(self, speaker: Speaker) -> None:
         """A message of this speaker was handled, and is answered once the barrier opens."""
-        if not self._shut:
+        if not self.is_shut:
             return
         self._unanswered[speaker] += 1
         self.after(partial(self._answered, speaker))
@@ -137,7 +137,8 @@ class DurabilityBarrier:
         await durable.wait()
 
     @property
-    def _shut(self) -> bool:
+    def is_shut(self) -> bool:
+        """Whether what is decided now has to wait."""
         return bool(self._waiting) or self._durable < self._noted
 
     def _answered(self, speaker: Speaker) -> None:

@@ -82,6 +82,13 @@ class Metrics:
             ["plane"],
             registry=registry,
         )
+        self.message_duration = Histogram(
+            "dispatcher_message_duration_seconds",
+            "From when a message can be read until it is answered, durably if there is a journal.",
+            ["role"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.event_loop_lag = Histogram(
             "dispatcher_event_loop_lag_seconds",
             "How late the event loop runs what is due.",

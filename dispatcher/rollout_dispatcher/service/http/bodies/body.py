@@ -43,6 +43,8 @@ class Body:
     def let_in(self) -> None:
         """Nothing to do: it never waits."""
 
+    put_off = take_up = let_in
+
     async def read(self, request: web.Request, limit: int) -> list[bytes]:
         """The whole body, as it was sent and as it came. Raises ReceivingFull, BodyTooLarge.
 
@@ -68,7 +70,7 @@ class Body:
         more, receiving = nbytes - self._counted, self._receiving
         if more <= 0:
             return
-        if not receiving.claim(self, more):
+        if not receiving.claim_now(self, more):
             raise ReceivingFull(receiving.nbytes, receiving.limit)
         self._counted = nbytes
 
