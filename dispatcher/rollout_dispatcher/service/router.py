@@ -27,6 +27,7 @@ from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.effect_runner import EffectRunner
+from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.registry import Metrics
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class Router:
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         metrics.watch_receiving(self.receiving)
         self._connections = Connections()
-        self.barrier = DurabilityBarrier(journal, self.fail, self._journal_takes_more)
+        self._failure = Failure()
+        self.barrier = DurabilityBarrier(journal, self._failure, self._journal_takes_more)
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._effect_runner = EffectRunner(
@@ -61,6 +63,7 @@ class Router:
             config,
             self._connections,
             self.barrier,
+            self._failure,
             metrics=metrics,
             clock=clock,
         )
@@ -87,14 +90,8 @@ class Router:
         self._connections.peers.add(peer)
 
     def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
-        """A peer sent a legal message."""
-        try:
-            self._hear(peer, message, spans)
-        except DispatcherError:
-            raise
-        except Exception as error:  # a bug of ours, and who knows what state it has left
-            self.fail(error)
-            return
+        """A peer sent a legal message; raises what is its own fault."""
+        self._failure.guard_hearing(self._hear, peer, message, spans)
         if peer.role == "producer":  # ranks are heard always: their commits free the journal's room
             self.barrier.heard(peer)
 
@@ -140,10 +137,7 @@ class Router:
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""
-        try:
-            self._lost(peer, reason)
-        except Exception as error:
-            self.fail(error)
+        self._failure.guard(self._lost, peer, reason)
 
     def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
@@ -261,7 +255,7 @@ class Router:
 
     async def finished(self) -> None:
         """Return when everything is committed and everybody has left. Raises what broke us."""
-        await self._completion.over(self._effect_runner.failure)
+        await self._completion.over(self._failure.future)
 
     def close_silent(self, away: float) -> None:
         """Close the connections of clients that are silent, heartbeats included, for too long.
@@ -300,13 +294,12 @@ class Router:
 
     def fail(self, error: BaseException) -> None:
         """Something broke that we cannot go on without; `finished` raises the first such error."""
-        self._effect_runner.fail(error)
+        self._failure.fail(error)
 
     @property
     def failure(self) -> BaseException | None:
         """What has broken, if anything has."""
-        failure = self._effect_runner.failure
-        return None if failure.cancelled() or not failure.done() else failure.exception()
+        return self._failure.error
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
@@ -332,6 +325,7 @@ class Router:
             peer.hang_up()
         self._completion.close()
         self._effect_runner.close()
+        self._failure.cancel()
 
 
 def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:

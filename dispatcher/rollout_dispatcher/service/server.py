@@ -16,10 +16,10 @@ from contextlib import contextmanager
 
 from prometheus_client import disable_created_metrics
 
-from rollout_dispatcher.service import logs
-from rollout_dispatcher.service.allocator import keep_freed_memory
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.dispatcher import Dispatcher
+from rollout_dispatcher.service.process import logs
+from rollout_dispatcher.service.process.allocator import keep_freed_memory
 from rollout_dispatcher.transport.fair_selector import new_event_loop
 
 log = logging.getLogger(__name__)

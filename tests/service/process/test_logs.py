@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.service import logs
 from rollout_dispatcher.service.config.types import LogFormat, LogLevel
+from rollout_dispatcher.service.process import logs
 
 
 def line_of(message: str, *args: object, **details: Any) -> dict[str, str]:
