@@ -115,6 +115,7 @@ class Dispatch:
     ) -> Decision:
         """A producer gives up samples of a group, which has `size` members if that was told."""
         self._parts.closing.withdraw(group_id, size, producer, numbers, now)
+        self._relief.look_again()  # what is withdrawn may be what others wait behind
         return self._decide(self._relieve(now))
 
     def end_phase(

@@ -40,6 +40,8 @@ class HeldPushes:
         self._asked: dict[Push, float] = {}  # since when, in that order
         #: Samples of payloads that were asked for again and are expected to come.
         self.asked_samples = 0
+        #: Pushes that have waited and wait no more: whoever stands behind them may come in.
+        self.departures = 0
         #: Payload bytes in memory.
         self.nbytes = 0
 
@@ -82,6 +84,7 @@ class HeldPushes:
     def remove(self, push: Push) -> None:
         """It is decided, or its producer is gone."""
         self._unmark(push)
+        self.departures += 1
         self.nbytes -= self._held.pop(push).nbytes
         _discard(self._of_producer, push.producer, push)
         for sample in push.samples:
