@@ -21,6 +21,7 @@ from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.errors import NotServing
+from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.journaling import Opened, go_on_from, read_journal
@@ -280,7 +281,14 @@ def _name_undone(core: Dispatch) -> bool:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Written beside and renamed, so that whoever waits for it never reads half of it."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text)
-    beside.replace(path)
+    """Written beside and renamed, so that whoever waits for it never reads half of it.
+
+    Under a name that nobody knows before: the directory may be one that others write to as well.
+    """
+    beside = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    try:
+        write_new(beside, text.encode(), mode=0o666, sync=False)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

@@ -53,6 +53,8 @@ class Index:
     def __init__(self, path: Path, map_bytes: int) -> None:
         self._path = path
         self._map_bytes = map_bytes
+        if path.is_symlink():
+            raise JournalError(f"the index {path} is a link to another file; put that in its place")
         if path.exists():
             check_index(path, _TREES)
         with self._errors():
