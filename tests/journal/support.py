@@ -28,6 +28,7 @@ from rollout_dispatcher.core.facts import (
     GroupSizeSet,
     PhaseEnded,
     Planned,
+    ProducerKeyed,
     ProducerSaid,
     Remembered,
     RememberedStep,
@@ -204,6 +205,7 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
         "words": dict(remembered.words),
+        "keys": dict(remembered.keys),
         "given_ids": remembered.given_ids,
         "totals": dict(remembered.totals),
     }  # fmt: skip
@@ -231,6 +233,7 @@ class Model:
         self.floors: dict[str, int] = {}
         self.seqs: dict[str, set[int]] = {}
         self.words: dict[str, tuple[int, bool]] = {}
+        self.keys: dict[str, str] = {}
         self.given_ids: OrderedDict[str, None] = OrderedDict()
         self.totals: dict[str, object] = {}
 
@@ -273,6 +276,7 @@ class Model:
                 name: (floor, frozenset(seq for seq in self.seqs[name] if seq >= floor))
                 for name, floor in self.floors.items()
             },
+            "keys": self.keys,
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
             "totals": self.totals,
@@ -307,7 +311,7 @@ class Model:
                 self.seqs.setdefault(producer, set()).add(seq)
                 if given_id is not None:
                     self.given_ids[given_id] = None
-            case FloorRaised() | ProducerSaid():
+            case FloorRaised() | ProducerKeyed() | ProducerSaid():
                 self._apply_producer(fact)
             case GroupSized(tickets, size):
                 for entry in map(self.entries.__getitem__, tickets):
@@ -327,11 +331,13 @@ class Model:
             case _:
                 self._apply_single(fact)
 
-    def _apply_producer(self, fact: FloorRaised | ProducerSaid) -> None:
+    def _apply_producer(self, fact: FloorRaised | ProducerKeyed | ProducerSaid) -> None:
         self.floors.setdefault(fact.producer, 0)
         self.seqs.setdefault(fact.producer, set())
         if isinstance(fact, FloorRaised):
             self.floors[fact.producer] = max(fact.floor, self.floors[fact.producer])
+        elif isinstance(fact, ProducerKeyed):
+            self.keys[fact.producer] = fact.digest
         else:
             self.words[fact.producer] = (fact.phase, fact.ended)
 
@@ -418,6 +424,7 @@ class Player:
             GenerationBegan(self.model.generation + 1, random.randrange(1, 5)),
             VersionReported((self.model.version or 0) + random.randrange(2), self.model.next_step),
             ProducerSaid(producer, random.randrange(3), random.random() < 0.3),
+            ProducerKeyed(producer, f"{random.randrange(2):032x}"),
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
             RunBegan("run"),

@@ -13,12 +13,20 @@ from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
 from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted, WelcomeProducer
-from rollout_dispatcher.core.facts import DropReason, Fact, Remembered, RunBegan, VersionReported
+from rollout_dispatcher.core.facts import (
+    DropReason,
+    Fact,
+    ProducerKeyed,
+    Remembered,
+    RunBegan,
+    VersionReported,
+)
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.sample import Sample
 
@@ -82,8 +90,18 @@ class Dispatch:
             self._admission.push(push, now, may_hold=may_hold) + self._consider(now)
         )
 
-    def producer_connected(self, producer: str) -> Decision:
-        """A producer is there, maybe again."""
+    def check_key(self, producer: str, key: str) -> None:
+        """Raise Unauthorized for a producer that uses another's name; key: its key's digest."""
+        if not self._parts.memory.is_ours(producer, key):
+            raise Unauthorized(
+                f"another client has the name {producer}, and has shown a key that goes with it; "
+                "give every client a client_id of its own, or show the same key each time"
+            )
+
+    def producer_connected(self, producer: str, key: str = "") -> Decision:
+        """A producer is there, maybe again; key: the digest of that which `check_key` passed."""
+        if self._parts.memory.bind(producer, key):
+            self._note(ProducerKeyed(producer, key))
         self._parts.producers.connected(producer)
         return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
 

@@ -42,6 +42,14 @@ class FloorRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerKeyed:
+    """A producer's name is its own from now on; digest: of the key that it has to show."""
+
+    producer: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSized:
     """The group that these buffered samples form has `size` members in all."""
 
@@ -150,6 +158,7 @@ class StreamEnded:
 Fact = (
     Accepted
     | FloorRaised
+    | ProducerKeyed
     | GroupSized
     | ProducerSaid
     | Planned
@@ -212,6 +221,7 @@ class Remembered:
     phases: tuple[int, ...] = ()
     ended: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)

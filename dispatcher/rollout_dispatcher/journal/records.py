@@ -22,6 +22,7 @@ from rollout_dispatcher.core.facts import (
     GroupSizeSet,
     PhaseEnded,
     Planned,
+    ProducerKeyed,
     ProducerSaid,
     Resumed,
     RunBegan,
@@ -39,7 +40,7 @@ SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
-SIZED, SAID, SIZE = "sized", "said", "size"
+SIZED, SAID, SIZE, KEYED = "sized", "said", "size", "keyed"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -134,6 +135,8 @@ class Encoder:
                 return [DROPPED, tickets, reason]
             case FloorRaised(producer, floor):
                 return [FLOOR, producer, floor]
+            case ProducerKeyed(producer, digest):
+                return [KEYED, producer, digest]
             case GroupSized(tickets, size):
                 return [SIZED, tickets, size]
             case ProducerSaid(producer, phase, ended):

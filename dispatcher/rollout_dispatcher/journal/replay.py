@@ -144,6 +144,7 @@ def remembered(
             for name, producer in state.producers.items()
             if producer.phase or producer.ended
         },
+        keys={name: producer.key for name, producer in state.producers.items() if producer.key},
         given_ids=given_ids,
         totals=json.loads(ledger.totals),
     )

@@ -80,7 +80,7 @@ class State:
                     self._drop(row[1])
                 case records.SIZED:
                     self._size(*row[1:])
-                case records.FLOOR | records.SAID:
+                case records.FLOOR | records.KEYED | records.SAID:
                     self._hear(row)
                 case records.SCHEMA:
                     self.schemas[row[1]] = records.schema_of(row[2])
@@ -274,6 +274,8 @@ class State:
         producer = self._producer(row[1])
         if row[0] == records.FLOOR:
             producer.raise_floor(row[2])
+        elif row[0] == records.KEYED:
+            producer.key = row[2]
         else:
             producer.phase, producer.ended = row[2:]
 

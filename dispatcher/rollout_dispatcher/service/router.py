@@ -19,7 +19,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.sample import Sample
-from rollout_dispatcher.service.access import EVERYBODY, Access
+from rollout_dispatcher.service.access import EVERYBODY, Access, digest_of
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections
@@ -107,7 +107,7 @@ class Router:
                 self.barrier.after(peer.take_leave)
             case m.HelloProducer():
                 self.access.check_token(message.token)
-                self._producer_joins(peer)
+                self._producer_joins(peer, digest_of(message.key))
             case m.HelloRank():
                 self.access.check_token(message.token)
                 self._rank_joins(peer, message, now)
@@ -185,14 +185,15 @@ class Router:
             self._connections.answered(peer.client_id)
             self._completion.check()
 
-    def _producer_joins(self, peer: Peer) -> None:
+    def _producer_joins(self, peer: Peer, key: str) -> None:
+        self.core.check_key(peer.client_id, key)
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
         if before is not None:
             self.perform(self.core.producer_lost(peer.client_id, self.clock()))
             before.close()
         self.metrics.connections.labels("producer").inc()
-        self.perform(self.core.producer_connected(peer.client_id))
+        self.perform(self.core.producer_connected(peer.client_id, key))
 
     # -- ranks ------------------------------------------------------------------------------
 

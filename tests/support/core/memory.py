@@ -28,6 +28,7 @@ class Memory:
         self._version: int | None = None
         self._version_step = 0
         self._words: dict[str, tuple[int, bool]] = {}
+        self._keys: dict[str, str] = {}
         self._phases: list[int] = []
         self._ended = False
         self._totals: Mapping[str, Any] = {}
@@ -65,8 +66,9 @@ class Memory:
             ended=self._ended,
             producers={
                 name: (self._floors.get(name, 0), frozenset(self._accepted.get(name, set())))
-                for name in self._accepted.keys() | self._floors.keys()
+                for name in self._accepted.keys() | self._floors.keys() | self._keys.keys()
             },
+            keys=self._keys,
             given_ids=tuple(self._given_ids),
             totals=self._totals,
         )
@@ -125,6 +127,8 @@ class Memory:
                 self._resumed = None
             case f.VersionReported():
                 self._version, self._version_step = fact.version, fact.first_step
+            case f.ProducerKeyed():
+                self._keys[fact.producer] = fact.digest
             case f.ProducerSaid():
                 self._words[fact.producer] = fact.phase, fact.ended
             case f.PhaseEnded():

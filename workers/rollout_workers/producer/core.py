@@ -16,6 +16,7 @@ What is outstanding is bounded by the callers, each of which waits for its own p
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from secrets import token_hex
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
@@ -52,7 +53,7 @@ class ProducerCore:
     finished, unconfirmed = False, None
 
     def __init__(self, client_id: str) -> None:
-        self.client_id = client_id
+        self.client_id, self._key = client_id, token_hex(16)
         self.token: str | None = None
         self.max_payload_bytes = 0
         self.welcomed = self._connected = False
@@ -130,7 +131,7 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
-        return m.HelloProducer(client_id=self.client_id, token=self.token)
+        return m.HelloProducer(client_id=self.client_id, token=self.token, key=self._key)
 
     def lost(self) -> None:
         """Everything unanswered has to be said again on the next connection."""
