@@ -44,6 +44,10 @@ def started(
             process.kill()
 
 
+def logged(server: ServeProcess, said: str) -> bool:
+    return said in server.log()
+
+
 def fill(pipe: int) -> None:
     """Write to it until it takes nothing more; whoever else writes to it waits then."""
     writer = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
@@ -109,7 +113,8 @@ def test_what_ends_nothing_is_logged_and_changes_nothing(serve: Serve) -> None:
     producer.push([3, 4, 5])
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         server.send_signal(number)
-        eventually(lambda name=number.name: f"{name}: " in server.log(), f"{number} is heard")
+        said = f"{number.name}: "
+        eventually(partial(logged, server, said), f"{number} is heard")
     log = server.log()
     assert "SIGHUP: nothing changes" in log
     assert "is running: 3 samples buffered, 0 open steps with 0 samples, 0 steps committed" in log

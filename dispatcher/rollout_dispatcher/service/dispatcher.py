@@ -24,6 +24,7 @@ from rollout_dispatcher.errors import NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.journal_log import JournalLog
 from rollout_dispatcher.service.durability.journaling import Opened, go_on_from, read_journal
 from rollout_dispatcher.service.durability.own_thread import in_own_thread
 from rollout_dispatcher.service.metrics.registry import Metrics
@@ -253,9 +254,10 @@ class Dispatcher:
 async def _watch(router: Router) -> None:
     """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
 
-    And say whom the next step waits for.
+    And say whom the next step waits for, and what becomes of the journal.
     """
-    loop, stalls = asyncio.get_running_loop(), StallLog(router.core)
+    loop = asyncio.get_running_loop()
+    stalls, journal = StallLog(router.core), JournalLog(router.barrier)
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
@@ -264,6 +266,7 @@ async def _watch(router: Router) -> None:
         router.close_silent(away)
         router.keep_pace(away)
         stalls.check(router.clock())
+        journal.check()
         ended_connections.tell_more()
 
 

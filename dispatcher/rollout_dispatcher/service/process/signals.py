@@ -40,6 +40,7 @@ class Signals:
         self._loop = asyncio.get_running_loop()
         self._asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
         free = {number for number in others if signal.getsignal(number) is signal.SIG_DFL}
+        self._told: dict[signal.Signals, Callable[[signal.Signals], object]]
         self._told = dict.fromkeys(ENDING, self._asked.put_nowait)
         self._told |= {number: lambda it: others[it]() for number in free}
         self._heard, written = socket.socketpair()
