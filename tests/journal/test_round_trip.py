@@ -16,6 +16,7 @@ from rollout_dispatcher.core.facts import (
     PhaseEnded,
     Planned,
     ProducerKeyed,
+    ProducerLeft,
     ProducerSaid,
     Remembered,
     Resumed,
@@ -160,6 +161,13 @@ def test_what_producers_said_last_is_remembered(tmp_path: Path) -> None:
     words = {"a": (3, False), "b": (2, True)}
     assert after(tmp_path / "j", said).words == words
     assert recovered(tmp_path / "j").words == words
+
+
+def test_a_producer_that_left_and_did_not_push_again_is_not_waited_for(tmp_path: Path) -> None:
+    left = [ProducerLeft(name) for name in ("a", "b", "c")]
+    found = after(tmp_path / "j", [*left, accepted(0, producer="a"), ProducerSaid("b", 1, False)])
+    assert found.left == {"c"}
+    assert recovered(tmp_path / "j").left == {"c"}
 
 
 def test_a_producers_key_is_remembered_as_long_as_its_floor(tmp_path: Path) -> None:

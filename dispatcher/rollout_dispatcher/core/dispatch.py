@@ -17,6 +17,7 @@ from rollout_dispatcher.core.facts import (
     DropReason,
     Fact,
     ProducerKeyed,
+    ProducerLeft,
     Remembered,
     RunBegan,
     VersionReported,
@@ -104,6 +105,12 @@ class Dispatch:
             self._note(ProducerKeyed(producer, key))
         self._parts.producers.connected(producer)
         return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
+
+    def producer_leaves(self, producer: str) -> Decision:
+        """A producer says goodbye, and is not waited for any more, whatever ends this process."""
+        if producer in self._parts.producers:
+            self._note(ProducerLeft(producer))
+        return self._decide([])
 
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""

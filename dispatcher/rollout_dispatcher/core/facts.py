@@ -50,6 +50,13 @@ class ProducerKeyed:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerLeft:
+    """It has said goodbye: nobody waits for it, until it comes back and pushes."""
+
+    producer: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSized:
     """The group that these buffered samples form has `size` members in all."""
 
@@ -159,6 +166,7 @@ Fact = (
     Accepted
     | FloorRaised
     | ProducerKeyed
+    | ProducerLeft
     | GroupSized
     | ProducerSaid
     | Planned
@@ -222,6 +230,7 @@ class Remembered:
     ended: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    left: frozenset[str] = frozenset()
     words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)

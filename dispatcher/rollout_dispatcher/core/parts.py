@@ -107,8 +107,10 @@ class Parts:
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
         accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}
-        spoke = (name for name in memory.producers if name in accepted or name in memory.words)
-        said = {name: memory.words.get(name, (0, False)) for name in spoke}
+        awaited = (accepted | memory.words.keys()) - memory.left
+        said = {
+            name: memory.words.get(name, (0, False)) for name in memory.producers if name in awaited
+        }
         self.producers.restore(said, now, contributed=accepted)
         self.memory.restore(memory.producers, memory.given_ids, memory.keys)
         self.buffer.restore(memory.entries, memory.next_ticket, now)

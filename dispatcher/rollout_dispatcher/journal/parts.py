@@ -85,7 +85,7 @@ class ProducerRecord:
     """Numbers at or above `floor` that were accepted, and what the producer said last.
 
     phase: the newest one that it has ended, 0 for none. ended: whether its stream. key: the digest
-    of its key, if it has shown one.
+    of its key, if it has shown one. left: it has said goodbye, and nothing since.
     """
 
     floor: int = 0
@@ -93,6 +93,7 @@ class ProducerRecord:
     phase: int = 0
     ended: bool = False
     key: str = ""
+    left: bool = False
 
     def raise_floor(self, floor: int) -> None:
         """Forget what never comes again."""

@@ -23,6 +23,7 @@ from rollout_dispatcher.core.facts import (
     PhaseEnded,
     Planned,
     ProducerKeyed,
+    ProducerLeft,
     ProducerSaid,
     Resumed,
     RunBegan,
@@ -40,7 +41,7 @@ SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
-SIZED, SAID, SIZE, KEYED = "sized", "said", "size", "keyed"
+SIZED, SAID, SIZE, KEYED, LEFT = "sized", "said", "size", "keyed", "left"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -135,6 +136,8 @@ class Encoder:
                 return [DROPPED, tickets, reason]
             case FloorRaised(producer, floor):
                 return [FLOOR, producer, floor]
+            case ProducerLeft(producer):
+                return [LEFT, producer]
             case ProducerKeyed(producer, digest):
                 return [KEYED, producer, digest]
             case GroupSized(tickets, size):

@@ -104,7 +104,7 @@ class Router:
             case m.Ping():
                 peer.send(m.Pong())
             case m.Bye():
-                self.barrier.after(peer.take_leave)
+                self._says_goodbye(peer)
             case m.HelloProducer():
                 self.access.check_token(message.token)
                 self._producer_joins(peer, digest_of(message.key))
@@ -178,6 +178,11 @@ class Router:
         decision = self.core.push(push, self.clock(), may_hold=False)
         self.perform(decision)
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
+
+    def _says_goodbye(self, peer: Peer) -> None:
+        if self._connections.producers.get(peer.client_id) is peer:
+            self.perform(self.core.producer_leaves(peer.client_id))
+        self.barrier.after(peer.take_leave)
 
     def _confirm(self, peer: Peer) -> None:
         peer.send(m.Pong())

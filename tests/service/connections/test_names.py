@@ -1,5 +1,6 @@
 """A producer's name is its own: who knows it and not its key cannot speak for it."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,17 @@ def test_a_name_without_a_key_is_everybodys_until_one_is_shown(serve: Serve) -> 
     assert push(welcomed(server, None), 0) == ["duplicate"]
     assert push(welcomed(server, KEY), 0) == ["duplicate"]
     hello(server, None).expect_error("unauthorized")
+
+
+def test_who_said_goodbye_is_not_waited_for_after_a_crash(serve: Serve, tmp_path: Path) -> None:
+    server = serve(buffer_capacity=100, journal_dir=tmp_path / "journal")
+    for name in ("left", "back", "here"):
+        producer = welcomed(server, KEY, name)
+        assert push(producer, 0) == ["accepted"]
+        if name != "here":
+            producer.bye()
+    assert push(welcomed(server, KEY, "back"), 1) == ["accepted"]
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    again = serve(buffer_capacity=100, journal_dir=tmp_path / "journal")
+    assert sorted(again.post("/v1/stream/end").json["waits_for"]) == ["back", "here"]

@@ -157,7 +157,7 @@ class Index:
             else:
                 row = [
                     name, producer.floor, sorted(producer.accepted), producer.phase,
-                    producer.ended, producer.key,
+                    producer.ended, producer.key, producer.left,
                 ]  # fmt: skip
                 self._producers.put(write, key, row)
 
