@@ -1,8 +1,10 @@
 """Loading: every option by flag, variable and file, and nothing misspelt is let through."""
 
 from pathlib import Path
+from typing import Annotated, Self
 
 import pytest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollout_dispatcher.cli.fields import flag_of
 from rollout_dispatcher.cli.options import Loaded, load_config
@@ -138,3 +140,33 @@ def test_a_bad_value_names_the_place_where_it_was_written(tmp_path: Path, name: 
     assert variable in refusal(NEEDED, {variable: "bad"})
     file = toml(tmp_path, f'{name} = "bad"')
     assert f"{file[1]}: {name}" in refusal([*NEEDED, *file])
+
+
+class Together(BaseModel):
+    """Two settings that are wrong together, and one whose default is."""
+
+    model_config = ConfigDict(validate_default=True)
+    low: int = 0
+    high: int = 0
+    size: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError("--low is above --high")
+        return self
+
+
+def test_what_settings_are_together_is_told_without_the_name_of_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Together, ["--low", "2"], {}, prog="serve")
+    assert str(caught.value) == "--low is above --high"
+
+
+def test_a_default_that_cannot_be_used_is_not_called_missing() -> None:
+    class Unlucky(Together):
+        size: Annotated[int, Field(ge=1)] = 0
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(Unlucky, [], {}, prog="serve")
+    assert str(caught.value) == "--size: Input should be greater than or equal to 1"

@@ -28,6 +28,8 @@ from rollout_dispatcher.core.facts import (
     GroupSizeSet,
     PhaseEnded,
     Planned,
+    ProducerKeyed,
+    ProducerLeft,
     ProducerSaid,
     Remembered,
     RememberedStep,
@@ -204,6 +206,8 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
         "words": dict(remembered.words),
+        "keys": dict(remembered.keys),
+        "left": set(remembered.left),
         "given_ids": remembered.given_ids,
         "totals": dict(remembered.totals),
     }  # fmt: skip
@@ -231,6 +235,8 @@ class Model:
         self.floors: dict[str, int] = {}
         self.seqs: dict[str, set[int]] = {}
         self.words: dict[str, tuple[int, bool]] = {}
+        self.keys: dict[str, str] = {}
+        self.left: set[str] = set()
         self.given_ids: OrderedDict[str, None] = OrderedDict()
         self.totals: dict[str, object] = {}
 
@@ -273,6 +279,8 @@ class Model:
                 name: (floor, frozenset(seq for seq in self.seqs[name] if seq >= floor))
                 for name, floor in self.floors.items()
             },
+            "keys": self.keys,
+            "left": self.left,
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
             "totals": self.totals,
@@ -305,9 +313,10 @@ class Model:
                 self.next_ticket = max(self.next_ticket, entry.ticket + 1)
                 self.floors.setdefault(producer, 0)
                 self.seqs.setdefault(producer, set()).add(seq)
+                self.left.discard(producer)
                 if given_id is not None:
                     self.given_ids[given_id] = None
-            case FloorRaised() | ProducerSaid():
+            case FloorRaised() | ProducerKeyed() | ProducerLeft() | ProducerSaid():
                 self._apply_producer(fact)
             case GroupSized(tickets, size):
                 for entry in map(self.entries.__getitem__, tickets):
@@ -327,12 +336,19 @@ class Model:
             case _:
                 self._apply_single(fact)
 
-    def _apply_producer(self, fact: FloorRaised | ProducerSaid) -> None:
+    def _apply_producer(
+        self, fact: FloorRaised | ProducerKeyed | ProducerLeft | ProducerSaid
+    ) -> None:
         self.floors.setdefault(fact.producer, 0)
         self.seqs.setdefault(fact.producer, set())
         if isinstance(fact, FloorRaised):
             self.floors[fact.producer] = max(fact.floor, self.floors[fact.producer])
+        elif isinstance(fact, ProducerKeyed):
+            self.keys[fact.producer] = fact.digest
+        elif isinstance(fact, ProducerLeft):
+            self.left.add(fact.producer)
         else:
+            self.left.discard(fact.producer)
             self.words[fact.producer] = (fact.phase, fact.ended)
 
     def _apply_commit(self, fact: Committed) -> None:
@@ -418,6 +434,8 @@ class Player:
             GenerationBegan(self.model.generation + 1, random.randrange(1, 5)),
             VersionReported((self.model.version or 0) + random.randrange(2), self.model.next_step),
             ProducerSaid(producer, random.randrange(3), random.random() < 0.3),
+            ProducerLeft(producer),
+            ProducerKeyed(producer, f"{random.randrange(2):032x}"),
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
             RunBegan("run"),

@@ -1,5 +1,6 @@
 """A journal directory has one user, one format and nothing else in it."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -53,3 +54,18 @@ def test_a_failed_opening_holds_no_lock(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="full at"):
             recovered(tmp_path / "j", map_bytes=8 << 10)
     recovered(tmp_path / "j")
+
+
+@pytest.mark.parametrize("name", ["lock", "format.new", "newest.new", "index", "0.spare"])
+def test_a_link_that_somebody_has_planted_is_not_written_through(tmp_path: Path, name: str) -> None:
+    directory, victim = tmp_path / "j", tmp_path / "victim"
+    directory.mkdir()
+    victim.write_text("precious")
+    if name in {"index", "0.spare"}:  # a journal that has begun
+        recovered(directory)
+        (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(victim)
+    with contextlib.suppress(JournalError):
+        recovered(directory)
+    assert victim.read_text() == "precious"
+    assert victim.is_file()

@@ -15,6 +15,8 @@ from rollout_dispatcher.core.facts import (
     GroupSizeSet,
     PhaseEnded,
     Planned,
+    ProducerKeyed,
+    ProducerLeft,
     ProducerSaid,
     Remembered,
     Resumed,
@@ -159,6 +161,21 @@ def test_what_producers_said_last_is_remembered(tmp_path: Path) -> None:
     words = {"a": (3, False), "b": (2, True)}
     assert after(tmp_path / "j", said).words == words
     assert recovered(tmp_path / "j").words == words
+
+
+def test_a_producer_that_left_and_did_not_push_again_is_not_waited_for(tmp_path: Path) -> None:
+    left = [ProducerLeft(name) for name in ("a", "b", "c")]
+    found = after(tmp_path / "j", [*left, accepted(0, producer="a"), ProducerSaid("b", 1, False)])
+    assert found.left == {"c"}
+    assert recovered(tmp_path / "j").left == {"c"}
+
+
+def test_a_producers_key_is_remembered_as_long_as_its_floor(tmp_path: Path) -> None:
+    keyed: list[Fact] = [ProducerKeyed(name, name * 32) for name in ("a", "b")]
+    found = after(tmp_path / "j", [*keyed, FloorRaised("a", 2)])
+    assert found.keys == {"a": "a" * 32, "b": "b" * 32}
+    assert found.producers == {"a": (2, frozenset()), "b": (0, frozenset())}
+    assert recovered(tmp_path / "j").keys == found.keys
 
 
 def test_what_a_forgotten_producer_said_is_forgotten(tmp_path: Path) -> None:

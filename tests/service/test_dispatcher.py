@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVarTuple
@@ -14,8 +15,15 @@ from urllib.request import urlopen
 import pytest
 
 from rollout_dispatcher import Dispatcher, ServeConfig
-from rollout_dispatcher.errors import ConfigError, DispatcherError, ListenerFailed, NotServing
+from rollout_dispatcher.errors import (
+    ConfigError,
+    DispatcherError,
+    JournalError,
+    ListenerFailed,
+    NotServing,
+)
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.service.durability import journaling
 from tests.service.conftest import SMALL
 from tests.support.client import Producer, Trainer
 from tests.support.server import series
@@ -90,7 +98,7 @@ async def test_two_in_one_process_know_nothing_of_each_other() -> None:
 
 async def test_it_leaves_the_process_alone() -> None:
     def process() -> list[object]:
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
         logger = logging.getLogger()
         return [
             *map(signal.getsignal, numbers), logger.level, logger.handlers.copy(),
@@ -213,8 +221,46 @@ async def test_an_address_that_is_taken_leaves_nothing_behind() -> None:
         dispatcher = Dispatcher(config(listen=[free], http=f"127.0.0.1:{port}"))
         with pytest.raises(OSError, match="in use"):
             await dispatcher.start()
+        with pytest.raises(NotServing, match="has no address"):
+            assert dispatcher.endpoint
         async with Dispatcher(config(listen=[free])) as second:
             assert second.endpoint == free
+
+
+async def test_a_start_that_fails_late_leaves_no_address(tmp_path: Path) -> None:
+    dispatcher = Dispatcher(config(ready_file=tmp_path / "nowhere" / "ready"))
+    with pytest.raises(OSError, match="nowhere"):
+        await dispatcher.start()
+    assert dispatcher.endpoints == ()
+    assert dispatcher.http_endpoint == ""
+    assert timers(asyncio.get_running_loop()) == []
+
+
+async def test_a_start_that_is_given_up_lets_go_of_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, read = threading.Event(), journaling.read_journal
+
+    def slow(*args: Any) -> Any:
+        opened = read(*args)
+        goes_on.wait(30)
+        return opened
+
+    durable = config(journal_dir=tmp_path / "journal")
+    with monkeypatch.context() as patch:
+        patch.setattr("rollout_dispatcher.service.dispatcher.read_journal", slow)
+        starting = asyncio.create_task(Dispatcher(durable).start())
+        await until((tmp_path / "journal" / "index").exists)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    goes_on.set()
+    async with asyncio.timeout(20):
+        while True:  # another one may have it as soon as the disk has answered
+            with contextlib.suppress(JournalError):
+                async with Dispatcher(durable):
+                    return
+            await asyncio.sleep(0.01)
 
 
 def break_listener(dispatcher: Dispatcher) -> None:

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rollout_dispatcher.core.decision import NO_TOTALS, Decision
+from rollout_dispatcher.core.effects import PushAnswered, StepCommitted
+from rollout_dispatcher.errors import IllegalTransition
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.sample import Outcome
 from tests.service.conftest import Serve
 from tests.service.durability.test_barrier import SlowLog
 from tests.service.durability.test_behind_the_barrier import Wire, hub_with, push_one
@@ -66,4 +70,37 @@ async def test_a_bug_of_ours_ends_the_service_wherever_the_event_loop_meets_it(
         async with asyncio.timeout(10):
             await router.finished()
     assert router.failure is error
+    router.close()
+
+
+async def test_a_move_that_our_own_table_lacks_is_our_bug_and_not_the_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = hub_with(SlowLog())
+    bug = IllegalTransition("committed", "prepared")
+
+    def fail(*_: object, **__: object) -> None:
+        raise bug
+
+    monkeypatch.setattr(router.core, "push", fail)
+    producer = Wire(router)
+    producer.say(m.HelloProducer(client_id="p"))
+    push_one(producer)
+    assert router.failure is bug
+    producer.say(m.Ping())  # nobody has sent it away
+    assert producer.heard() == ["WelcomeProducer", "Pong"]
+    router.close()
+
+
+async def test_what_cannot_be_performed_of_a_decision_holds_up_nothing_else_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = hub_with(SlowLog())
+    producer = Wire(router)
+    producer.say(m.HelloProducer(client_id="p"))
+    ours, answers = StepCommitted(0, 1, 1.0), PushAnswered("p", 0, (Outcome.ACCEPTED,))
+    monkeypatch.setattr(router._effect_runner, "_headers", None)  # which has no `pop`
+    router.perform(Decision([ours, answers], (), NO_TOTALS))
+    assert isinstance(router.failure, AttributeError)
+    assert producer.heard() == ["WelcomeProducer", "Pushed"]
     router.close()

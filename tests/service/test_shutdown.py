@@ -13,7 +13,7 @@ import pytest
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
-from tests.support.server import PATIENCE_S, ServeProcess
+from tests.support.server import PATIENCE_S, ServeProcess, eventually
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -197,6 +197,32 @@ def test_a_socket_in_use_is_not_taken_from_its_owner(serve: Serve, tmp_path: Pat
     assert done.returncode == 1
     assert "another process listens there" in done.stderr
     assert Producer(owner.endpoint, "p").push([3]).outcomes == ["accepted"]
+
+
+def test_the_socket_of_a_successor_stays(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "samples.sock"
+    server = serve(listen=f"unix:{path}")
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as successor:
+        successor.bind(str(path))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert path.exists()
+
+
+def test_what_is_planted_beside_the_ready_file_is_not_written_through(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """In a directory that others write to as well, such as /tmp; the file's name is known."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("ready.json.part", "ready.json"):
+        (tmp_path / name).symlink_to(victim)
+    server = serve(ready_file=tmp_path / "ready.json")
+    eventually(lambda: not (tmp_path / "ready.json").is_symlink(), "the file is written")
+    assert json.loads((tmp_path / "ready.json").read_text())["listen"] == server.endpoints
+    assert victim.read_text() == "precious"
+    assert sorted(tmp_path.glob("ready.json.*")) == [tmp_path / "ready.json.part"]
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(serve: Serve) -> None:

@@ -185,14 +185,16 @@ def _explain(
     """The first thing that is wrong, with the place where the user wrote it."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else ""
-    if name not in values:
+    if first["type"] == "missing":
         about = " ".join((model.model_fields[name].description or "").split())
         return (
             f"{flag_of(name)} is required ({about}); give the flag, {ENV_PREFIX}{name.upper()}, "
             f"or {name} in the --config file"
         )
+    message = first["msg"].removeprefix("Value error, ")
+    if name not in values:  # what the settings are together, or a default where it cannot be used
+        return f"{flag_of(name)}: {message}" if name in model.model_fields else message
     source = sources[name]
     own = {_place("flags", name), _place("environment", name)}
     where = source if source in own else f"{source}: {name}"
-    message = first["msg"].removeprefix("Value error, ")
     return f"{where} = {values[name]!r}: {message[0].lower()}{message[1:]}"

@@ -25,6 +25,11 @@ examples:
   what would that use?
     dispatcher check-config --config serve.toml
 
+signals:
+  SIGTERM, SIGINT   drain, or with a journal stop: the next start goes on; the second quits at once
+  SIGUSR1           log where the run stands
+  SIGHUP, SIGUSR2   change nothing, and are logged; settings are read at start
+
 exit codes: 0 the stream ended or everything was drained, 1 failure or a shutdown that gave up
 accepted samples (the log names them), 2 usage or config
 """

@@ -13,12 +13,21 @@ from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
 from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted, WelcomeProducer
-from rollout_dispatcher.core.facts import DropReason, Fact, Remembered, RunBegan, VersionReported
+from rollout_dispatcher.core.facts import (
+    DropReason,
+    Fact,
+    ProducerKeyed,
+    ProducerLeft,
+    Remembered,
+    RunBegan,
+    VersionReported,
+)
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.sample import Sample, Schema
 
@@ -83,10 +92,26 @@ class Dispatch:
             self._admission.push(push, now, may_hold=may_hold) + self._consider(now)
         )
 
-    def producer_connected(self, producer: str) -> Decision:
-        """A producer is there, maybe again."""
+    def check_key(self, producer: str, key: str) -> None:
+        """Raise Unauthorized for a producer that uses another's name; key: its key's digest."""
+        if not self._parts.memory.is_ours(producer, key):
+            raise Unauthorized(
+                f"another client has the name {producer}, and has shown a key that goes with it; "
+                "give every client a client_id of its own, or show the same key each time"
+            )
+
+    def producer_connected(self, producer: str, key: str = "") -> Decision:
+        """A producer is there, maybe again; key: the digest of that which `check_key` passed."""
+        if self._parts.memory.bind(producer, key):
+            self._note(ProducerKeyed(producer, key))
         self._parts.producers.connected(producer)
         return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
+
+    def producer_leaves(self, producer: str) -> Decision:
+        """A producer says goodbye, and is not waited for any more, whatever ends this process."""
+        if producer in self._parts.producers:
+            self._note(ProducerLeft(producer))
+        return self._decide([])
 
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""
@@ -116,6 +141,7 @@ class Dispatch:
     ) -> Decision:
         """A producer gives up samples of a group, which has `size` members if that was told."""
         self._parts.closing.withdraw(group_id, size, producer, numbers, now)
+        self._relief.look_again()  # what is withdrawn may be what others wait behind
         return self._decide(self._relieve(now))
 
     def end_phase(

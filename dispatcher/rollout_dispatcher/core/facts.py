@@ -44,6 +44,21 @@ class FloorRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerKeyed:
+    """A producer's name is its own from now on; digest: of the key that it has to show."""
+
+    producer: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerLeft:
+    """It has said goodbye: nobody waits for it, until it comes back and pushes."""
+
+    producer: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSized:
     """The group that these buffered samples form has `size` members in all."""
 
@@ -160,6 +175,8 @@ class StreamEnded:
 Fact = (
     Accepted
     | FloorRaised
+    | ProducerKeyed
+    | ProducerLeft
     | GroupSized
     | ProducerSaid
     | Planned
@@ -226,6 +243,8 @@ class Remembered:
     phases: tuple[int, ...] = ()
     ended: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    left: frozenset[str] = frozenset()
     words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)

@@ -112,10 +112,13 @@ class Parts:
         self.totals.restore(memory.totals)
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
-        said = {name: memory.words.get(name, (0, False)) for name in memory.producers}
         accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}
+        awaited = (accepted | memory.words.keys()) - memory.left
+        said = {
+            name: memory.words.get(name, (0, False)) for name in memory.producers if name in awaited
+        }
         self.producers.restore(said, now, contributed=accepted)
-        self.memory.restore(memory.producers, memory.given_ids)
+        self.memory.restore(memory.producers, memory.given_ids, memory.keys)
         self.buffer.restore(memory.entries, memory.next_ticket, now)
         self.schema_choice.restore(memory, now)
         self.ends.restore(memory, now)

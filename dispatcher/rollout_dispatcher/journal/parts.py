@@ -84,13 +84,16 @@ class StepRecord:
 class ProducerRecord:
     """Numbers at or above `floor` that were accepted, and what the producer said last.
 
-    phase: the newest one that it has ended, 0 for none. ended: whether its stream.
+    phase: the newest one that it has ended, 0 for none. ended: whether its stream. key: the digest
+    of its key, if it has shown one. left: it has said goodbye, and nothing since.
     """
 
     floor: int = 0
     accepted: set[int] = field(default_factory=set)
     phase: int = 0
     ended: bool = False
+    key: str = ""
+    left: bool = False
 
     def raise_floor(self, floor: int) -> None:
         """Forget what never comes again."""

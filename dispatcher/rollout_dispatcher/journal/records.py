@@ -22,6 +22,8 @@ from rollout_dispatcher.core.facts import (
     GroupSizeSet,
     PhaseEnded,
     Planned,
+    ProducerKeyed,
+    ProducerLeft,
     ProducerSaid,
     Resumed,
     RunBegan,
@@ -41,6 +43,7 @@ PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
+KEYED, LEFT = "keyed", "left"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -138,6 +141,10 @@ class Encoder:
                 return [DROPPED, tickets, reason]
             case FloorRaised(producer, floor):
                 return [FLOOR, producer, floor]
+            case ProducerLeft(producer):
+                return [LEFT, producer]
+            case ProducerKeyed(producer, digest):
+                return [KEYED, producer, digest]
             case GroupSized(tickets, size):
                 return [SIZED, tickets, size]
             case ProducerSaid(producer, phase, ended):

@@ -146,6 +146,8 @@ def remembered(
             for name, producer in state.producers.items()
             if producer.phase or producer.ended
         },
+        keys={name: producer.key for name, producer in state.producers.items() if producer.key},
+        left=frozenset(name for name, producer in state.producers.items() if producer.left),
         given_ids=given_ids,
         totals=json.loads(ledger.totals),
     )

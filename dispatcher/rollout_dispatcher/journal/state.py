@@ -80,7 +80,7 @@ class State:
                     self._drop(row[1])
                 case records.SIZED:
                     self._size(*row[1:])
-                case records.FLOOR | records.SAID:
+                case records.FLOOR | records.KEYED | records.LEFT | records.SAID:
                     self._hear(row)
                 case records.SCHEMA:
                     self.schemas[row[1]] = records.schema_of(row[2])
@@ -126,6 +126,7 @@ class State:
         self.ledger.next_ticket = max(self.ledger.next_ticket, kept.ticket + 1)
         name, seq, given_id = row[records.PRODUCER :]
         producer = self._producer(name)
+        producer.left = False
         if seq >= producer.floor:
             producer.accepted.add(seq)
         if given_id is not None:
@@ -278,8 +279,13 @@ class State:
         producer = self._producer(row[1])
         if row[0] == records.FLOOR:
             producer.raise_floor(row[2])
+        elif row[0] == records.KEYED:
+            producer.key = row[2]
+        elif row[0] == records.LEFT:
+            producer.left = True
         else:
             producer.phase, producer.ended = row[2:]
+            producer.left = False
 
     def _trim_ids(self) -> None:
         self.first_id = self.oldest_id

@@ -2,8 +2,12 @@
 
 A dispatcher that can be reached from other machines starts only if it can tell who connects, by a
 token or by client certificates, unless it is told to trust its network (`--insecure`).
+
+Who has the token may do whatever clients may; what keeps one producer from speaking for another is
+the key that each makes for itself.
 """
 
+import hashlib
 import hmac
 import ssl
 from collections.abc import Iterable
@@ -58,6 +62,13 @@ class Access:
 
 #: No token, no TLS.
 EVERYBODY = Access()
+
+
+def digest_of(key: str | None) -> str:
+    """What is remembered of a client's key: nobody who reads it can show the key."""
+    if key is None:
+        return ""
+    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def exposed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:

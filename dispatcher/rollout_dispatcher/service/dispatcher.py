@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,7 @@ from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.errors import ConfigError, NotServing
-from rollout_dispatcher.service.allocator import Crowd
+from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import (
@@ -29,16 +30,22 @@ from rollout_dispatcher.service.connections.descriptors import (
     open_files_limit,
     warn_if_lowered,
 )
-from rollout_dispatcher.service.durability.journaling import open_journal
+from rollout_dispatcher.service.durability.journal_log import JournalLog
+from rollout_dispatcher.service.durability.journaling import Opened, go_on_from, read_journal
+from rollout_dispatcher.service.durability.own_thread import in_own_thread
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
+from rollout_dispatcher.service.process.allocator import Crowd
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.service.stall_log import StallLog
+from rollout_dispatcher.transport.rate_limited import ended_connections
 
 log = logging.getLogger(__name__)
 
 #: How often the event loop's lateness is measured, and silent peers are looked for.
 LAG_PROBE_SECONDS = 0.25
+#: How long the journal has to write what nobody waits for any more.
+JOURNAL_CLOSE_SECONDS = 10.0
 GOES_ON_LATER = "the dispatcher is stopping; it goes on from its journal when it is started again"
 
 
@@ -58,7 +65,9 @@ class Dispatcher:
         self.http_endpoint = ""
         self._router: Router | None = None
         self._open = AsyncExitStack()
-        self._serves = self._is_over = self._was_told = False
+        self._begun = self._serves = self._is_over = self._was_told = False
+        #: How long the journal has at the end to write what is queued.
+        self._journal_patience = JOURNAL_CLOSE_SECONDS
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -93,18 +102,23 @@ class Dispatcher:
     # -- its life ---------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve. Raises ConfigError, JournalError, or OSError for an address that is not free."""
-        if self._router is not None:
+        """Serve. Raises ConfigError, JournalError, or OSError for an address that is not free.
+
+        A large journal takes a while to be read, in a thread; whoever cancels need not wait for it.
+        """
+        if self._begun:
             raise NotServing("a dispatcher is started once; make another one")
+        self._begun = True
         async with AsyncExitStack() as stack:
-            router = self._make_router(stack)
+            router = await self._make_router(stack)
             self._router = router
             listening = await stack.enter_async_context(sample_plane(self.config, router))
             http = await stack.enter_async_context(http_plane(self.config, router))
-            self.endpoints, self.http_endpoint = tuple(map(str, listening)), str(http)
+            endpoints = tuple(map(str, listening))
             self._start_watch(stack, router)
-            self._announce()
+            self._announce(endpoints, str(http))
             self._open = stack.pop_all()
+        self.endpoints, self.http_endpoint = endpoints, str(http)
         self._serves = True
 
     async def drained(self) -> bool:
@@ -170,15 +184,18 @@ class Dispatcher:
             raise NotServing("the dispatcher was stopped")
         return router
 
-    def _make_router(self, stack: AsyncExitStack) -> Router:
+    async def _make_router(self, stack: AsyncExitStack) -> Router:
         config, clock = self.config, SteadyClock(asyncio.get_running_loop().time)
         limits = _limits(config)
         config = config.model_copy(update={"max_connections": limits.sample})
         core = Dispatch(core_config(config), uuid4().hex)
         metrics = Metrics(config, core, clock)
-        journal = open_journal(config, core, metrics, clock)
-        if journal is not None:
-            stack.callback(journal.close)
+        journal = None
+        if config.journal_dir is not None:
+            opened = await in_own_thread(partial(read_journal, config, clock), Opened.let_go)
+            journal = go_on_from(opened, config, core, metrics, clock)
+            close = journal.close
+            stack.push_async_callback(lambda: in_own_thread(lambda: close(self._journal_patience)))
         router = Router(
             config, core, metrics, clock, journal, access=config.access(), limits=limits
         )
@@ -221,20 +238,24 @@ class Dispatcher:
         try:
             async with asyncio.timeout(self.config.drain_timeout):
                 await router.barrier.settled()
-        except TimeoutError:
-            log.error("the journal could not be written: %s", router.barrier.failure)
+        except BaseException as error:  # what does not come in this time is not waited for again
+            self._journal_patience = 0.0
+            why = router.barrier.failure or "its disk does not answer"
+            log.error("the journal could not be written: %s", why)
+            if not isinstance(error, TimeoutError):
+                raise
             return False
         return True
 
-    def _announce(self) -> None:
+    def _announce(self, endpoints: tuple[str, ...], http_endpoint: str) -> None:
         log.info(
             "run %s: serving samples on %s, HTTP on %s",
-            self.run_id, ", ".join(self.endpoints), self.http_endpoint,
+            self.run_id, ", ".join(endpoints), http_endpoint,
         )  # fmt: skip
         if self.config.ready_file is not None:
             facts = {
-                "listen": self.endpoints,
-                "http": self.http_endpoint,
+                "listen": endpoints,
+                "http": http_endpoint,
                 "run_id": self.run_id,
                 "version": __version__,
             }
@@ -257,9 +278,11 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
 async def _watch(router: Router) -> None:
     """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
 
-    And say whom the next step waits for, and give back the memory of a crowd that has left.
+    And say whom the next step waits for, and what becomes of the journal; give back the memory of
+    a crowd that has left.
     """
     loop, stalls, crowd = asyncio.get_running_loop(), StallLog(router.core), Crowd()
+    journal = JournalLog(router.barrier)
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
@@ -269,6 +292,8 @@ async def _watch(router: Router) -> None:
         router.keep_pace(away)
         stalls.check(router.clock())
         crowd.check(router.num_connections)
+        journal.check()
+        ended_connections.tell_more()
 
 
 def _name_undone(core: Dispatch) -> bool:
@@ -285,7 +310,14 @@ def _name_undone(core: Dispatch) -> bool:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Written beside and renamed, so that whoever waits for it never reads half of it."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text)
-    beside.replace(path)
+    """Written beside and renamed, so that whoever waits for it never reads half of it.
+
+    Under a name that nobody knows before: the directory may be one that others write to as well.
+    """
+    beside = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    try:
+        write_new(beside, text.encode(), mode=0o666, sync=False)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

@@ -33,6 +33,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
 
@@ -64,12 +65,13 @@ class EffectRunner:
         config: ServeConfig,
         connections: Connections,
         barrier: DurabilityBarrier,
+        failure: Failure,
         *,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
-        self._barrier = barrier
+        self._barrier, self._failure = barrier, failure
         self._core = core
         self._connections = connections
         self._metrics = metrics
@@ -101,38 +103,36 @@ class EffectRunner:
             e.Rewound: _log_rewound,
             e.Drained: _log_drained,
         }
-        #: Fails when something of ours broke; never gets a result otherwise.
-        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def perform(self, decision: Decision) -> None:
         """Carry out what the core decided; then set the clock for what is due next."""
         if self._closed:  # the journal may tell the barrier of its last batches, and of its end
             return
-        self._barrier.note(decision.facts, decision.totals)
+        self._failure.guard(self._perform, decision)
+
+    def _perform(self, decision: Decision) -> None:
+        self._barrier.note(decision.facts, decision.totals)  # without which nothing may be told
         for effect in decision.effects:
-            if isinstance(effect, AT_ONCE):
-                self._do(effect)
-            elif isinstance(effect, _Answer):
-                asked = self._connections.producers.get(effect.producer)
-                self._barrier.after(partial(self._answer, effect, asked))
-            elif isinstance(effect, TO_RANKS):
-                number = self._core.generation
-                self._barrier.after(partial(self._tell_generation, number, effect))
-            elif isinstance(effect, e.WelcomeRank):
-                self._barrier.after(partial(self._welcome_rank, self._attach(effect), effect))
-            elif isinstance(effect, e.FailRanks):
-                detached = self._connections.detach(*effect.client_ids)
-                self._barrier.after(partial(_fail, detached, effect.error))
-            else:
-                self._barrier.after(partial(self._do, effect))
+            self._failure.guard(self._send_on, effect)
         self._set_timer()
 
-    def fail(self, error: BaseException) -> None:
-        """Something of ours broke; the first such error is what the service ends with."""
-        if not self.failure.done():
-            unexpected = None if isinstance(error, DispatcherError) else error
-            log.critical("the dispatcher has failed: %s", error, exc_info=unexpected)
-            self.failure.set_exception(error)
+    def _send_on(self, effect: e.Effect) -> None:
+        """Do it, now or behind the barrier."""
+        if isinstance(effect, AT_ONCE):
+            self._do(effect)
+        elif isinstance(effect, _Answer):
+            asked = self._connections.producers.get(effect.producer)
+            self._barrier.after(partial(self._answer, effect, asked))
+        elif isinstance(effect, TO_RANKS):
+            number = self._core.generation
+            self._barrier.after(partial(self._tell_generation, number, effect))
+        elif isinstance(effect, e.WelcomeRank):
+            self._barrier.after(partial(self._welcome_rank, self._attach(effect), effect))
+        elif isinstance(effect, e.FailRanks):
+            detached = self._connections.detach(*effect.client_ids)
+            self._barrier.after(partial(_fail, detached, effect.error))
+        else:
+            self._barrier.after(partial(self._do, effect))
 
     def close(self) -> None:
         """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
@@ -140,7 +140,6 @@ class EffectRunner:
         if self._timer is not None:
             self._timer.cancel()
         self._planner.close()
-        self.failure.cancel()
 
     # -- one method an effect ---------------------------------------------------------------
 
@@ -152,7 +151,7 @@ class EffectRunner:
             # A turn later: what was written before, such as a producer's answer, leaves first.
             asyncio.get_running_loop().call_soon(self._run, self._plan_here, effect)
         else:
-            self._planner.plan_in_thread(effect, partial(self._planned, effect), self.fail)
+            self._planner.plan_in_thread(effect, partial(self._planned, effect), self._failure.fail)
 
     def _welcome_producer(self, effect: e.WelcomeProducer) -> None:
         if (peer := self._connections.producers.get(effect.producer)) is None:
@@ -324,7 +323,7 @@ class EffectRunner:
                 return micro_batch(step.number, index, self._samples(parts[index]))
             return filler(step.number, index, *self._samples([next(step.entries())]))
         except Exception as error:  # a payload cannot be read back, or a bug of ours
-            self.fail(error)
+            self._failure.fail(error)
             return None
 
     def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
@@ -358,13 +357,9 @@ class EffectRunner:
         asyncio.get_running_loop().call_later(0, self._run, what, *values)
 
     def _run(self, what: Callable[[*_T], None], *values: *_T) -> None:
-        """Call for the event loop, which would only log what goes wrong, and go on."""
-        if self._closed:
-            return
-        try:
-            what(*values)
-        except Exception as error:
-            self.fail(error)
+        """Call for the event loop, while we are not closed."""
+        if not self._closed:
+            self._failure.guard(what, *values)
 
     # -- time -------------------------------------------------------------------------------
 

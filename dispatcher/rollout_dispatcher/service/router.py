@@ -25,7 +25,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.sample import Sample
-from rollout_dispatcher.service.access import EVERYBODY, Access
+from rollout_dispatcher.service.access import EVERYBODY, Access, digest_of
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections
@@ -35,6 +35,7 @@ from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.effect_runner import EffectRunner
+from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.message_times import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.transport.pending import Pending
@@ -70,7 +71,8 @@ class Router:
         metrics.watch_pending("sample", self.pending)
         metrics.watch_pending("http", self.http_pending)
         self._connections = Connections()
-        self.barrier = DurabilityBarrier(journal, self.fail, self._journal_takes_more)
+        self._failure = Failure()
+        self.barrier = DurabilityBarrier(journal, self._failure, self._journal_takes_more)
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._effect_runner = EffectRunner(
@@ -78,6 +80,7 @@ class Router:
             config,
             self._connections,
             self.barrier,
+            self._failure,
             metrics=metrics,
             clock=clock,
         )
@@ -112,14 +115,8 @@ class Router:
             self._connections.introduced(peer)
 
     def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
-        """A peer sent a legal message."""
-        try:
-            self._hear(peer, message, spans)
-        except DispatcherError:
-            raise
-        except Exception as error:  # a bug of ours, and who knows what state it has left
-            self.fail(error)
-            return
+        """A peer sent a legal message; raises what is its own fault."""
+        self._failure.guard_hearing(self._hear, peer, message, spans)
         if peer.role != "producer":  # ranks are heard always: their commits free the journal's room
             self._handled.note(peer.role, peer.readable_since)
             return
@@ -137,10 +134,10 @@ class Router:
             case m.Ping():
                 peer.send(m.Pong())
             case m.Bye():
-                self.barrier.after(peer.take_leave)
+                self._says_goodbye(peer)
             case m.HelloProducer():
                 self._introduce(peer, message)
-                self._producer_joins(peer)
+                self._producer_joins(peer, digest_of(message.key))
             case m.HelloRank():
                 self._introduce(peer, message)
                 self._rank_joins(peer, message, now)
@@ -170,10 +167,7 @@ class Router:
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""
-        try:
-            self._lost(peer, reason)
-        except Exception as error:
-            self.fail(error)
+        self._failure.guard(self._lost, peer, reason)
 
     def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
@@ -215,20 +209,26 @@ class Router:
         self.perform(decision)
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
 
+    def _says_goodbye(self, peer: Peer) -> None:
+        if self._connections.producers.get(peer.client_id) is peer:
+            self.perform(self.core.producer_leaves(peer.client_id))
+        self.barrier.after(peer.take_leave)
+
     def _confirm(self, peer: Peer) -> None:
         peer.send(m.Pong())
         if self._connections.producers.get(peer.client_id) is peer:
             self._connections.answered(peer.client_id)
             self._completion.check()
 
-    def _producer_joins(self, peer: Peer) -> None:
+    def _producer_joins(self, peer: Peer, key: str) -> None:
+        self.core.check_key(peer.client_id, key)
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
         if before is not None:
             self.perform(self.core.producer_lost(peer.client_id, self.clock()))
             before.close()
         self.metrics.connections.labels("producer").inc()
-        self.perform(self.core.producer_connected(peer.client_id))
+        self.perform(self.core.producer_connected(peer.client_id, key))
 
     # -- ranks ------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class Router:
 
     async def finished(self) -> None:
         """Return when everything is committed and everybody has left. Raises what broke us."""
-        await self._completion.over(self._effect_runner.failure)
+        await self._completion.over(self._failure.future)
 
     def close_silent(self, away: float) -> None:
         """Close the connections of clients that are silent, heartbeats included, for too long.
@@ -337,13 +337,12 @@ class Router:
 
     def fail(self, error: BaseException) -> None:
         """Something broke that we cannot go on without; `finished` raises the first such error."""
-        self._effect_runner.fail(error)
+        self._failure.fail(error)
 
     @property
     def failure(self) -> BaseException | None:
         """What has broken, if anything has."""
-        failure = self._effect_runner.failure
-        return None if failure.cancelled() or not failure.done() else failure.exception()
+        return self._failure.error
 
     def drain(self) -> None:
         """Accept nothing more; dispatch what is here, and end the ranks."""
@@ -375,6 +374,7 @@ class Router:
             peer.hang_up()
         self._completion.close()
         self._effect_runner.close()
+        self._failure.cancel()
 
 
 def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:

@@ -2,25 +2,28 @@
 
 The first SIGTERM or SIGINT drains: nothing more is accepted, what is buffered is dispatched, ranks
 are told that the stream has ended, and the service stops when the last step is committed and the
-ranks have left, or after `drain_timeout`. The second signal quits at once. With a journal the first
-signal stops at once too, since the next process goes on with what is here. Invariant: the exit code
-is not 0 if anything that was accepted is given up.
+ranks have left, or after `drain_timeout`. The second signal quits at once, whatever hangs. With a
+journal the first signal stops at once too, since the next process goes on with what is here, and
+while it is still being read any signal does. Invariant: the exit code is not 0 if anything that was
+accepted is given up.
+
+SIGHUP and SIGUSR2 are logged and change nothing; SIGUSR1 has the log say where the run stands.
 """
 
 import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack
 
 from prometheus_client import disable_created_metrics
 
-from rollout_dispatcher.service import logs
-from rollout_dispatcher.service.allocator import keep_freed_memory
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
+from rollout_dispatcher.service.process import logs
+from rollout_dispatcher.service.process.allocator import keep_freed_memory
+from rollout_dispatcher.service.process.signals import Signals
 from rollout_dispatcher.transport.fair_selector import FairEventLoop
 
 log = logging.getLogger(__name__)
@@ -28,9 +31,6 @@ log = logging.getLogger(__name__)
 #: Samples are freed by their reference counts and are in no cycles: to look for cycles among them
 #: at Python's own pace takes a twentieth of the dispatcher's time.
 GC_THRESHOLDS = (10_000, 20, 20)
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-Signals = asyncio.Queue[signal.Signals]
 
 
 def run(config: ServeConfig) -> int:
@@ -41,50 +41,55 @@ def run(config: ServeConfig) -> int:
     raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    with asyncio.Runner(loop_factory=FairEventLoop) as runner:
-        return 0 if runner.run(_serve(config)) else 1
+    try:
+        with asyncio.Runner(loop_factory=FairEventLoop) as runner:
+            return 0 if runner.run(_serve(config)) else 1
+    finally:
+        Signals.heed_no_more()
 
 
 async def _serve(config: ServeConfig) -> bool:
     """Returns whether nothing that was accepted was given up."""
-    with _heeded() as signals:
-        async with Dispatcher(config) as dispatcher:
-            ended = await _unless_asked(signals, dispatcher.drained())
-            if isinstance(ended, bool):
-                return ended
-            if config.journal_dir is not None:
-                at = dispatcher.statistics()
-                log.info(
-                    "%s: %d samples buffered and %d in open steps stay in the journal for the next "
-                    "start", ended.name, at.buffered, at.in_flight,
-                )  # fmt: skip
-                return await dispatcher.stop()
-            log.info("%s: draining; a second signal quits at once", ended.name)
-            return await _unless_asked(signals, dispatcher.drain()) is True
+    dispatcher = Dispatcher(config)
+    signals = Signals(
+        {
+            signal.SIGHUP: lambda: log.info("SIGHUP: nothing changes; settings are read at start"),
+            signal.SIGUSR1: lambda: _say_state(dispatcher),
+            signal.SIGUSR2: lambda: log.info("SIGUSR2: nothing changes; SIGUSR1 logs the state"),
+        }
+    )
+    asked = await signals.unless_asked(dispatcher.start())
+    if asked is not None:
+        log.info("%s: stopped before anything was accepted", asked.name)
+        return True
+    async with AsyncExitStack() as stack:
+        stack.push_async_exit(dispatcher)
+        return await _end(dispatcher, signals)
 
 
-@contextmanager
-def _heeded() -> Iterator[Signals]:
-    """Signals go into a queue instead of ending the process."""
-    loop, signals = asyncio.get_running_loop(), Signals()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    try:
-        yield signals
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
+async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
+    ended = await signals.unless_asked(dispatcher.drained())
+    if isinstance(ended, bool):
+        return ended
+    if dispatcher.config.journal_dir is not None:
+        at = dispatcher.statistics()
+        log.info(
+            "%s: %d samples buffered and %d in open steps stay in the journal for the next "
+            "start; a second signal quits at once", ended.name, at.buffered, at.in_flight,
+        )  # fmt: skip
+        return await signals.unless_asked(dispatcher.stop()) is True
+    log.info("%s: draining; a second signal quits at once", ended.name)
+    return await signals.unless_asked(dispatcher.drain()) is True
 
 
-async def _unless_asked(
-    signals: Signals, work: Coroutine[None, None, bool]
-) -> bool | signal.Signals:
-    """What comes of the work; or the signal that came before it, which ends the work."""
-    working, asked = asyncio.create_task(work), asyncio.create_task(signals.get())
-    try:
-        await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else asked.result()
-    finally:
-        working.cancel()
-        asked.cancel()
-        await asyncio.wait({working, asked})
+def _say_state(dispatcher: Dispatcher) -> None:
+    if not dispatcher.endpoints:
+        log.info("SIGUSR1: the journal is still being read")
+        return
+    at = dispatcher.statistics()
+    log.info(
+        "SIGUSR1: run %s is %s: %d samples buffered, %d open steps with %d samples, %d steps "
+        "committed, %d of %d DP ranks connected",
+        at.run_id, at.run_state, at.buffered, at.open_steps, at.in_flight, at.steps_committed,
+        at.ranks_connected, at.dp_size,
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from rollout_dispatcher.errors import ListenerFailed
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.transport.interface import ConnectionHandler, Listener
 from rollout_dispatcher.transport.pending import MADE_ROOM, Place
+from rollout_dispatcher.transport.rate_limited import ended_connections
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,8 @@ class SocketListener(Listener):
                 self._adopt(sock)
             except OSError as error:
                 sock.close()
-                log.info("a connection to %s ended at once: %s", self.endpoint, error)
+                ended = "a connection to %s ended at once: %s"
+                ended_connections.tell("at-once", ended, self.endpoint, error)
             except Exception as error:  # a bug of ours
                 sock.close()
                 self._die(error)

@@ -1,7 +1,6 @@
 """TCP and Unix sockets without TLS."""
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -11,9 +10,8 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.transport.interface import ConnectionHandler, Listener, Transport
 from rollout_dispatcher.transport.listener import SocketListener
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
+from rollout_dispatcher.transport.rate_limited import ended_connections
 from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
-
-log = logging.getLogger(__name__)
 
 
 class PlainListener(SocketListener):
@@ -30,7 +28,8 @@ class PlainListener(SocketListener):
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, sock)
         except OSError as error:
-            log.info("a connection to %s ended at once: %s", self.endpoint, error)
+            ended = "a connection to %s ended at once: %s"
+            ended_connections.tell("at-once", ended, self.endpoint, error)
 
 
 class PlainSockets(Transport):

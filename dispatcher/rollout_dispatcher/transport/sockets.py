@@ -1,4 +1,8 @@
-"""Bound sockets: TCP, or a Unix socket that is private to this user from its first moment."""
+"""Bound sockets: TCP, or a Unix socket that is private to this user from its first moment.
+
+Invariant: of what stands at a Unix socket's path only what we bound there is removed, or what
+nobody listens on any more.
+"""
 
 import contextlib
 import errno
@@ -34,10 +38,11 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
         finally:
             os.umask(before)
         sock.listen(BACKLOG)
+        ours = _identity(path)
         try:
             yield sock
         finally:
-            path.unlink(missing_ok=True)
+            _remove(path, ours)
 
 
 @contextlib.contextmanager
@@ -54,14 +59,30 @@ def _remove_stale(path: Path) -> None:
     """Remove a socket that a killed process left behind. Raises OSError if somebody listens."""
     if not path.is_socket():
         return
+    found = _identity(path)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
+            _remove(path, found)
             return
     raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What stands there now, itself and not what it may be a link to."""
+    try:
+        at = path.lstat()
+    except OSError:
+        return None
+    return at.st_dev, at.st_ino
+
+
+def _remove(path: Path, known: tuple[int, int] | None) -> None:
+    """Remove what stood there; what has come in its place meanwhile is a successor's."""
+    if known is not None and _identity(path) == known:
+        path.unlink(missing_ok=True)
 
 
 def bound_endpoint(asked: Endpoint, sock: socket.socket) -> Endpoint:

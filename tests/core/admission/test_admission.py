@@ -14,6 +14,7 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, WithProducer
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.admissions import Lobby
+from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 A, D, R, F = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.REFUSED, Outcome.FULL
@@ -396,3 +397,17 @@ def test_a_floor_that_would_have_too_much_remembered_is_refused_and_changes_noth
     assert len(buffer) == 0
     near = push("p", MAX_UNANSWERED, make_sample("s"), floor=1)
     assert outcomes(admission.push(near, 0.0, may_hold=True)) == [("p", MAX_UNANSWERED, (A,))]
+
+
+@pytest.mark.parametrize("leaves", ["lost", "withdrawn"])
+def test_who_stands_behind_a_push_that_leaves_the_line_comes_in_at_once(leaves: str) -> None:
+    bench = Bench(batch=2, window=6, nbytes=20 * 8)
+    bench.push_plain(2, tokens=8)
+    assert bench.push(member("large", tokens=16), by="q") is None
+    assert bench.push(make_sample("small", 4), by="r") is None
+    if leaves == "lost":
+        bench.perform(bench.core.producer_lost("q", bench.now))
+    else:
+        bench.perform(bench.core.withdraw("g", 2, "q", [2], bench.now))
+    assert bench.core.statistics().pushes_held == 0
+    assert outcomes([bench.log[-1]]) == [("r", 3, (A,))]

@@ -53,7 +53,7 @@ def test_a_horizon_of_zero_remembers_no_ids() -> None:
 def test_a_push_without_a_producer_is_never_a_repeat_of_another_not_even_after_a_restart() -> None:
     memory = DuplicateMemory(horizon=10)
     memory.accept("", range(1), [])
-    memory.restore({"": (0, frozenset({0})), "p": (3, frozenset({4}))}, ["a"])
+    memory.restore({"": (0, frozenset({0})), "p": (3, frozenset({4}))}, ["a"], {})
     assert not memory.seen("", 0, None)
     assert memory.seen("p", 2, None)
     assert memory.seen("p", 4, None)

@@ -152,6 +152,7 @@ def test_ranks_that_load_different_checkpoints_all_hear_of_it(tmp_path: Path) ->
             errors = list(threads.map(go_on, trainer.ranks))
         assert [type(error) for error in errors] == [CheckpointRefused] * RANKS
         assert "DP rank 1 has loaded no checkpoint" in str(errors[0])
+        assert server.status()["ranks_connected"] == 0
         trainer.vanish()
 
 

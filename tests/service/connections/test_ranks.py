@@ -236,6 +236,9 @@ def test_ranks_that_disagree_on_a_plan_are_all_told(serve: Serve) -> None:
         error = rank.expect_error("fenced")
         assert "DP rank 1 holds another plan of step 0 (digest another, not" in error.message
         assert "all ranks must restart" in error.message
+    status = server.status()
+    assert (status["ranks_connected"], status["absent_ranks"], status["hungry"]) == (0, [], False)
+    assert server.scrape()["ranks_connected"] == 0
     with WireClient(server.endpoint) as late:
         late.send(m.HelloRank(client_id="x", dp_rank=0, dp_size=2, generation=first.generation))
         assert "another plan" in late.expect_error("fenced").message

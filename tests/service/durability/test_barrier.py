@@ -13,6 +13,7 @@ from rollout_dispatcher.service.durability.barrier import (
     MAX_UNANSWERED,
     DurabilityBarrier,
 )
+from rollout_dispatcher.service.failure import Failure
 from tests.support.samples import span_of
 
 
@@ -68,12 +69,8 @@ class Chatterbox:
         self.told.append("go on")
 
 
-def ignore(_: Exception) -> None:
-    """No test here breaks its journal by accident."""
-
-
 async def test_without_a_journal_the_gate_stands_open() -> None:
-    barrier, said = DurabilityBarrier(None, ignore), list[str]()
+    barrier, said = DurabilityBarrier(None, Failure()), list[str]()
     barrier.note([StreamEnded()], {})
     barrier.after(partial(said.append, "answer"))
     await barrier.settled()
@@ -83,7 +80,7 @@ async def test_without_a_journal_the_gate_stands_open() -> None:
 
 async def test_an_answer_waits_for_the_facts_noted_before_it_and_order_is_kept() -> None:
     log, said = SlowLog(), list[str]()
-    barrier = DurabilityBarrier(log, ignore)
+    barrier = DurabilityBarrier(log, Failure())
     barrier.after(partial(said.append, "before any fact"))
     barrier.note([StreamEnded()], {"a": 1})
     barrier.after(partial(said.append, "first"))
@@ -101,7 +98,7 @@ async def test_an_answer_waits_for_the_facts_noted_before_it_and_order_is_kept()
 
 async def test_what_a_thunk_adds_waits_for_its_own_facts() -> None:
     log, said = SlowLog(), list[str]()
-    barrier = DurabilityBarrier(log, ignore)
+    barrier = DurabilityBarrier(log, Failure())
 
     def answer_and_note_more() -> None:
         said.append("answer")
@@ -118,7 +115,7 @@ async def test_what_a_thunk_adds_waits_for_its_own_facts() -> None:
 
 async def test_settled_returns_when_everything_noted_is_durable() -> None:
     log = SlowLog()
-    barrier = DurabilityBarrier(log, ignore)
+    barrier = DurabilityBarrier(log, Failure())
     barrier.note([StreamEnded()], {})
     waiting = asyncio.ensure_future(barrier.settled())
     await asyncio.sleep(0)
@@ -129,20 +126,20 @@ async def test_settled_returns_when_everything_noted_is_durable() -> None:
 
 async def test_room_is_the_journals_and_without_one_there_is_always_some() -> None:
     log = SlowLog()
-    barrier = DurabilityBarrier(log, ignore)
+    barrier = DurabilityBarrier(log, Failure())
     log.free = 3 * BYTES_BESIDES_PAYLOAD + 100
     assert barrier.has_capacity(3, 100)
     assert log.asked == log.free
     assert barrier.capacity() == log.free
     assert not barrier.has_capacity(3, 101)
     assert not barrier.has_capacity(4, 0)
-    assert DurabilityBarrier(None, ignore).has_capacity(10**6, 10**12)
-    assert DurabilityBarrier(None, ignore).capacity() == sys.maxsize
+    assert DurabilityBarrier(None, Failure()).has_capacity(10**6, 10**12)
+    assert DurabilityBarrier(None, Failure()).capacity() == sys.maxsize
 
 
 async def test_the_loop_is_told_when_there_may_be_room_again() -> None:
     log, said = SlowLog(), list[str]()
-    DurabilityBarrier(log, ignore, partial(said.append, "capacity"))
+    DurabilityBarrier(log, Failure(), partial(said.append, "capacity"))
     thread = threading.Thread(target=log.on_capacity)
     thread.start()
     thread.join()
@@ -152,19 +149,19 @@ async def test_the_loop_is_told_when_there_may_be_room_again() -> None:
 
 
 async def test_a_broken_journal_is_reported_to_the_loop() -> None:
-    log, broken = SlowLog(), list[Exception]()
-    DurabilityBarrier(log, broken.append)
+    log, failure = SlowLog(), Failure()
+    DurabilityBarrier(log, failure)
     error = JournalError("the disk is gone")
     thread = threading.Thread(target=log.on_broken, args=(error,))
     thread.start()
     thread.join()
     await asyncio.sleep(0)
-    assert broken == [error]
+    assert failure.error is error
 
 
 async def test_what_fails_once_it_is_durable_is_reported_and_not_left_to_the_loop() -> None:
-    log, broken = SlowLog(), list[Exception]()
-    barrier = DurabilityBarrier(log, broken.append)
+    log, failure, said = SlowLog(), Failure(), list[str]()
+    barrier = DurabilityBarrier(log, failure)
     barrier.note([StreamEnded()], {})
     error = RuntimeError("our own bug")
 
@@ -172,13 +169,27 @@ async def test_what_fails_once_it_is_durable_is_reported_and_not_left_to_the_loo
         raise error
 
     barrier.after(fail)
+    barrier.after(partial(said.append, "to somebody else"))
     await log.durable(1)
-    assert broken == [error]
+    assert failure.error is error
+    assert said == ["to somebody else"]
+    barrier.after(partial(said.append, "at once"))
+    assert said == ["to somebody else", "at once"]
+
+
+async def test_what_fails_at_once_is_reported_too() -> None:
+    failure = Failure()
+
+    def fail() -> None:
+        raise RuntimeError("our own bug")
+
+    DurabilityBarrier(None, failure).after(fail)
+    assert isinstance(failure.error, RuntimeError)
 
 
 async def test_a_speaker_of_too_many_unanswered_messages_is_held_until_half_are_answered() -> None:
     log, loud, quiet = SlowLog(), Chatterbox(), Chatterbox()
-    barrier = DurabilityBarrier(log, ignore)
+    barrier = DurabilityBarrier(log, Failure())
     barrier.heard(loud)  # answered at once
     barrier.note([StreamEnded()], {})
     for message in range(1, MAX_UNANSWERED):

@@ -18,6 +18,7 @@ from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.durability.journaling import open_journal
+from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
 from tests.support.samples import make_sample
@@ -36,7 +37,7 @@ class Life:
         assert journal is not None
         self.journal = journal
         self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
-        self._barrier = DurabilityBarrier(journal, on_broken=lambda _: None)
+        self._barrier = DurabilityBarrier(journal, Failure())
 
     async def push(self, *samples: Sample, first: int = 0) -> None:
         """Accepted, all of them."""

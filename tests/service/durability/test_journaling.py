@@ -11,6 +11,7 @@ from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.durability.journaling import open_journal
+from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.registry import Metrics
 from tests.support.samples import make_sample
 
@@ -32,7 +33,7 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
     core = Dispatch(core_config(config))
     journal = open_journal(config, core, Metrics(config, core, clock), clock)
     assert journal is not None
-    barrier = DurabilityBarrier(journal, on_broken=lambda _: None)
+    barrier = DurabilityBarrier(journal, Failure())
     clock.reading = 5_000.0  # it jumps ahead, or the time of day is set back afterwards
     pushed = core.push(Push("p", 0, (make_sample("s"),)), clock())
     barrier.note(pushed.facts, pushed.totals)

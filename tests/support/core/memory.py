@@ -29,6 +29,8 @@ class Memory:
         self._version: int | None = None
         self._version_step = 0
         self._words: dict[str, tuple[int, bool]] = {}
+        self._keys: dict[str, str] = {}
+        self._left: set[str] = set()
         self._phases: list[int] = []
         self._ended = False
         self._schema: Schema | None = None
@@ -70,8 +72,10 @@ class Memory:
             ended=self._ended,
             producers={
                 name: (self._floors.get(name, 0), frozenset(self._accepted.get(name, set())))
-                for name in self._accepted.keys() | self._floors.keys()
+                for name in {*self._accepted, *self._floors, *self._keys, *self._left}
             },
+            keys=self._keys,
+            left=frozenset(self._left),
             given_ids=tuple(self._given_ids),
             totals=self._totals,
         )
@@ -94,6 +98,7 @@ class Memory:
                 self._entries[fact.entry.ticket] = _copy(fact.entry)
                 self._next_ticket = fact.entry.ticket + 1
                 self._accepted.setdefault(fact.producer, set()).add(fact.seq)
+                self._left.discard(fact.producer)
                 self._given_ids += [] if fact.given_id is None else [fact.given_id]
             case f.FloorRaised():
                 self._floors[fact.producer] = fact.floor
@@ -130,8 +135,13 @@ class Memory:
                 self._resumed = None
             case f.VersionReported():
                 self._version, self._version_step = fact.version, fact.first_step
+            case f.ProducerLeft():
+                self._left.add(fact.producer)
+            case f.ProducerKeyed():
+                self._keys[fact.producer] = fact.digest
             case f.ProducerSaid():
                 self._words[fact.producer] = fact.phase, fact.ended
+                self._left.discard(fact.producer)
             case f.PhaseEnded():
                 self._phases.append(fact.version)
             case f.SchemaFixed():

@@ -108,7 +108,11 @@ def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
 
 STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.HelloProducer: st.builds(
-        m.HelloProducer, client_id=_names, versions=_versions, capabilities=_capabilities
+        m.HelloProducer,
+        client_id=_names,
+        versions=_versions,
+        capabilities=_capabilities,
+        key=st.none() | st.text("0123456789abcdef", min_size=16, max_size=128),
     ),
     m.HelloRank: st.builds(
         m.HelloRank,

@@ -16,6 +16,7 @@ What is outstanding is bounded by the callers, each of which waits for its own p
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from secrets import token_hex
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
@@ -56,6 +57,7 @@ class ProducerCore:
         self, client_id: str, heed: Callable[[m.SchemaKnown | None], None] = lambda _: None
     ) -> None:
         self.client_id, self._heed = client_id, heed
+        self._key = token_hex(16)
         self.token: str | None = None
         self.max_payload_bytes = 0
         self.welcomed = self._connected = False
@@ -134,7 +136,9 @@ class ProducerCore:
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
         able = sorted(OURS.capabilities)
-        return m.HelloProducer(client_id=self.client_id, token=self.token, capabilities=able)
+        return m.HelloProducer(
+            client_id=self.client_id, token=self.token, key=self._key, capabilities=able
+        )
 
     def lost(self) -> None:
         """Everything unanswered has to be said again on the next connection."""

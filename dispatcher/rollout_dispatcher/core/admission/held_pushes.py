@@ -56,6 +56,8 @@ class HeldPushes:
         self._excused: Lowest[int] = Lowest()  # the oldest version that waits, by serial
         #: Samples of payloads that were asked for again and are expected to come.
         self.asked_samples = 0
+        #: Pushes that have waited and wait no more: whoever stands behind them may come in.
+        self.departures = 0
         #: Payload bytes in memory.
         self.nbytes = 0
 
@@ -105,6 +107,7 @@ class HeldPushes:
     def remove(self, push: Push) -> None:
         """It is decided, or its producer is gone."""
         self._unmark(push)
+        self.departures += 1
         self._line.remove(push)
         held = self._held.pop(push)
         self.nbytes -= held.nbytes

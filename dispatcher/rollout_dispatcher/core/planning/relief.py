@@ -29,21 +29,25 @@ class Relief:
         selection: Selection,
     ) -> None:
         self._durable, self._max_wait = config.durable, config.trigger.max_wait
-        self._buffer, self._admission, self._capacity = buffer, admission, admission.capacity
+        self._buffer, self._held = buffer, admission.held
+        self._admission, self._capacity = admission, admission.capacity
         self._dropping, self._selection = dropping, selection
-        self._departures = 0
+        self._departures = (0, 0)
 
     # -- who was held back --------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Who was held back may come in now, though nothing has left the buffer."""
-        self._departures = -1
+        """Who was held back may come in now, though nobody has left the buffer or the line."""
+        self._departures = (-1, -1)
 
     def let_in(self, now: float) -> list[Effect]:
-        """Let in who was held back, if something has left since."""
+        """Let in who was held back, if something has left the buffer since, or the line.
+
+        As often as that makes others leave, which is once for each push in line at most.
+        """
         effects: list[Effect] = []
-        while self._departures != self._buffer.departures:
-            self._departures = self._buffer.departures
+        while self._departures != (left := (self._buffer.departures, self._held.departures)):
+            self._departures = left
             effects += self._admission.retry(now)
         return effects
 

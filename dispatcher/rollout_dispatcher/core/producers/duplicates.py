@@ -1,5 +1,8 @@
 """Remembers what was accepted, so that a push which is sent again is not stored again.
 
+And the digest of each producer's key, for as long as the rest: who raised the floor of another
+would have its samples taken for duplicates.
+
 Two memories, both bounded:
 
 - per producer, the accepted sequence numbers at or above its *floor*: the lowest number that it
@@ -12,6 +15,7 @@ Two memories, both bounded:
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
 
 from rollout_dispatcher.core.producers.ranges import Ranges
 
@@ -26,8 +30,10 @@ MAX_NUMBERS = 2**20
 class _Producer:
     """refused: members of groups that were, each of which its group lacks once.
 
-    closes: numbers of the closes of groups that were heard.
+    closes: numbers of the closes of groups that were heard. key: the digest of its key, if any.
     """
+
+    key: str = ""
 
     floor: int = 0
     accepted: Ranges = field(default_factory=Ranges)
@@ -45,13 +51,22 @@ class DuplicateMemory:
         #: Rises whenever something is forgotten.
         self.changes = 0
 
+    def is_ours(self, producer: str, key: str) -> bool:
+        """Whether the digest of this key goes with that producer's name, or none does yet."""
+        known = self._producers.get(producer)
+        return known is None or not known.key or compare_digest(known.key, key)
+
+    def bind(self, producer: str, key: str) -> bool:
+        """The producer's name goes with the digest of its key; returns whether that is news."""
+        if not key:
+            return False
+        known = self._active(producer)
+        news, known.key = known.key != key, key
+        return news
+
     def raise_floor(self, producer: str, floor: int) -> bool:
         """Forget what this producer will never send again; returns whether that was news."""
-        known = self._known(producer)
-        self._producers.move_to_end(producer)
-        while len(self._producers) > MAX_PRODUCERS:
-            self._producers.popitem(last=False)
-            self.changes += 1
+        known = self._active(producer)
         if floor <= known.floor:
             return False
         known.floor = floor
@@ -113,6 +128,15 @@ class DuplicateMemory:
         for given_id in given_ids:
             self._ids.pop(given_id, None)
 
+    def _active(self, producer: str) -> _Producer:
+        """It is the last to be forgotten, if there are too many."""
+        known = self._known(producer)
+        self._producers.move_to_end(producer)
+        while len(self._producers) > MAX_PRODUCERS:
+            self._producers.popitem(last=False)
+            self.changes += 1
+        return known
+
     def _known(self, producer: str) -> _Producer:
         found = self._producers.get(producer)
         if found is None:
@@ -120,10 +144,13 @@ class DuplicateMemory:
         return found
 
     def restore(
-        self, producers: Mapping[str, tuple[int, frozenset[int]]], given_ids: Iterable[str]
+        self,
+        producers: Mapping[str, tuple[int, frozenset[int]]],
+        given_ids: Iterable[str],
+        keys: Mapping[str, str],
     ) -> None:
         """Remember again what an earlier process remembered; ids oldest first."""
         for name, (floor, accepted) in producers.items():
-            self._producers[name] = _Producer(floor, Ranges(accepted))
+            self._producers[name] = _Producer(keys.get(name, ""), floor, Ranges(accepted))
         for given_id in given_ids:
             self._ids[given_id] = None

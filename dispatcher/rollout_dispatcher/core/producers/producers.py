@@ -9,7 +9,7 @@ producer's last sample says nothing of the others'. Who has contributed nothing 
 and what is remembered of somebody who is gone is nothing.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -94,10 +94,10 @@ class Producers:
         return beyond
 
     def restore(
-        self, words: Mapping[str, tuple[int, bool]], now: float, *, contributed: Container[str]
+        self, words: Mapping[str, tuple[int, bool]], now: float, *, contributed: Collection[str]
     ) -> None:
         """Who contributed to an earlier process may come back; what was said is still so."""
-        self._begun = any(producer in contributed for producer in words)
+        self._begun = len(contributed) > 0
         for producer, (phase, ended) in words.items():
             if not producer:
                 self._nameless.phase, self._nameless.ended = phase, ended

@@ -94,8 +94,11 @@ class Generation:
         return [FailRanks(fenced, error)] if fenced else []
 
     def fail(self, error: DispatcherError) -> list[FailRanks]:
-        """End it with one error on all of its ranks."""
+        """End it with one error on all of its ranks, none of which is heard from now on."""
         self.failed = error
+        for rank in self.ranks.values():
+            if rank.connected:
+                rank.went(for_good=False)
         return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
     # -- who may join -----------------------------------------------------------------------
@@ -276,10 +279,12 @@ class Generation:
 
     @property
     def absent(self) -> list[int]:
-        """DP ranks that lost their connection and have not come back, without a goodbye."""
-        return sorted(
-            dp_rank for dp_rank, rank in self.ranks.items() if not (rank.connected or rank.gone)
-        )
+        """DP ranks that lost their connection and have not come back, without a goodbye.
+
+        None of a generation that has failed: its ranks cannot come back.
+        """
+        away = (at for at, rank in self.ranks.items() if not (rank.connected or rank.gone))
+        return sorted(away) if self.failed is None else []
 
     @property
     def deserted(self) -> bool:

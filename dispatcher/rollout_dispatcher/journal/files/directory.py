@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from rollout_dispatcher.errors import JournalError
-from rollout_dispatcher.journal.files.disk import disk_errors, sync_directory
+from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory, write_new
 
 FORMAT = 2
 _PREFIX = "rollout-dispatcher journal, format "
@@ -29,7 +29,7 @@ class Directory:
             if not path.is_dir():
                 path.mkdir(mode=0o700, parents=True)
                 sync_directory(path.parent)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = open_ours(path / "lock", os.O_CREAT)
         try:
             self._take()
             self._check_format()
@@ -75,10 +75,8 @@ class Directory:
         draft = path.with_suffix(".new")
         if any(item.name not in {"lock", draft.name, "lost+found"} for item in self.path.iterdir()):
             raise self._not_ours()
-        with draft.open("w") as file:
-            file.write(f"{_PREFIX}{FORMAT}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        draft.unlink(missing_ok=True)  # of a process that was killed meanwhile
+        write_new(draft, f"{_PREFIX}{FORMAT}\n".encode())
         draft.rename(path)
         sync_directory(self.path)
 

@@ -27,6 +27,24 @@ def disk_errors(doing: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+def write_new(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+    """Write a file that is not there yet. Raises OSError if one is.
+
+    A link that stands there, however it came to, is not followed.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        if sync:
+            os.fsync(handle)
+
+
+def open_ours(path: Path, flags: int = 0) -> int:
+    """A descriptor to read and write a file of ours, which is no link to another one."""
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+
+
 def sync_directory(directory: Path) -> None:
     """Make names in a directory durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

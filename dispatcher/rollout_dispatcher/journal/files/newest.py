@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Self
 
 from rollout_dispatcher.errors import JournalCorrupt
-from rollout_dispatcher.journal.files.disk import disk_errors, sync_directory
+from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory, write_new
 
 _SECTOR = 512
 _RECORD = Struct("<8sQ16s")
@@ -53,17 +53,15 @@ class NewestSegment:
         path = directory / "newest"
         draft = path.with_suffix(".new")
         with disk_errors("write", draft):
-            with draft.open("wb") as file:
-                file.write(_record(0).ljust(_SECTOR, b"\0") * 2)
-                file.flush()
-                os.fsync(file.fileno())
+            draft.unlink(missing_ok=True)  # of a process that was killed meanwhile
+            write_new(draft, _record(0).ljust(_SECTOR, b"\0") * 2)
             draft.rename(path)
             sync_directory(directory)
 
     def name(self, number: int) -> None:
         """This segment is the newest from now on. Raises JournalError, JournalFull."""
         with disk_errors("write", self.path):
-            handle = os.open(self.path, os.O_RDWR)
+            handle = open_ours(self.path)
             try:
                 os.pwrite(handle, _record(number), self._turn * _SECTOR)
                 os.fdatasync(handle)

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
-from rollout_dispatcher.journal.files.disk import disk_errors, sync_directory
+from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK, Front
 from rollout_dispatcher.journal.files.segment import Reader, Segment
 
@@ -69,7 +69,7 @@ class SegmentFiles:
         path, size = self.path(number), self._spares[spare]
         front = Front.new(number, size, after)
         with disk_errors("begin", path):
-            handle = os.open(spare, os.O_RDWR)
+            handle = open_ours(spare)
             try:
                 os.pwrite(handle, front.pack(), 0)
                 os.fsync(handle)
@@ -118,7 +118,7 @@ class SegmentFiles:
             front = reader.front.salted()
         path = self.path(number)
         with disk_errors("go on with", path):
-            handle = os.open(path, os.O_RDWR)
+            handle = open_ours(path)
             try:
                 os.pwrite(handle, front.header(), 0)
                 os.fsync(handle)
@@ -143,7 +143,7 @@ class SegmentFiles:
 
     def _adopt(self, path: Path) -> None:
         """A spare of an earlier run, unless its allocation was cut short or sizes have changed."""
-        if path.stat().st_size == self.segment_bytes:
+        if path.lstat().st_size == self.segment_bytes:
             self._spares[path] = self.segment_bytes
         else:
             path.unlink()

@@ -53,6 +53,8 @@ class Index:
     def __init__(self, path: Path, map_bytes: int) -> None:
         self._path = path
         self._map_bytes = map_bytes
+        if path.is_symlink():
+            raise JournalError(f"the index {path} is a link to another file; put that in its place")
         if path.exists():
             check_index(path, _TREES)
         with self._errors():
@@ -155,7 +157,7 @@ class Index:
             else:
                 row = [
                     name, producer.floor, sorted(producer.accepted), producer.phase,
-                    producer.ended,
+                    producer.ended, producer.key, producer.left,
                 ]  # fmt: skip
                 self._producers.put(write, key, row)
 
@@ -206,8 +208,8 @@ class Index:
             step = state.steps[int.from_bytes(key)] = StepRecord(*value)
             for ticket in step.tickets():
                 state.kept[ticket].step = int.from_bytes(key)
-        for _, (name, floor, accepted, phase, ended) in self._producers.items(read):
-            state.producers[name] = ProducerRecord(floor, set(accepted), phase, ended)
+        for _, (name, floor, accepted, *said) in self._producers.items(read):
+            state.producers[name] = ProducerRecord(floor, set(accepted), *said)
 
     def _load_ids(self, read: "_Transaction", state: State) -> None:
         with read.cursor(self._ids.db) as cursor:

@@ -64,9 +64,15 @@ class Hello(Offering):
 
 
 class HelloProducer(Hello):
-    """A producer introduces itself."""
+    """A producer introduces itself.
+
+    key: a secret of this client's own, the same on all its connections and told to nobody else.
+        Once one was shown with a `client_id`, nobody may use that name without it, whatever token
+        they have; null leaves the name to everybody.
+    """
 
     type_code = 1
+    key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
 
 
 class CheckpointPosition(Part, extra="ignore"):

@@ -4,6 +4,9 @@ An answer to a producer, a step on its way to a rank, the number of a new genera
 of one may act on it, so it must not be forgotten by a crash. Each waits here for the facts that
 were noted before it. Order is kept. Without a journal the barrier stands open.
 
+What goes wrong when something is let out is a bug of ours and ends the service; whoever waits
+behind it is answered all the same.
+
 What waits is bounded, however long the journal's disk is full: a speaker of whom `MAX_UNANSWERED`
 messages wait is not listened to until half of them are through.
 """
@@ -17,6 +20,7 @@ from typing import Protocol, TypeVarTuple
 
 from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.errors import DispatcherError, JournalError
+from rollout_dispatcher.service.failure import Failure
 
 _T = TypeVarTuple("_T")
 
@@ -66,25 +70,25 @@ def _nobody_waits() -> None:
 class DurabilityBarrier:
     """Runs thunks in order, each when all facts noted before it are durable.
 
-    on_broken: called when the journal is broken, or a thunk has failed.
+    failure: is told when the journal is broken, or a thunk has failed.
     on_capacity: called when the journal may have what `capacity` was asked for and fell short of.
     """
 
     def __init__(
         self,
         journal: Log | None,
-        on_broken: Callable[[Exception], None],
+        failure: Failure,
         on_capacity: Callable[[], None] = _nobody_waits,
     ) -> None:
-        self._journal, self._on_broken = journal, on_broken
+        self._journal, self._guard = journal, failure.guard
         self._noted = self._durable = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._unanswered: Counter[Speaker] = Counter()
         if journal is not None:
             loop = asyncio.get_running_loop()
-            journal.on_durable = lambda lsn: _tell(loop, self._run, self._open, lsn)
-            journal.on_broken = lambda error: _tell(loop, on_broken, error)
-            journal.on_capacity = lambda: _tell(loop, self._run, on_capacity)
+            journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
+            journal.on_broken = lambda error: _tell(loop, failure.fail, error)
+            journal.on_capacity = lambda: _tell(loop, self._guard, on_capacity)
 
     @property
     def failure(self) -> DispatcherError | None:
@@ -119,7 +123,7 @@ class DurabilityBarrier:
         if self.is_shut:
             self._waiting.append((self._noted, then))
         else:
-            then()
+            self._guard(then)
 
     def heard(self, speaker: Speaker) -> None:
         """A message of this speaker was handled, and is answered once the barrier opens."""
@@ -151,14 +155,7 @@ class DurabilityBarrier:
     def _open(self, lsn: int) -> None:
         self._durable = lsn
         while self._waiting and self._waiting[0][0] <= lsn:
-            self._waiting.popleft()[1]()
-
-    def _run(self, what: Callable[[*_T], None], *values: *_T) -> None:
-        """Call for the event loop, which would only log what goes wrong, and go on."""
-        try:
-            what(*values)
-        except Exception as error:
-            self._on_broken(error)
+            self._guard(self._waiting.popleft()[1])
 
 
 def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[*_T], None], *values: *_T) -> None:

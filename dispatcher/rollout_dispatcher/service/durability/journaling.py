@@ -7,10 +7,11 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.facts import GroupSizeSet
+from rollout_dispatcher.core.facts import GroupSizeSet, Remembered
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A journal, and what it remembers."""
+
+    journal: "Journal"
+    memory: Remembered
+
+    def let_go(self) -> None:
+        """Nobody goes on from it now."""
+        self.journal.close(0.0)
+
+
 def open_journal(
     config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
 ) -> "Journal | None":
@@ -33,6 +46,12 @@ def open_journal(
     """
     if config.journal_dir is None:
         return None
+    return go_on_from(read_journal(config, clock), config, core, metrics, clock)
+
+
+def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
+    """What the disk has to do with it, which takes a while and may be done by another thread."""
+    assert config.journal_dir is not None, "only a service that has a journal reads it"
     try:
         from rollout_dispatcher.journal.journal import Journal  # noqa: PLC0415 - optional dependency
     except ImportError as error:
@@ -49,6 +68,18 @@ def open_journal(
         id_horizon=config.sample_id_horizon,
         payload_bytes=config.buffer_memory,
     )
+    return Opened(journal, memory)
+
+
+def go_on_from(
+    opened: Opened,
+    config: ServeConfig,
+    core: Dispatch,
+    metrics: Metrics,
+    clock: Callable[[], float],
+) -> "Journal":
+    """Have the core go on from what was read; a journal that it cannot go on from is let go of."""
+    journal, memory = opened.journal, opened.memory
     with ExitStack() as undo:
         undo.callback(journal.close)
         fit(config, memory)

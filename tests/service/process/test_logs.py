@@ -10,15 +10,22 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.service import logs
 from rollout_dispatcher.service.config.types import LogFormat, LogLevel
+from rollout_dispatcher.service.process import logs
+
+
+def record(message: str, *args: object, **details: Any) -> logging.LogRecord:
+    return logging.LogRecord(
+        "rollout_dispatcher.x", logging.WARNING, "x.py", 1, message, args, details.get("exc_info")
+    )
+
+
+def text_of(message: str, *args: object, **details: Any) -> str:
+    return logs.TextFormatter().format(record(message, *args, **details))
 
 
 def line_of(message: str, *args: object, **details: Any) -> dict[str, str]:
-    record = logging.LogRecord(
-        "rollout_dispatcher.x", logging.WARNING, "x.py", 1, message, args, details.get("exc_info")
-    )
-    text = logs.JsonFormatter().format(record)
+    text = logs.JsonFormatter().format(record(message, *args, **details))
     assert "\n" not in text
     found: dict[str, str] = json.loads(text)
     return found
@@ -38,11 +45,45 @@ def test_the_time_is_utc_with_milliseconds() -> None:
     assert abs(datetime.now(time.tzinfo) - time) < timedelta(minutes=1)
 
 
-@pytest.mark.parametrize(
-    "message", ['"quoted"', "two\nlines", "\x00\x1b[31m", "grüße 🎲", "\udc80"]
-)
-def test_any_message_is_one_line_and_comes_back(message: str) -> None:
+@pytest.mark.parametrize("message", ['"quoted"', "grüße 🎲", "C:\\new"])
+def test_a_message_comes_back_as_it_was(message: str) -> None:
     assert line_of("%s", message)["message"] == message
+    assert text_of("%s", message).endswith(f" WARNING {message}")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("p\n2026-01-01 12:00:00 INFO forged", r"p\n2026-01-01 12:00:00 INFO forged"),
+        ("over\rwritten", r"over\rwritten"),
+        ("\x00\x1b[31mred\x9b0m", r"\x00\x1b[31mred\x9b0m"),
+        ("a\u2028b\u2029c\x85d\x0be", r"a\u2028b\u2029c\x85d\x0be"),
+        ("right\u202eto left\u2066", r"right\u202eto left\u2066"),
+        ("half a pair \udc80", r"half a pair \udc80"),
+    ],
+)
+def test_what_a_peer_says_neither_begins_a_line_nor_is_obeyed(said: str, shown: str) -> None:
+    assert line_of("%s", said)["message"] == shown
+    assert text_of("%s", said).endswith(f" WARNING {shown}")
+
+
+def test_a_message_has_a_bounded_length() -> None:
+    said = "x" * 10**6
+    for text in (line_of("client %s", said)["message"], text_of("client %s", said)):
+        assert len(text) < 2 * logs.MAX_CHARACTERS
+        assert text.endswith(f"... ({10**6 + 7 - logs.MAX_CHARACTERS:,} characters more)")
+
+
+def test_what_an_error_quotes_stays_within_its_traceback() -> None:
+    try:
+        raise ValueError("a\n2026-01-01 12:00:00 INFO forged\x1b[2J")
+    except ValueError:
+        details = sys.exc_info()
+    first, *others = text_of("broke", exc_info=details).split("\n")
+    assert first.endswith(" WARNING broke")
+    assert all(line.startswith("    ") for line in others)
+    assert others[-1] == r"    2026-01-01 12:00:00 INFO forged\x1b[2J"
+    assert line_of("broke", exc_info=details)["traceback"].endswith(r"forged\x1b[2J")
 
 
 def test_a_traceback_is_a_field_of_its_own() -> None:

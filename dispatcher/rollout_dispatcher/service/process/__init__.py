@@ -1,0 +1,1 @@
+"""What `dispatcher serve` does to its own process: signals, logs, memory."""

@@ -1,0 +1,107 @@
+"""Signals of the process, heard by a thread of its own whatever the event loop waits for.
+
+    SIGTERM, SIGINT   the first and the second are told; after the second the process has
+                      `QUIT_SECONDS` to end in order, and is ended then; a third ends it at once
+    others            are told as often as they come, and end nothing
+
+A signal is handled in whichever thread the kernel picks. The main thread blocks those that are
+heeded, so that it may hang on a disk or a log that nobody reads and they are heard all the same.
+Invariant: once asked twice, the process is gone within `QUIT_SECONDS`, unless the kernel itself
+cannot let go of it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from time import monotonic
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+#: Connections that hang have two seconds at the end, and so have requests over HTTP.
+QUIT_SECONDS = 5.0
+#: What a process exits with that could not end in order.
+FAILURE = 1
+
+
+class Signals:
+    """Heeds signals from its making until the process ends; made on the main thread's event loop.
+
+    others: what is done on the event loop about signals that end nothing; one that has a handler
+    already, or is ignored, as under `nohup`, keeps it.
+    """
+
+    def __init__(self, others: Mapping[signal.Signals, Callable[[], None]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        free = {number for number in others if signal.getsignal(number) is signal.SIG_DFL}
+        self._told: dict[signal.Signals, Callable[[signal.Signals], object]]
+        self._told = dict.fromkeys(ENDING, self._asked.put_nowait)
+        self._told |= {number: lambda it: others[it]() for number in free}
+        self._heard, written = socket.socketpair()
+        written.setblocking(False)
+        self._written = written  # kept: the interpreter knows it by its number alone
+        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+        signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        for number in self._told:
+            signal.signal(number, _do_nothing)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._told)  # the thread above has them open
+
+    @staticmethod
+    def heed_no_more() -> None:
+        """The process ends, with an exit code that no signal changes: the interpreter on its way
+        out would let it be killed.
+        """
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+
+    async def unless_asked(self, work: Coroutine[None, None, T]) -> T | signal.Signals:
+        """What comes of the work; or the signal that came before it, which cancels the work."""
+        working, asked = asyncio.create_task(work), asyncio.create_task(self._asked.get())
+        try:
+            await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                return asked.result()
+            if asked.done():  # at the same moment: it is heeded next
+                self._asked.put_nowait(asked.result())
+            return working.result()
+        finally:
+            working.cancel()
+            asked.cancel()
+            await asyncio.wait({working, asked})
+
+    def _listen(self) -> None:
+        asked, deadline = 0, None
+        while True:
+            self._heard.settimeout(None if deadline is None else max(0.001, deadline - monotonic()))
+            try:
+                numbers = self._heard.recv(64)
+            except TimeoutError:
+                _exit()
+            for number in set(numbers) & set(self._told) - set(ENDING):
+                self._tell(signal.Signals(number))
+            for number in filter(ENDING.__contains__, numbers):
+                asked += 1
+                if asked > 2:
+                    _exit()
+                if asked == 2:
+                    deadline = monotonic() + QUIT_SECONDS
+                self._tell(signal.Signals(number))
+
+    def _tell(self, number: signal.Signals) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: the end is near
+            self._loop.call_soon_threadsafe(self._told[number], number)
+
+
+def _exit() -> NoReturn:
+    """End without waiting for anything: other threads may never return, and hold any lock."""
+    os._exit(FAILURE)
+
+
+def _do_nothing(*_: object) -> None:
+    """What the interpreter calls; the thread has heard of it without."""
