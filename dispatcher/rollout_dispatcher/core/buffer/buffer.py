@@ -173,6 +173,12 @@ class SampleBuffer:
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
                 f"first sample said {group.size}",
             )
+        if group is not None and SIZE_AT_CLOSE != sample.group_size <= group.settled:
+            raise SampleRefused(
+                "group-size",
+                f"sample {sample.sample_id} says that group {group_id} has {size} samples, and "
+                f"{group.settled} of them have come or never will, besides this one",
+            )
 
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group waits for this sample."""
