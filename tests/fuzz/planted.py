@@ -10,11 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.open_groups import OpenGroups
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.producers.ends import Ends
+from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.errors import DispatcherError, Stopping
 from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.effect_runner import EffectRunner
 from rollout_dispatcher.service.router import Router
 from rollout_workers.demo import lifeline
 
@@ -85,6 +92,56 @@ def blame_everybody(plant: Plant) -> None:
     plant(Peer, "fail", fail_all)
 
 
+def release_early(plant: Plant) -> None:
+    """A step is let into training before every rank holds it."""
+    plant(Generation, "has_prepared", lambda generation, _: bool(generation.ranks))
+
+
+def commit_on_one_word(plant: Plant) -> None:
+    """A step is committed when one rank has said so."""
+
+    def any_rank(generation: Generation, step: int) -> bool:
+        return any(rank.committed >= step for rank in generation.ranks.values())
+
+    plant(Generation, "has_committed", any_rank)
+
+
+def heed_the_past(plant: Plant) -> None:
+    """Ranks of a generation that is over may speak in the next."""
+    plant(Generation, "_check_number", lambda *_: None)
+
+
+def answer_at_once(plant: Plant) -> None:
+    """Nobody waits until what they hear of is durable."""
+    plant(DurabilityBarrier, "after", lambda _, then: then())
+
+
+def forget_what_was_pushed(plant: Plant) -> None:
+    """A push that comes again is taken for a new one."""
+    plant(DuplicateMemory, "seen", lambda *_: False)
+
+
+def mix_up_samples(plant: Plant) -> None:
+    """The samples of a micro-batch go out in another order than planned."""
+    samples = EffectRunner._samples
+
+    def reversed_samples(runner: EffectRunner, entries: Any) -> list[Any]:
+        return samples(runner, entries)[::-1]
+
+    plant(EffectRunner, "_samples", reversed_samples)
+
+
+def overfill_groups(plant: Plant) -> None:
+    """Samples of a group are counted by what one of them says."""
+    plant(SampleBuffer, "check_group", lambda *_: None)
+
+
+def wait_for_whoever_left(plant: Plant) -> None:
+    """A group that nobody is left to complete is waited for, and the end with it."""
+    plant(OpenGroups, "overdue", lambda *_: [])
+    plant(Ends, "settle", lambda *_: None)
+
+
 #: Those that the session shows by itself.
 IN_SESSION = {
     "believe-every-size": believe_every_size,
@@ -94,6 +151,17 @@ IN_SESSION = {
 }
 #: Those that only a running dispatcher shows.
 IN_SERVICE = {"keep-what-came": keep_what_came, "blame-everybody": blame_everybody}
+#: Those that the order of words shows, between generations.
+IN_ORDER = {
+    "release-early": release_early,
+    "commit-on-one-word": commit_on_one_word,
+    "heed-the-past": heed_the_past,
+    "answer-at-once": answer_at_once,
+    "forget-what-was-pushed": forget_what_was_pushed,
+    "mix-up-samples": mix_up_samples,
+    "overfill-groups": overfill_groups,
+    "wait-for-whoever-left": wait_for_whoever_left,
+}
 
 if __name__ == "__main__":
     lifeline.hold()

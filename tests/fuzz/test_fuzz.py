@@ -10,7 +10,8 @@ from tests.fuzz.campaign import (
     fuzz_client_sessions,
     fuzz_session,
 )
-from tests.fuzz.planted import IN_SERVICE, IN_SESSION
+from tests.fuzz.order.campaign import fuzz_order
+from tests.fuzz.planted import IN_ORDER, IN_SERVICE, IN_SESSION
 
 SEED = 11
 
@@ -32,6 +33,17 @@ def test_nothing_that_is_sent_keeps_others_from_their_work(tmp_path: Path) -> No
 @pytest.mark.e2e
 def test_nothing_that_ranks_say_costs_a_sample(tmp_path: Path) -> None:
     fuzz_as_ranks(tmp_path, 400, SEED)
+
+
+def test_no_order_of_words_breaks_a_promise_between_generations() -> None:
+    fuzz_order(150, SEED)
+
+
+@pytest.mark.parametrize("bug", IN_ORDER)
+def test_a_fault_in_the_order_of_words_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    IN_ORDER[bug](monkeypatch.setattr)
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it may be, it shows
+        fuzz_order(300, SEED)
 
 
 @pytest.mark.parametrize("bug", IN_SESSION)
