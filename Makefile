@@ -17,7 +17,7 @@ help:
 	@echo "make results  measure what docs/ shows, and write it there (half an hour of an idle machine)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (20 minutes)"
 	@echo "make fuzz   100,000 inputs that no well-behaved peer would send (6 minutes)"
-	@echo "make soak   400,000 samples under backpressure, and what memory is held (6 minutes)"
+	@echo "make soak   2,000,000 samples of 64 producers under backpressure, and what memory is held (9 minutes)"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv, build and caches"
 

@@ -4,6 +4,7 @@ A good rank is the clients' own core, so what it cannot make sense of is a fault
 """
 
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.rank.core import RankCore
@@ -44,9 +45,9 @@ class Pusher:
         return first
 
     def _make(self, first: int, tokens: list[int], columns: dict[str, object]) -> None:
-        number = sum(self.name.encode()) % 97 * 1000
         push = make_push(self.name, first, tokens, **columns)[0]
-        spans = [make_span(number + first + at, size) for at, size in enumerate(tokens)]
+        named = zip(push.sample_ids, tokens, strict=True)  # one name, one payload
+        spans = [make_span(crc32(name.encode()) % 10_000, size) for name, size in named]
         self.pushed[first] = push, b"".join(spans)
         for name, size, span in zip(push.sample_ids, tokens, spans, strict=True):
             self.world.books.spans.setdefault(name, (size, span))
