@@ -16,6 +16,8 @@ from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.ends import Ends
 from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.errors import DispatcherError, Stopping
+from rollout_dispatcher.journal import replay, store
+from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
@@ -161,6 +163,24 @@ IN_ORDER = {
     "mix-up-samples": mix_up_samples,
     "overfill-groups": overfill_groups,
     "wait-for-whoever-left": wait_for_whoever_left,
+}
+
+
+def believe_every_payload(plant: Plant) -> None:
+    """Payloads are handed out without a look at their checksums."""
+    plant(replay, "read_payload", lambda reader, kept: reader.read(kept.offset, kept.nbytes))
+    plant(store, "read_payload", lambda reader, kept: reader.read(kept.offset, kept.nbytes))
+
+
+def take_damage_for_a_torn_tail(plant: Plant) -> None:
+    """Whatever cannot be read is taken for what was never synced."""
+    plant(Front, "marked", lambda *_: 0)
+
+
+#: Those that damaged files of a journal show.
+IN_JOURNAL = {
+    "believe-every-payload": believe_every_payload,
+    "take-damage-for-a-torn-tail": take_damage_for_a_torn_tail,
 }
 
 if __name__ == "__main__":

@@ -161,8 +161,8 @@ def test_many_groups_are_begun_and_none_is_whole(start: Start) -> None:
     with Producer(server.endpoint, "beginner") as producer:
         for at in range(0, number, 100):
             names = [f"group-{at + index}" for index in range(100)]
-            sizes = {"group_ids": names, "group_sizes": [2] * 100}
-            assert set(producer.push([3] * 100, **sizes).outcomes) == {"accepted"}
+            answer = producer.push([3] * 100, group_ids=names, group_sizes=[2] * 100)
+            assert set(answer.outcomes) == {"accepted"}
         assert server.status()["open_groups"] == number
         grew(server, before, each(5, number))
     no_stall(server)

@@ -29,7 +29,7 @@ from rollout_workers.producer.encode import RolloutSample
 
 AT_ONCE, KINDS = 32, 4096
 SCALE = 1 / 256
-GROUP = 4
+GROUP = 16
 #: Producers of the kind that leaves do so after this many pushes.
 STAY = 50
 #: An HTTP request has fewer samples: JSON is slow. It has a pause after each.
@@ -145,7 +145,7 @@ def work_of(endpoint: str, http: str, number: int, ballast: int) -> Awaitable[No
     match number % 32:
         case 7:
             return push_over_http(http, maker)
-        case kind if kind % 4 == 1:
+        case kind if kind % 8 == 1:
             return push(endpoint, maker.grouped, stay=sys.maxsize)
         case kind if kind % 4 == 2:
             return push(endpoint, maker.named, stay=sys.maxsize)

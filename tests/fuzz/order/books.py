@@ -187,7 +187,8 @@ class Books:
 
     def _values(self, names: Iterable[str], at: int) -> list[bytes]:
         """The values of field `at` of these samples."""
-        return [span[SCHEMA.slices(tokens)[at]] for tokens, span in map(self.spans.get, names)]
+        found = (self.spans[name] for name in names)
+        return [span[SCHEMA.slices(tokens)[at]] for tokens, span in found]
 
     def hears_release(self, generation: int, step: int) -> None:
         """A rank may train a step: every rank of the generation holds it."""

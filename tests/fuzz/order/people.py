@@ -58,7 +58,7 @@ class Pusher:
             case m.WelcomeProducer():
                 self.welcomed |= line is self.line
             case m.Pushed():
-                push, _ = self.pushed[message.first_seq]
+                push = self.pushed[message.first_seq][0]
                 outcomes = [str(outcome) for outcome in message.of_each(len(push.tokens))]
                 self.world.books.answered(push.sample_ids, outcomes)
                 self.answered[message.first_seq] = message

@@ -117,7 +117,7 @@ class World:
         self.clock = SteadyClock(loop.time)
         self.lines: list[Line] = []
         self._memory = Memory()
-        self._runs = 0
+        self._runs = self._last = 0
         self._begin(f.Remembered())
 
     # -- the process
@@ -126,8 +126,7 @@ class World:
         self._runs += 1
         core = replace(core_config(self.config), durable=True)
         self.core = Dispatch(core, f"run-{self._runs}")
-        last = self.log.last if self._runs > 1 else 0
-        self.log = MemoryLog(self._memory, self.books, last)
+        self.log = MemoryLog(self._memory, self.books, self._last)
         restored = self.core.restore(remembered, self.clock())
         metrics = Metrics(self.config, self.core, self.clock)
         journal = self.log if self.durable else None
@@ -150,6 +149,7 @@ class World:
         if not self.durable:
             return
         self.log.sync(kept, tell=False)
+        self._last = self.log.last
         self.end()
         self.books.crashed()
         self._begin(self._memory.remembered())
