@@ -17,6 +17,7 @@ from tests.fuzz.campaign import (
     fuzz_client_sessions,
     fuzz_session,
 )
+from tests.fuzz.http.attack import fuzz_http
 from tests.fuzz.journal.campaign import fuzz_journal
 from tests.fuzz.order.campaign import fuzz_order
 
@@ -24,6 +25,7 @@ from tests.fuzz.order.campaign import fuzz_order
 SHARES = {
     "client sessions": 0.1,
     "beside work": 0.1,
+    "over HTTP": 0.05,
     "as ranks": 0.05,
     "order of words": 0.02,
     "journal files": 0.01,
@@ -45,6 +47,7 @@ def main() -> int:
             "session": lambda count: fuzz_session(count, seed),
             "client sessions": lambda count: fuzz_client_sessions(count, seed),
             "beside work": lambda count: fuzz_beside_work(folder("work"), count, seed),
+            "over HTTP": lambda count: fuzz_http(folder("http"), count, seed),
             "as ranks": lambda count: fuzz_as_ranks(folder("ranks"), count, seed),
             "order of words": lambda count: fuzz_order(count, seed, shorten=True),
             "journal files": lambda count: fuzz_journal(count, seed),

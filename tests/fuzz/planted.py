@@ -24,6 +24,7 @@ from rollout_dispatcher.protocol.frame import Frame, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.effect_runner import EffectRunner
+from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.router import Router
 from rollout_workers.demo import lifeline
 
@@ -177,6 +178,32 @@ def take_damage_for_a_torn_tail(plant: Plant) -> None:
     plant(Front, "marked", lambda *_: 0)
 
 
+def trip_over_groups(plant: Plant) -> None:
+    """A sample that comes over HTTP and is of a group is met by an error of ours."""
+    push_now = Router.push_now
+
+    def trip(router: Router, samples: Any, **how: Any) -> Any:
+        if any(sample.group_id for sample in samples):
+            raise LookupError("group")
+        return push_now(router, samples, **how)
+
+    plant(Router, "push_now", trip)
+
+
+def keep_who_asked(plant: Plant) -> None:
+    """Every connection for HTTP leaves something behind."""
+    kept: list[bytearray] = []
+    protocol = HttpGuard.protocol
+
+    def hoard(guard: HttpGuard, *arguments: Any) -> Any:
+        kept.append(bytearray(b"x" * 131_072))
+        return protocol(guard, *arguments)
+
+    plant(HttpGuard, "protocol", hoard)
+
+
+#: Those that requests show.
+OVER_HTTP = {"trip-over-groups": trip_over_groups, "keep-who-asked": keep_who_asked}
 #: Those that damaged files of a journal show.
 IN_JOURNAL = {
     "believe-every-payload": believe_every_payload,
@@ -186,5 +213,5 @@ IN_JOURNAL = {
 if __name__ == "__main__":
     lifeline.hold()
     if sys.argv[1] != "none":
-        (IN_SESSION | IN_SERVICE)[sys.argv[1]](setattr)
+        (IN_SESSION | IN_SERVICE | OVER_HTTP)[sys.argv[1]](setattr)
     sys.exit(main(sys.argv[2:]))

@@ -12,9 +12,10 @@ from tests.fuzz.campaign import (
     fuzz_client_sessions,
     fuzz_session,
 )
+from tests.fuzz.http.attack import fuzz_http
 from tests.fuzz.journal.campaign import Victim, fuzz_journal
 from tests.fuzz.order.campaign import fuzz_order
-from tests.fuzz.planted import IN_JOURNAL, IN_ORDER, IN_SERVICE, IN_SESSION
+from tests.fuzz.planted import IN_JOURNAL, IN_ORDER, IN_SERVICE, IN_SESSION, OVER_HTTP
 from tests.service.conftest import SMALL
 from tests.support.server import ServeProcess
 from tests.support.source import ROOT
@@ -41,8 +42,22 @@ def test_nothing_that_ranks_say_costs_a_sample(tmp_path: Path) -> None:
     fuzz_as_ranks(tmp_path, 400, SEED)
 
 
+@pytest.mark.e2e
+def test_no_request_is_met_by_an_error_of_ours(tmp_path: Path) -> None:
+    found = fuzz_http(tmp_path, 600, SEED)
+    assert found["answers"].keys() >= {"200", "400", "422"}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("bug", OVER_HTTP)
+def test_a_fault_that_requests_show_is_found(bug: str, tmp_path: Path) -> None:
+    shows = {"trip-over-groups": "500", "keep-who-asked": "MiB more memory"}
+    with pytest.raises(AssertionError, match=shows[bug]):
+        fuzz_http(tmp_path, 600, SEED, bug)
+
+
 def test_no_order_of_words_breaks_a_promise_between_generations() -> None:
-    fuzz_order(150, SEED)
+    fuzz_order(100, SEED)
 
 
 @pytest.mark.parametrize("bug", IN_ORDER)
