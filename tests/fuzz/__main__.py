@@ -8,7 +8,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -18,31 +17,44 @@ from tests.fuzz.campaign import (
     fuzz_client_sessions,
     fuzz_session,
 )
+from tests.fuzz.http.attack import fuzz_http
+from tests.fuzz.journal.campaign import fuzz_journal
+from tests.fuzz.order.campaign import fuzz_order
 
-#: Shares of the inputs.
-BESIDE_WORK, AS_RANKS, CLIENTS = 0.15, 0.05, 0.1
+#: Shares of the inputs; the rest goes to the dispatcher's session, which takes least time.
+SHARES = {
+    "client sessions": 0.1,
+    "beside work": 0.1,
+    "over HTTP": 0.05,
+    "as ranks": 0.05,
+    "order of words": 0.02,
+    "journal files": 0.01,
+}
 
 
 def main() -> int:
-    """Run all four campaigns; the exit code."""
+    """Run all campaigns; the exit code."""
     options = _options()
-    shares = (BESIDE_WORK, AS_RANKS, CLIENTS)
-    beside, as_ranks, clients = (int(options.inputs * share) for share in shares)
+    seed = options.seed
+    number = {title: int(options.inputs * share) for title, share in SHARES.items()}
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
-        folders = [Path(name) / part for part in ("work", "ranks")]
-        for folder in folders:
-            folder.mkdir()
-        campaigns: dict[str, Callable[[], dict[str, object]]] = {
-            "session": partial(
-                fuzz_session, options.inputs - beside - as_ranks - clients, options.seed
-            ),
-            "client sessions": partial(fuzz_client_sessions, clients, options.seed),
-            "beside work": partial(fuzz_beside_work, folders[0], beside, options.seed),
-            "as ranks": partial(fuzz_as_ranks, folders[1], as_ranks, options.seed),
+
+        def folder(part: str) -> Path:
+            (Path(name) / part).mkdir()
+            return Path(name) / part
+
+        campaigns: dict[str, Callable[[int], dict[str, object]]] = {
+            "session": lambda count: fuzz_session(count, seed),
+            "client sessions": lambda count: fuzz_client_sessions(count, seed),
+            "beside work": lambda count: fuzz_beside_work(folder("work"), count, seed),
+            "over HTTP": lambda count: fuzz_http(folder("http"), count, seed),
+            "as ranks": lambda count: fuzz_as_ranks(folder("ranks"), count, seed),
+            "order of words": lambda count: fuzz_order(count, seed, shorten=True),
+            "journal files": lambda count: fuzz_journal(count, seed),
         }
         for title, campaign in campaigns.items():
             began = monotonic()
-            found = campaign()
+            found = campaign(number.get(title, options.inputs - sum(number.values())))
             print(f"{title}: {json.dumps(found)} in {monotonic() - began:.0f} s", flush=True)
     return 0
 

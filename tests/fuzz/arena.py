@@ -54,13 +54,23 @@ class Arena:
         eventually(self._is_up, "the dispatcher is ready")
 
     def _is_up(self) -> bool:
-        assert self._process.code is None, (self._folder / "dispatcher.log").read_text()
+        assert self._process.code is None, self.log
         return (self._folder / "ready.json").exists()
 
     @property
     def endpoint(self) -> str:
         """Of the sample plane."""
         return f"unix:{self._path}"
+
+    @property
+    def http(self) -> str:
+        """The path of the HTTP plane's socket."""
+        return f"{self._folder}/http.sock"
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return (self._folder / "dispatcher.log").read_text(errors="replace")
 
     @property
     def resident(self) -> int:
@@ -92,7 +102,7 @@ class Arena:
         """What /statusz says."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PATIENCE_S)
-            sock.connect(f"{self._folder}/http.sock")
+            sock.connect(self.http)
             sock.sendall(b"GET /statusz HTTP/1.0\r\n\r\n")
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
         found: dict[str, object] = json.loads(answer.split(b"\r\n\r\n", 1)[1])
@@ -103,7 +113,7 @@ class Arena:
         code = self._process.code
         self._process.kill()
         assert code is None, f"the dispatcher ended with {code}"
-        log = (self._folder / "dispatcher.log").read_text(errors="replace")
+        log = self.log
         assert "Traceback" not in log, log[log.index("Traceback") :][:2000]
 
 
@@ -124,7 +134,8 @@ class Work:
         So the last of them may have to wait for company.
         """
         first = self._producer.next_seq
-        assert self._producer.push([3, 4, 5, 6] * 2).outcomes == ["accepted"] * 8
+        answer = self._producer.push([3, 4, 5, 6] * 2)
+        assert answer.outcomes == ["accepted"] * 8, answer
         mine = {f"{GOOD}/{first + at}" for at in range(4)}
         eventually(lambda: self._failure or mine <= set(self.trained[-4096:]), "good samples train")
         if self._failure is not None:

@@ -10,11 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.open_groups import OpenGroups
+from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.producers.ends import Ends
+from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.errors import DispatcherError, Stopping
+from rollout_dispatcher.journal import replay, store
+from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.effect_runner import EffectRunner
+from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.router import Router
 from rollout_workers.demo import lifeline
 
@@ -85,6 +95,56 @@ def blame_everybody(plant: Plant) -> None:
     plant(Peer, "fail", fail_all)
 
 
+def release_early(plant: Plant) -> None:
+    """A step is let into training before every rank holds it."""
+    plant(Generation, "has_prepared", lambda generation, _: bool(generation.ranks))
+
+
+def commit_on_one_word(plant: Plant) -> None:
+    """A step is committed when one rank has said so."""
+
+    def any_rank(generation: Generation, step: int) -> bool:
+        return any(rank.committed >= step for rank in generation.ranks.values())
+
+    plant(Generation, "has_committed", any_rank)
+
+
+def heed_the_past(plant: Plant) -> None:
+    """Ranks of a generation that is over may speak in the next."""
+    plant(Generation, "_check_number", lambda *_: None)
+
+
+def answer_at_once(plant: Plant) -> None:
+    """Nobody waits until what they hear of is durable."""
+    plant(DurabilityBarrier, "after", lambda _, then: then())
+
+
+def forget_what_was_pushed(plant: Plant) -> None:
+    """A push that comes again is taken for a new one."""
+    plant(DuplicateMemory, "seen", lambda *_: False)
+
+
+def mix_up_samples(plant: Plant) -> None:
+    """The samples of a micro-batch go out in another order than planned."""
+    samples = EffectRunner._samples
+
+    def reversed_samples(runner: EffectRunner, entries: Any) -> list[Any]:
+        return samples(runner, entries)[::-1]
+
+    plant(EffectRunner, "_samples", reversed_samples)
+
+
+def overfill_groups(plant: Plant) -> None:
+    """Samples of a group are counted by what one of them says."""
+    plant(SampleBuffer, "check_group", lambda *_: None)
+
+
+def wait_for_whoever_left(plant: Plant) -> None:
+    """A group that nobody is left to complete is waited for, and the end with it."""
+    plant(OpenGroups, "overdue", lambda *_: [])
+    plant(Ends, "settle", lambda *_: None)
+
+
 #: Those that the session shows by itself.
 IN_SESSION = {
     "believe-every-size": believe_every_size,
@@ -94,9 +154,64 @@ IN_SESSION = {
 }
 #: Those that only a running dispatcher shows.
 IN_SERVICE = {"keep-what-came": keep_what_came, "blame-everybody": blame_everybody}
+#: Those that the order of words shows, between generations.
+IN_ORDER = {
+    "release-early": release_early,
+    "commit-on-one-word": commit_on_one_word,
+    "heed-the-past": heed_the_past,
+    "answer-at-once": answer_at_once,
+    "forget-what-was-pushed": forget_what_was_pushed,
+    "mix-up-samples": mix_up_samples,
+    "overfill-groups": overfill_groups,
+    "wait-for-whoever-left": wait_for_whoever_left,
+}
+
+
+def believe_every_payload(plant: Plant) -> None:
+    """Payloads are handed out without a look at their checksums."""
+    plant(replay, "read_payload", lambda reader, kept: reader.read(kept.offset, kept.nbytes))
+    plant(store, "read_payload", lambda reader, kept: reader.read(kept.offset, kept.nbytes))
+
+
+def take_damage_for_a_torn_tail(plant: Plant) -> None:
+    """Whatever cannot be read is taken for what was never synced."""
+    plant(Front, "marked", lambda *_: 0)
+
+
+def trip_over_groups(plant: Plant) -> None:
+    """A sample that comes over HTTP and is of a group is met by an error of ours."""
+    push_now = Router.push_now
+
+    def trip(router: Router, samples: Any, **how: Any) -> Any:
+        if any(sample.group_id for sample in samples):
+            raise LookupError("group")
+        return push_now(router, samples, **how)
+
+    plant(Router, "push_now", trip)
+
+
+def keep_who_asked(plant: Plant) -> None:
+    """Every connection for HTTP leaves something behind."""
+    kept: list[bytearray] = []
+    protocol = HttpGuard.protocol
+
+    def hoard(guard: HttpGuard, *arguments: Any) -> Any:
+        kept.append(bytearray(b"x" * 131_072))
+        return protocol(guard, *arguments)
+
+    plant(HttpGuard, "protocol", hoard)
+
+
+#: Those that requests show.
+OVER_HTTP = {"trip-over-groups": trip_over_groups, "keep-who-asked": keep_who_asked}
+#: Those that damaged files of a journal show.
+IN_JOURNAL = {
+    "believe-every-payload": believe_every_payload,
+    "take-damage-for-a-torn-tail": take_damage_for_a_torn_tail,
+}
 
 if __name__ == "__main__":
     lifeline.hold()
     if sys.argv[1] != "none":
-        (IN_SESSION | IN_SERVICE)[sys.argv[1]](setattr)
+        (IN_SESSION | IN_SERVICE | OVER_HTTP)[sys.argv[1]](setattr)
     sys.exit(main(sys.argv[2:]))

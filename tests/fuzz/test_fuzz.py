@@ -1,5 +1,7 @@
 """Anything may be sent: nothing crashes, grows, or harms others; and fuzzing finds what does."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,13 @@ from tests.fuzz.campaign import (
     fuzz_client_sessions,
     fuzz_session,
 )
-from tests.fuzz.planted import IN_SERVICE, IN_SESSION
+from tests.fuzz.http.attack import fuzz_http
+from tests.fuzz.journal.campaign import Victim, fuzz_journal
+from tests.fuzz.order.campaign import fuzz_order
+from tests.fuzz.planted import IN_JOURNAL, IN_ORDER, IN_SERVICE, IN_SESSION, OVER_HTTP
+from tests.service.conftest import SMALL
+from tests.support.server import ServeProcess
+from tests.support.source import ROOT
 
 SEED = 11
 
@@ -32,6 +40,59 @@ def test_nothing_that_is_sent_keeps_others_from_their_work(tmp_path: Path) -> No
 @pytest.mark.e2e
 def test_nothing_that_ranks_say_costs_a_sample(tmp_path: Path) -> None:
     fuzz_as_ranks(tmp_path, 400, SEED)
+
+
+@pytest.mark.e2e
+def test_no_request_is_met_by_an_error_of_ours(tmp_path: Path) -> None:
+    found = fuzz_http(tmp_path, 600, SEED)
+    assert found["answers"].keys() >= {"200", "400", "422"}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("bug", OVER_HTTP)
+def test_a_fault_that_requests_show_is_found(bug: str, tmp_path: Path) -> None:
+    shows = {"trip-over-groups": "500", "keep-who-asked": "MiB more memory"}
+    with pytest.raises(AssertionError, match=shows[bug]):
+        fuzz_http(tmp_path, 600, SEED, bug)
+
+
+def test_no_order_of_words_breaks_a_promise_between_generations() -> None:
+    fuzz_order(100, SEED)
+
+
+@pytest.mark.parametrize("bug", IN_ORDER)
+def test_a_fault_in_the_order_of_words_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    IN_ORDER[bug](monkeypatch.setattr)
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it may be, it shows
+        fuzz_order(300, SEED)
+
+
+def test_no_damage_to_a_journal_is_taken_for_what_was_pushed() -> None:
+    found = fuzz_journal(120, SEED)
+    assert found["outcomes"].keys() >= {"JournalCorrupt", "unharmed"}
+
+
+@pytest.mark.parametrize("bug", IN_JOURNAL)
+def test_a_fault_of_the_journal_is_found(bug: str) -> None:
+    with pytest.raises(AssertionError, match="ended with 1"):
+        fuzz_journal(300, SEED, bug)
+
+
+@pytest.mark.e2e
+def test_a_damaged_journal_is_an_error_of_one_line_and_its_exit_code(tmp_path: Path) -> None:
+    victim = Victim.make(tmp_path, killed=False)
+    (segment, *_) = sorted(victim.directory.glob("*.segment"))
+    segment.write_bytes(segment.read_bytes()[:-512])
+    options = {**SMALL, "journal_dir": victim.directory, "http": "127.0.0.1:0"}
+    command = [sys.executable, "-m", "rollout_dispatcher.cli.main", "serve"]
+    done = subprocess.run(
+        [*command, *ServeProcess.flags({"listen": "127.0.0.1:0", **options})],
+        cwd=ROOT, capture_output=True, check=False, text=True, timeout=60,
+    )  # fmt: skip
+    told = done.stdout + done.stderr
+    assert done.returncode == 1, told
+    assert f"journal file {segment} is damaged" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("bug", IN_SESSION)

@@ -1,4 +1,4 @@
-"""`python -m tests.soak`: 200,000 samples without a journal, and as many with; writes the figures.
+"""`python -m tests.soak`: 1,000,000 samples without a journal, and as many with; the figures.
 
 Exit code 0 only if the dispatcher's resident memory stayed within 5 % each time, its books
 balanced at every look, and producers were held back most of the time.
@@ -55,7 +55,7 @@ class _progress:  # noqa: N801 - used as a function
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--samples", type=int, default=200_000, help="each time (200000)")
+    parser.add_argument("--samples", type=int, default=1_000_000, help="each time (1000000)")
     parser.add_argument("--out", type=Path, default=Path("build/soak.json"), help="figures, JSON")
     return parser.parse_args()
 

@@ -17,7 +17,9 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from tests.chaos.cluster.processes import Process
 from tests.support.server import eventually, series
 
-DP_SIZE, PRODUCERS, BATCH = 2, 3, 128
+DP_SIZE = 2
+#: Each with as many of the producers; more would take the machine from the dispatcher.
+CROWDS = 2
 #: Shares of the samples: what comes first fills buffers, pools and memories of bounded size.
 WARM_UP, TENTH = 0.1, 0.1
 POLL_S = 0.25
@@ -27,13 +29,18 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """samples: to be committed. ballast: bytes a token. step_s: what ranks need for a step."""
+    """samples: to be committed. batch: of them in a step, for which ranks need `step_s`.
+
+    ballast: bytes a token.
+    """
 
     samples: int
     journal: bool
+    producers: int = 64
+    batch: int = 512
     ballast: int = 24
-    step_s: float = 0.09
-    buffer_samples: int = 512
+    step_s: float = 0.1
+    buffer_samples: int = 1024
     id_horizon: int = 10_000
 
 
@@ -47,6 +54,7 @@ class Look:
     anonymous: int
     backpressure: bool
     balanced: bool
+    connections: int
 
 
 def soak(folder: Path, load: Load, report: Callable[[Look], None] = lambda _: None) -> list[Look]:
@@ -68,8 +76,12 @@ def soak(folder: Path, load: Load, report: Callable[[Look], None] = lambda _: No
         endpoint, plane = addresses["listen"][0], Endpoint.parse(addresses["http"])
         looks = [_look(dispatcher, plane, time.monotonic())]
         start("ranks", "tests.soak.rank", endpoint, DP_SIZE, load.step_s)
-        for number in range(PRODUCERS):
-            start(f"producer-{number}", "tests.soak.producer", endpoint, number, load.ballast)
+        share = load.producers // CROWDS
+        crowds = [
+            start(f"crowd-{first}", "tests.soak.crowd", endpoint, addresses["http"],
+                  first, first + share, load.ballast)
+            for first in range(0, load.producers, share)
+        ]  # fmt: skip
         began = moved = time.monotonic()
         while looks[-1].committed < load.samples:
             time.sleep(POLL_S)
@@ -78,6 +90,7 @@ def soak(folder: Path, load: Load, report: Callable[[Look], None] = lambda _: No
             if looks[-1].committed > looks[-2].committed:
                 moved = time.monotonic()
             assert time.monotonic() - moved < PATIENCE_S, f"nothing is committed; see {folder}"
+            assert all(crowd.code is None for crowd in crowds), f"producers failed; see {folder}"
     return looks
 
 
@@ -87,7 +100,7 @@ def _flags(folder: Path, load: Load) -> list[object]:
         "http": "127.0.0.1:0",
         "ready-file": folder / "ready.json",
         "dp-size": DP_SIZE,
-        "dispatch-batch-size": BATCH,
+        "dispatch-batch-size": load.batch,
         "micro-batch-tokens": 4096,
         "window-multiple": 1.5,
         "buffer-capacity": load.buffer_samples,
@@ -116,6 +129,7 @@ def _look(dispatcher: Process, plane: Endpoint, began: float) -> Look:
         anonymous=_kilobytes(status["RssAnon"]),
         backpressure=found["backpressure_active"] == 1,
         balanced=accepted == held,
+        connections=int(found.get("connections_total{role=producer}", 0)),
     )
 
 
@@ -131,6 +145,7 @@ def figures(looks: Sequence[Look]) -> dict[str, object]:
     last = [look for look in after if look.committed >= (1 - TENTH) * total]
     found: dict[str, object] = {
         "samples": total,
+        "producer_connections": looks[-1].connections,
         "seconds": round(looks[-1].seconds, 1),
         "samples_per_second": round(total / looks[-1].seconds),
         "backpressure_share": round(statistics.fmean(look.backpressure for look in after), 3),

@@ -31,6 +31,18 @@ def members(names: str, size: int = 4) -> list[Sample]:
     return [member(f"{group}{number}", size) for number in numbers.split(",")]
 
 
+def test_a_size_that_is_told_late_counts_who_has_come() -> None:
+    bench = Bench(batch=4, window=4, capacity=4)
+    bench.join()
+    assert bench.push(*members("g:0,1,2,3", SIZE_AT_CLOSE)) == (A, A, A, A)
+    assert bench.push(member("g4", 4)) == (R,)
+    assert "says that group g has 4 samples, and 4 of them have come" in bench.errors()[-1]
+    assert bench.push(member("g5", 3)) == (R,)
+    bench.perform(bench.core.close_group("g", bench.now))
+    bench.hungry()
+    assert bench.trained(0) == {"g0", "g1", "g2", "g3"}
+
+
 def test_interleaved_groups_larger_together_than_the_buffer_become_whole() -> None:
     bench = Bench(batch=4, window=4, capacity=4)
     bench.join()

@@ -186,6 +186,12 @@ class SampleBuffer:
                     f"sample {sample.sample_id} differs from the others of group {group_id}: "
                     f"{schema.difference(sample.schema)}",
                 )
+        if group is not None and SIZE_AT_CLOSE != sample.group_size <= group.settled:
+            raise SampleRefused(
+                "group-size",
+                f"sample {sample.sample_id} says that group {group_id} has {size} samples, and "
+                f"{group.settled} of them have come or never will, besides this one",
+            )
 
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group waits for this sample."""

@@ -55,7 +55,12 @@ class OpenGroup:
     @property
     def missing(self) -> int | None:
         """Members that are still to come, None while nobody knows."""
-        return None if self.size is None else max(0, self.size - self.lost - len(self.entries))
+        return None if self.size is None else max(0, self.size - self.settled)
+
+    @property
+    def settled(self) -> int:
+        """Members of which is known what becomes of them: they have come, or never will."""
+        return len(self.entries) + self.lost
 
     @property
     def told(self) -> int:

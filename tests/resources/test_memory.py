@@ -1,0 +1,229 @@
+"""What peers can make a dispatcher hold is bounded by what its options and documents say.
+
+Each case does one thing a great deal, at settings that make its bound small, and compares memory
+with that bound and a generous margin: for what the allocator keeps, not for what grows.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from tests.resources.measured import MIB, grew, no_stall, settled
+from tests.service.conftest import SMALL
+from tests.support.client import Producer, Rank, WireClient, make_push
+from tests.support.server import ServeProcess, eventually
+
+MARGIN = 12 * MIB
+
+Start = Callable[..., ServeProcess]
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """A dispatcher without Python's own checks, which take memory themselves."""
+    with ExitStack() as stack:
+
+        def begin(**options: Any) -> ServeProcess:
+            server = stack.enter_context(
+                ServeProcess(tmp_path, checked=False, **{**SMALL, **options})
+            )
+            with Producer(server.endpoint, "first") as first:  # what is loaded and made once
+                first.push([3, 3])
+                first.bye()
+            server.scrape()
+            server.status()
+            return server
+
+        yield begin
+
+
+def connect(server: ServeProcess, address: str) -> socket.socket:
+    """A connection of a client that is in no hurry."""
+    at = Endpoint.parse(address)
+    return socket.create_connection((at.host, at.port), timeout=20)
+
+
+def each(kilobytes: float, number: int) -> int:
+    """So much for each of them, and the margin."""
+    return int(kilobytes * 1024 * number) + MARGIN
+
+
+# -- connections
+
+
+@pytest.mark.parametrize("said", [b"", codec.encode(m.HelloProducer(client_id="x"))[:-3]])
+def test_connections_that_say_nothing_or_half_a_hello(start: Start, said: bytes) -> None:
+    server, number = start(), 400
+    before = settled(server)
+    with ExitStack() as stack:
+        for _ in range(number):
+            sock = stack.enter_context(connect(server, server.endpoint))
+            sock.sendall(said)
+        grew(server, before, each(96, number))
+    no_stall(server)
+
+
+def test_http_connections_that_say_nothing_or_half_a_request(start: Start) -> None:
+    server, number = start(), 300
+    before = settled(server)
+    with ExitStack() as stack:
+        for at in range(number):
+            sock = stack.enter_context(connect(server, server.http))
+            sock.sendall(b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nX-Half: " * (at % 2))
+        grew(server, before, each(96, number))
+    no_stall(server)
+
+
+# -- what is being received
+
+
+def test_large_frames_that_are_announced_and_do_not_come(start: Start) -> None:
+    server, number, size = start(receive_bytes="16MiB", max_frame_bytes="8MiB"), 40, 8 * MIB
+    before = settled(server)
+    tokens = (size - 64) // 9
+    push, _ = make_push("x", 0, [1])
+    sizes = {"tokens": [tokens], "loss_tokens": [tokens]}
+    nbytes = push.schema_.nbytes(tokens)
+    head = codec.encode(push.model_copy(update=sizes), nbytes)
+    with ExitStack() as stack:
+        for at in range(number):
+            producer = stack.enter_context(Producer(server.endpoint, f"big-{at}"))
+            producer.send_bytes(head + bytes(256 << 10))
+        grew(server, before, 16 * MIB + size + each(96, number))
+    no_stall(server)
+
+
+def test_http_bodies_that_do_not_end(start: Start) -> None:
+    server, number, size = start(receive_bytes="16MiB", max_frame_bytes="4MiB"), 60, 4 * MIB
+    before = settled(server)
+    head = f"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        for _ in range(number):
+            sock = stack.enter_context(connect(server, server.http))
+            sock.settimeout(0.5)
+            try:
+                sock.sendall(head + bytes(size - 1))
+            except OSError:  # it is told that there is no room, or not read any more
+                continue
+        # A body grows as it comes, and what it outgrew is free only afterwards.
+        grew(server, before, 2 * 16 * MIB + each(192, number))
+    no_stall(server)
+
+
+# -- what is held
+
+
+def test_pushes_that_are_held_back(start: Start) -> None:
+    server = start(
+        buffer_capacity=4, buffer_bytes="4MiB", held_bytes="8MiB", receive_bytes="16MiB",
+        micro_batch_tokens=200_000,
+    )  # fmt: skip
+    before = settled(server)
+    with ExitStack() as stack:
+        for at in range(40):
+            producer = stack.enter_context(Producer(server.endpoint, f"held-{at}"))
+            producer.send_push([100_000] * 2)  # 1.8 MB
+        eventually(lambda: server.status()["pushes_held"] >= 38, "all but two pushes are held")
+        grew(server, before, (4 + 8 + 16) * MIB + MARGIN)
+        assert server.status()["pushes_held_bytes"] <= 8 * MIB + 2 * MIB
+    no_stall(server)
+
+
+# -- names that are remembered
+
+
+def test_many_producers_come_and_go(start: Start) -> None:
+    server, number = start(buffer_capacity=100_000), 3000
+    before = settled(server)
+    for at in range(number):
+        with Producer(server.endpoint, f"passer-by-{at}") as producer:
+            producer.push([3])
+            if at % 2:
+                producer.bye()
+    # The sample itself is buffered too.
+    grew(server, before, each(6, number))
+    no_stall(server)
+
+
+def test_many_groups_are_begun_and_none_is_whole(start: Start) -> None:
+    server, number = start(buffer_capacity=100_000), 10_000
+    before = settled(server)
+    with Producer(server.endpoint, "beginner") as producer:
+        for at in range(0, number, 100):
+            names = [f"group-{at + index}" for index in range(100)]
+            answer = producer.push([3] * 100, group_ids=names, group_sizes=[2] * 100)
+            assert set(answer.outcomes) == {"accepted"}
+        assert server.status()["open_groups"] == number
+        grew(server, before, each(5, number))
+    no_stall(server)
+
+
+def test_many_groups_are_closed_that_never_began(start: Start) -> None:
+    server, number = start(), 50_000
+    before = settled(server)
+    with Producer(server.endpoint, "closer") as producer:
+        for at in range(number):
+            producer.send(m.CloseGroup(group_id=f"g-{at}", size=3, number=7 * at))
+        producer.ping()
+        grew(server, before, each(1, number))
+    no_stall(server)
+
+
+def test_a_producer_leaves_gaps_between_its_numbers(start: Start) -> None:
+    """Numbers with gaps between them, and a floor that is never raised."""
+    server, number = start(buffer_capacity=100_000), 5000
+    before = settled(server)
+    with Producer(server.endpoint, "gaps") as producer:
+        for at in range(number):
+            producer.send_push([3], seq=3 * at)
+        for _ in range(number):
+            producer.expect(m.Pushed)
+        grew(server, before, each(4, number))
+    no_stall(server)
+
+
+# -- many of one thing in one message
+
+
+def test_a_rank_that_claims_to_have_received_a_great_deal(start: Start) -> None:
+    server = start()
+    before = settled(server)
+    received = [(at, 1) for at in range(60_000)]
+    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=2, received=received)
+    for _ in range(5):
+        with WireClient(server.endpoint) as client:
+            client.send(hello)
+            client.receive()
+    grew(server, before, 2 * MARGIN)
+    no_stall(server)
+
+
+def test_ranks_that_come_and_go(start: Start) -> None:
+    server, number = start(), 500
+    before = settled(server)
+    for at in range(number):
+        Rank(server.endpoint, 0, 2, client_id=f"founder-{at}").close()
+    grew(server, before, each(4, number))
+    no_stall(server)
+
+
+def test_one_body_with_a_great_many_samples(start: Start) -> None:
+    server = start(buffer_capacity=100_000, max_frame_bytes="8MiB")
+    before = settled(server)
+    sample = {"fields": {"input_ids": [1, 2], "loss_mask": [False, True], "reward": 0.5}}
+    body = b"\n".join([json.dumps(sample).encode()] * 20_000)
+    for _ in range(3):
+        assert server.post("/v1/samples", body).status in {200, 400, 413, 422, 429}
+    # 60,000 samples may be buffered, of some kilobytes each.
+    grew(server, before, each(4, 60_000))
+    no_stall(server)
