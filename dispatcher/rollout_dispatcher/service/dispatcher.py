@@ -38,7 +38,6 @@ from rollout_dispatcher.service.planes import http_plane, sample_plane
 from rollout_dispatcher.service.process.allocator import Crowd
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.service.stall_log import StallLog
-from rollout_dispatcher.transport.rate_limited import ended_connections
 
 log = logging.getLogger(__name__)
 
@@ -293,7 +292,6 @@ async def _watch(router: Router) -> None:
         stalls.check(router.clock())
         crowd.check(router.num_connections)
         journal.check()
-        ended_connections.tell_more()
 
 
 def _name_undone(core: Dispatch) -> bool:

@@ -18,7 +18,6 @@ from rollout_dispatcher.errors import ListenerFailed
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.transport.interface import ConnectionHandler, Listener
 from rollout_dispatcher.transport.pending import MADE_ROOM, Place
-from rollout_dispatcher.transport.rate_limited import ended_connections
 
 log = logging.getLogger(__name__)
 
@@ -113,12 +112,15 @@ class SocketListener(Listener):
                 self._adopt(sock)
             except OSError as error:
                 sock.close()
-                ended = "a connection to %s ended at once: %s"
-                ended_connections.tell("at-once", ended, self.endpoint, error)
+                self._ended_at_once(error)
             except Exception as error:  # a bug of ours
                 sock.close()
                 self._die(error)
                 return
+
+    def _ended_at_once(self, error: OSError) -> None:
+        ended = "a connection to %s ended at once: %s"
+        log.info(ended, self.endpoint, error, extra={"kind": "ended-at-once"})
 
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno in _NOT_LISTENING:

@@ -10,7 +10,6 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.transport.interface import ConnectionHandler, Listener, Transport
 from rollout_dispatcher.transport.listener import SocketListener
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
-from rollout_dispatcher.transport.rate_limited import ended_connections
 from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
 
 
@@ -28,8 +27,7 @@ class PlainListener(SocketListener):
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, sock)
         except OSError as error:
-            ended = "a connection to %s ended at once: %s"
-            ended_connections.tell("at-once", ended, self.endpoint, error)
+            self._ended_at_once(error)
 
 
 class PlainSockets(Transport):

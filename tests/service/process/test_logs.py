@@ -155,3 +155,16 @@ def test_the_same_line_is_written_so_often_a_minute_and_then_says_how_many_were_
     now += logs.PERIOD_SECONDS
     assert shown(7) == ["at 7 (3 more like this were left out)"]
     assert shown(7) == ["at 7"]
+
+
+def test_of_what_strangers_cause_a_few_lines_of_each_kind_are_written() -> None:
+    repeats = logs.Repeats(lambda: 0.0)
+
+    def is_shown(kind: str) -> bool:
+        record = logging.LogRecord("x", logging.INFO, "x.py", 1, "ended", (), None)
+        record.kind = kind
+        return repeats.filter(record)
+
+    assert [sum(is_shown(kind) for _ in range(1000)) for kind in ("tls", "silent")] == [
+        logs.FEW
+    ] * 2

@@ -26,7 +26,6 @@ from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.pending import MADE_ROOM
 from rollout_dispatcher.transport.plain import StreamProtocol
-from rollout_dispatcher.transport.rate_limited import ended_connections
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +245,7 @@ class Peer(StreamProtocol):
         self._jobs.clear()
         self._ending = error.code
         self._receive_no_more()
-        ended_connections.tell(error.code, "connection of %s ended: %s", self, error)
+        log.info("connection of %s ended: %s", self, error, extra={"kind": error.code})
         if self._transport.can_write_eof():
             self._transport.write_eof()
         # Closing at once could reset the connection before the peer has read why.

@@ -4,7 +4,8 @@ Messages quote what peers call themselves and their samples. Invariant: whatever
 is one line of bounded length, with nothing in it that a terminal would obey; a traceback follows in
 indented lines. And however often they make us say the same, the log grows by a bounded pace: of
 each line of code that logs, `BURST` lines are written in any `PERIOD_SECONDS` that begin with one,
-and the next line says how many were left out.
+and the next line says how many were left out. Where strangers can cause a line it is logged with
+the `kind` of what they did, and of each kind only a `FEW` are written; metrics count them all.
 """
 
 import json
@@ -23,6 +24,8 @@ MAX_CHARACTERS = 4096
 
 #: More than a fleet of ranks or producers causes when it comes or goes.
 BURST = 1000
+#: Whoever reaches a port can have a connection refused thousands of times a second.
+FEW = 10
 PERIOD_SECONDS = 60.0
 
 
@@ -32,21 +35,22 @@ class Repeats(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._periods: dict[tuple[str, int], _Period] = {}
+        self._periods: dict[tuple[str, int, str], _Period] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write this line, which notes how many like it were left out before."""
-        now, where = self._clock(), (record.pathname, record.lineno)
+        now, kind = self._clock(), getattr(record, "kind", "")
+        where, most = (record.pathname, record.lineno, kind), FEW if kind else BURST
         period = self._periods.get(where)
         if period is None or now >= period.start + PERIOD_SECONDS:
             self._periods[where] = _Period(now)
-            if period is not None and period.lines > BURST:
-                left_out = period.lines - BURST
+            if period is not None and period.lines > most:
+                left_out = period.lines - most
                 record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
                 record.args = None
             return True
         period.lines += 1
-        return period.lines <= BURST
+        return period.lines <= most
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ from rollout_dispatcher.transport.interface import (
 )
 from rollout_dispatcher.transport.listener import SocketListener
 from rollout_dispatcher.transport.plain import StreamProtocol
-from rollout_dispatcher.transport.rate_limited import ended_connections
 from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
 from rollout_dispatcher.transport.tls.paced import PacedTls
 from rollout_dispatcher.transport.tls.records import BUFFER_BYTES, TlsRecords
@@ -56,7 +55,7 @@ class TlsListener(SocketListener):
         except TimeoutError:
             reason = "handshake-timeout"
         except OSError as error:
-            ended_connections.tell("tls", "a TLS handshake failed: %s", error)
+            log.info("a TLS handshake failed: %s", error, extra={"kind": "tls"})
             reason = "tls"
         except Exception:  # whatever it was, it is this connection's alone
             log.exception("a TLS handshake failed")
