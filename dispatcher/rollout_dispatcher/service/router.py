@@ -118,12 +118,12 @@ class Router:
         """A peer sent a legal message; raises what is its own fault."""
         self._failure.guard_hearing(self._hear, peer, message, spans)
         if peer.role != "producer":  # ranks are heard always: their commits free the journal's room
-            self._handled.note(peer.role, peer.readable_since)
+            self._handled.note(peer, peer.readable_since)
             return
         self.barrier.heard(peer)
         if self.barrier.is_shut:
             self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
-        self.barrier.after(partial(self._handled.note, peer.role, peer.readable_since))
+        self.barrier.after(partial(self._handled.note, peer, peer.readable_since))
 
     def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         now = self.clock()
