@@ -3,7 +3,7 @@
 import http.client
 import socket
 import ssl
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -152,7 +152,8 @@ def test_connections_that_never_finish_a_handshake_make_room_for_others(
             stranger.sendall(b"\x16")
         greet(server, client)
         assert ask(server, "/livez", client).status == 200
-        assert strangers[0].recv(1) == b"", "the oldest goes first"
+        with suppress(ConnectionResetError):  # nobody has read what it said
+            assert strangers[0].recv(1) == b"", "the oldest goes first"
         assert count(server, client, role, "made-room") >= 1
 
 
