@@ -279,7 +279,7 @@ class Model:
                 name: (floor, frozenset(seq for seq in self.seqs[name] if seq >= floor))
                 for name, floor in self.floors.items()
             },
-            "keys": self.keys,
+            "keys": dict(self.keys),
             "left": self.left,
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],

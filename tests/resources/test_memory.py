@@ -16,6 +16,7 @@ import pytest
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.frame import encode_frame
 from tests.resources.measured import MIB, grew, no_stall, settled
 from tests.service.conftest import SMALL
 from tests.support.client import Producer, Rank, WireClient, make_push
@@ -198,12 +199,13 @@ def test_a_producer_leaves_gaps_between_its_numbers(start: Start) -> None:
 def test_a_rank_that_claims_to_have_received_a_great_deal(start: Start) -> None:
     server = start()
     before = settled(server)
-    received = [(at, 1) for at in range(60_000)]
-    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=2, received=received)
+    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=2).model_dump(mode="json")
+    hello["received"] = [(at, 1) for at in range(60_000)]
+    frame = encode_frame(m.HelloRank.type_code, json.dumps(hello).encode(), 0)
     for _ in range(5):
         with WireClient(server.endpoint) as client:
-            client.send(hello)
-            client.receive()
+            client.send_bytes(frame[: 64 * 1024])  # the rest is not read
+            client.expect_error("frame-too-large")
     grew(server, before, 2 * MARGIN)
     no_stall(server)
 

@@ -1,6 +1,7 @@
 """Bugs in what becomes of samples until they are in a step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
@@ -49,19 +50,28 @@ def starve_a_sample() -> None:
 
 @planted
 def repeat_a_step() -> None:
-    """P3: a step is delivered as a new one once more, in the place of other samples."""
+    """P3: a step is delivered as a new one once more, in the place of other samples.
+
+    The journal is told of the right ones, or it would find the contradiction.
+    """
     add = OpenSteps.add
     before: list[MicroBatches] = []
+    right: dict[int, MicroBatches] = {}
 
     def again(
         steps: OpenSteps, micro_batches: MicroBatches, dp_size: int, now: float, cost: FloatArray
     ) -> OpenStep:
         if steps.next_step == REPEATED:
-            micro_batches = before[-1]
+            right[REPEATED], micro_batches = micro_batches, before[-1]
         before.append(micro_batches)
         return add(steps, micro_batches, dp_size, now, cost)
 
+    def newest(steps: OpenSteps) -> OpenStep:
+        step = steps.uncommitted()[-1]
+        return replace(step, micro_batches=right.get(step.number, step.micro_batches))
+
     plant(OpenSteps, "add", again)
+    OpenSteps.newest = property(newest)  # type: ignore[method-assign, assignment]
 
 
 @planted
