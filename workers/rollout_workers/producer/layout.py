@@ -106,13 +106,18 @@ def lay_out(
     """
     if "input_ids" not in fields:
         raise SampleRefused("no-input-ids", "the sample has no field input_ids")
-    found = {name: to_array(name, fields[name]) for name in sorted(fields)}
+    decided, set_by = dict[str, DType](), ""
     if known is not None:
-        assert known.set_by is not None
         per_sample = {*per_sample, *(trait.name for trait in known.traits if not trait.per_token)}
-        for name, dtype, *_ in known.traits:
-            if name in found and found[name][1] is not dtype:
-                found[name] = to_typed(name, fields[name], dtype, known.set_by), dtype
+        decided, set_by = {trait.name: trait.dtype for trait in known.traits}, known.set_by or ""
+    found = dict[str, tuple[Array, DType]]()
+    for name in sorted(fields):
+        dtype = decided.get(name)
+        found[name] = (
+            to_array(name, fields[name])
+            if dtype is None
+            else (to_typed(name, fields[name], dtype, set_by), dtype)
+        )
     tokens = _token_count(*found["input_ids"])
     traits = []
     for name, (array, dtype) in found.items():
