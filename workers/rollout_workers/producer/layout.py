@@ -8,7 +8,7 @@ The samples of a rollout worker differ in their lengths and values only, so each
 layout of the one before, which is several times faster than to check and describe it afresh.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
 from rollout_dispatcher.values import NUMPY_DTYPES
-from rollout_workers.producer.to_array import Array, ArrayLike, to_array, to_typed
+from rollout_workers.producer.to_array import Array, ArrayLike, recast, to_array, to_typed
 
 
 class Trait(NamedTuple):
@@ -73,6 +73,20 @@ class Layout(NamedTuple):
         except (KeyError, TypeError):  # a field is missing, or input_ids has no length
             return None
         return arrays if rows[0] else None
+
+    def refit(self, schema: Schema, arrays: Sequence[Array], tokens: int) -> list[Array] | None:
+        """Arrays of a sample of another schema as this one has them; None if they do not fit."""
+        if schema.names != self.schema.names:
+            return None
+        found = []
+        for item, array, trait in zip(schema.fields, arrays, self.traits, strict=True):
+            if array.shape != ((tokens, *trait.shape) if trait.per_token else trait.shape):
+                return None
+            try:
+                found.append(recast(item.name, array, item.dtype, trait.dtype, self.set_by or ""))
+            except SampleRefused:
+                return None
+        return found
 
     def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
         """How many tokens the loss counts. Raises SampleRefused for a mask of other values.

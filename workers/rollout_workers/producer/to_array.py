@@ -62,9 +62,19 @@ def to_typed(name: str, value: ArrayLike, dtype: DType, set_by: str) -> Array:
     set_by: in words, who has decided on it. Raises SampleRefused for what it does not hold.
     """
     array, found = _found(name, value)
+    return recast(name, array, found, dtype, set_by, rounds=isinstance(value, _PLAIN))
+
+
+def recast(
+    name: str, array: Array, found: DType, dtype: DType, set_by: str, *, rounds: bool = False
+) -> Array:
+    """An array of one type as one of that which the run's samples have; raises SampleRefused.
+
+    rounds: whether its floats may be rounded to any others.
+    """
     if found is dtype:
         return array
-    rounds = isinstance(value, _PLAIN) or (found, dtype) == (DType.FLOAT64, DType.FLOAT32)
+    rounds |= (found, dtype) == (DType.FLOAT64, DType.FLOAT32)
     why = f"the run's samples have {name} as {dtype} ({set_by})"
     return cast(name, array, found, dtype, why, rounds=rounds)
 
