@@ -63,13 +63,13 @@ def wide(reward: float) -> dict[str, Any]:
     return typed(reward) | {"reward": np.array(reward)}
 
 
-@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize(("group", "kept"), [(None, "drop"), ("g", "drop"), ("g", "keep")])
 def test_what_was_held_when_the_first_step_decided_is_made_to_fit(
-    tmp_path: Path, group: str | None
+    tmp_path: Path, group: str | None, kept: str
 ) -> None:
     """It was encoded before anybody knew: it is refused as it was, and comes in as it should be."""
     with (
-        serve(tmp_path) as server,
+        serve(tmp_path, incomplete_groups=kept) as server,
         RolloutProducer(server.endpoint) as one,
         RolloutProducer(server.endpoint) as other,
         ThreadPoolExecutor(1) as pool,
