@@ -1,6 +1,14 @@
-"""Values of tensors, as far as a type holds them: for whoever makes one type of another.
+"""Values of tensors: the type of numbers that have none, and what another type holds of them.
 
-Only clients and the HTTP plane do; on the sample plane the dispatcher looks at no value.
+The type of numbers without one (Python's own, JSON's) hangs on their field's name, and never on
+their values, as of `[1, 0]` and `[0.5, 1]` only one looks like integers to most who write them:
+
+    booleans                                bool
+    input_ids, labels, *_ids                int64
+    *_mask                                  bool
+    others                                  float32
+
+Only clients and the HTTP plane make types; on the sample plane the dispatcher looks at no value.
 """
 
 from typing import Any
@@ -17,6 +25,13 @@ NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
 
 #: Where a value stands: its index in each dimension.
 Place = tuple[Any, ...]
+
+
+def type_of_numbers(name: str) -> DType:
+    """The type of numbers without one in the field of this name, unless they are booleans."""
+    if name in ("input_ids", "labels") or name.endswith("_ids"):
+        return DType.INT64
+    return DType.BOOL if name.endswith("_mask") else DType.FLOAT32
 
 
 def first_changed(array: NDArray[Any], cast: NDArray[Any], *, rounds: bool) -> Place | None:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES
+from rollout_workers import RolloutProducer
 from tests.service.conftest import SMALL, Serve
 from tests.service.http.test_limits import connect, read_all
 from tests.support.client import Producer, Trainer
@@ -240,3 +242,26 @@ def server_counts(server: ServeProcess, token: str) -> float:
     )
     line = next(it for it in answer.decode().splitlines() if 'reason="malformed"' in it)
     return float(line.split()[-1])
+
+
+def test_a_body_is_read_as_the_runs_samples_are_though_that_is_decided_meanwhile(
+    serve: Serve,
+) -> None:
+    """It takes a tenth of a second, in which the first step is planned of others."""
+    server = serve(buffer_capacity=10_000)
+    sample = {"fields": {"input_ids": [7] * 60, "x": [0.5] * 60}}
+    body = json.dumps([sample] * MAX_SAMPLES).encode()
+    with (
+        RolloutProducer(server.endpoint) as producer,
+        Trainer(server.endpoint, 2) as trainer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other = {"input_ids": range(3), "x": np.zeros(3)}
+        producer.push_many([other] * 3)
+        answer = pool.submit(server.post, "/v1/samples", body)
+        eventually(
+            lambda: answer.done() or server.scrape()["receiving_bytes"] >= len(body), "it is here"
+        )
+        producer.push(other)
+        trainer.train()
+        assert answer.result().status == 200

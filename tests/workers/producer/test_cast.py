@@ -1,15 +1,20 @@
 """Values become the types that the run's samples have where they stay what they are."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType, Field, Schema
+from rollout_dispatcher.sample import DType, Field, Outcome, Schema
+from rollout_dispatcher.service.http.bodies.tensors import Reading
+from rollout_workers.producer.batches import payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 from rollout_workers.producer.to_array import to_array
+from tests.support.bodies import parse_body
+from tests.support.samples import span_of
 
 IDS = Field("input_ids", DType.INT64)
 
@@ -44,6 +49,8 @@ def cast(dtype: DType, value: Any, *, per_token: bool = True) -> tuple[str, list
         (DType.INT32, np.array([-(2**31), 2**31 - 1]), [-(2**31), 2**31 - 1]),
         (DType.UINT8, [0, 255], [0, 255]),
         (DType.FLOAT16, np.array([0.5, np.nan], np.float32)[:2], None),
+        (DType.FLOAT16, [0.1, 1], [float(np.float16(0.1)), 1.0]),
+        (DType.FLOAT64, [16777217, 0], [16777217.0, 0.0]),
     ],
 )
 def test_what_stays_the_same_number_is_cast(dtype: DType, value: Any, held: Any) -> None:
@@ -90,29 +97,99 @@ def test_fields_that_the_run_does_not_have_leave_the_others_cast() -> None:
     """The dispatcher refuses the sample, and says which field is too many: that one alone."""
     sample = encode(encoder(Field("x", DType.FLOAT32)), x=[1, 0], more=[1, 2])
     assert Field("x", DType.FLOAT32) in sample.schema.fields
-    assert Field("more", DType.INT64) in sample.schema.fields
+    assert Field("more", DType.FLOAT32) in sample.schema.fields
 
 
 def test_another_run_may_decide_otherwise() -> None:
-    made = encoder(Field("x", DType.FLOAT32))
+    made = encoder(Field("x", DType.INT64))
     made.heed(None)
-    assert Field("x", DType.INT64) in encode(made, x=[1, 0]).schema.fields
+    assert Field("x", DType.FLOAT32) in encode(made, x=[1, 0]).schema.fields
+
+
+def test_being_told_while_another_thread_encodes_is_not_forgotten() -> None:
+    made, known = Encoder(), Schema((IDS, Field("x", DType.FLOAT64)))
+
+    class Slow(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            made.heed(m.SchemaKnown(fields=m.field_headers(known), set_by="the first step"))
+            return super().__getitem__(name)
+
+    fields = {"input_ids": [1, 2], "x": np.zeros(2, np.float32)}
+    assert made.encode(RolloutSample(Slow(fields))).schema != known
+    assert made.encode(RolloutSample(fields)).schema == known
+
+
+def refused(*names: str | None, **metadata: Any) -> tuple[Encoder, list[EncodedSample]]:
+    """Samples of a group each, encoded before it was known that x is float64."""
+    made = Encoder()
+    fields = {"input_ids": [1, 2], "x": np.zeros(2, np.float32)}
+    samples = [made.encode(RolloutSample(fields, group_id=name, **metadata)) for name in names]
+    known = Schema((IDS, Field("x", DType.FLOAT64)))
+    made.heed(m.SchemaKnown(fields=m.field_headers(known), set_by="the first step"))
+    return made, samples
+
+
+ANSWER = SampleRefused("refused", "it differs")
+
+
+def test_what_was_refused_before_the_fields_were_known_is_made_to_fit() -> None:
+    made, samples = refused(None, None)
+    again = made.refit(samples, [Outcome.ACCEPTED, ANSWER])
+    assert list(again) == [1]
+    assert again[1].arrays[1].dtype == np.float64
+    assert again[1].nbytes == again[1].schema.nbytes(2) == 32
+    assert made.refit([again[1]], [ANSWER]) == {}, "it was refused for something else"
+
+
+def test_of_a_group_all_members_are_made_to_fit_or_none() -> None:
+    """Its other members are refused in any case, as the group is given up."""
+    made, samples = refused("g", "g", "h", group_size=2)
+    assert list(made.refit(samples, [ANSWER] * 3)) == [0, 1]
+    assert list(made.refit(samples, [ANSWER, Outcome.ACCEPTED, ANSWER])) == []
+
+
+@pytest.mark.parametrize("value", [np.array([0.0, 1.0]), np.array([0, 1], np.int16), np.int8(1)])
+@pytest.mark.parametrize("name", ["x", "x_ids", "x_mask"])
+def test_arrays_keep_their_type(name: str, value: Any) -> None:
+    assert to_array(name, value)[1] == value.dtype.name
+
+
+NUMBERS = [1, 0.5, [1, 0], [0, 1.0], [True, 1], True, [True, False]]
+
+
+@pytest.mark.parametrize("name", ["reward", "labels", "x_ids", "x_mask", "logprobs"])
+@pytest.mark.parametrize("value", NUMBERS, ids=str)
+def test_numbers_without_a_type_have_the_same_as_over_http(name: str, value: Any) -> None:
+    """One rule: a run that is fed from both sides has one schema."""
+    body = json.dumps({"fields": {"input_ids": [5, 6], name: value}}).encode()
+    try:
+        ((over_http,), _) = parse_body(body, Reading())
+    except ProtocolError:
+        with pytest.raises(SampleRefused, match="does not fit: Python's numbers are"):
+            Encoder().encode(RolloutSample({"input_ids": [5, 6], name: value}))
+        return
+    if name.endswith(("_ids", "labels")) and value == [0, 1.0]:
+        return  # over HTTP 1.0 is 1, as most writers of JSON have but one kind of number
+    sample = Encoder().encode(RolloutSample({"input_ids": [5, 6], name: value}))
+    assert sample.schema == over_http.schema
+    assert b"".join(payload([sample])) == span_of(over_http)
+
+
+def test_a_float_of_numpys_that_is_pythons_too_is_no_array() -> None:
+    """`numpy.mean` returns one, beside which a reward is written as 0.0."""
+    assert to_array("reward", np.float64(0.1))[1] is to_array("reward", 0.0)[1] is DType.FLOAT32
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        ([1, 0], DType.INT64),
-        ([1, 2.0], DType.FLOAT32),
-        ([0.0, 1.0], DType.FLOAT32),
-        ([True, False], DType.BOOL),
-        ([True, 2], DType.INT64),
-        (np.array([0.0, 1.0]), DType.FLOAT64),
-        (np.array([0, 1], np.int16), DType.INT16),
-    ],
+    ("value", "shown"), [([0.5, 1e300], "1e.300"), ([0, 2**24 + 1], "16777217")]
 )
-def test_no_value_decides_on_a_type(value: Any, dtype: DType) -> None:
-    assert to_array("x", value)[1] is dtype
+def test_a_number_that_its_fields_type_does_not_hold_is_refused_and_told_what_to_do(
+    value: Any, shown: str
+) -> None:
+    with pytest.raises(
+        SampleRefused, match=rf"x\[1\] is {shown}, .* are float32 in x; arrays .* keep"
+    ):
+        to_array("x", value)
 
 
 def test_bfloat16_is_cast_both_ways() -> None:
@@ -121,5 +198,10 @@ def test_bfloat16_is_cast_both_ways() -> None:
     made = encoder(Field("x", DType.BFLOAT16))
     array = encode(made, x=[0.5, -3]).arrays[1]
     assert torch.from_numpy(array).view(torch.bfloat16).tolist() == [0.5, -3.0]
+    numbers = [0.1, -0.3, 1e-40, 3.140625, float("inf")]
+    rounded = made.encode(RolloutSample({"input_ids": range(5), "x": numbers})).arrays[1]
+    assert np.array_equal(
+        rounded, torch.tensor(numbers, dtype=torch.bfloat16).view(torch.int16).numpy()
+    )
     with pytest.raises(SampleRefused, match=r"x\[0\] is 0.1"):
         encode(made, x=np.array([0.1, 1], np.float32))

@@ -1,6 +1,7 @@
 """Producers hear which fields the run's samples have, at once or later, and fit what they push."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import Outcome
-from rollout_workers import RolloutProducer
+from rollout_workers import RolloutProducer, RolloutSample
 from tests.support.client import Trainer
 from tests.support.server import ServeProcess
 
@@ -56,3 +57,32 @@ def test_producers_that_are_there_already_are_told_when_the_first_step_decides(
         one.push(typed(0))
         trainer.train()
         server.await_status(samples_committed=4)
+
+
+def wide(reward: float) -> dict[str, Any]:
+    return typed(reward) | {"reward": np.array(reward)}
+
+
+@pytest.mark.parametrize(("group", "kept"), [(None, "drop"), ("g", "drop"), ("g", "keep")])
+def test_what_was_held_when_the_first_step_decided_is_made_to_fit(
+    tmp_path: Path, group: str | None, kept: str
+) -> None:
+    """It was encoded before anybody knew: it is refused as it was, and comes in as it should be."""
+    with (
+        serve(tmp_path, incomplete_groups=kept) as server,
+        RolloutProducer(server.endpoint) as one,
+        RolloutProducer(server.endpoint) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        one.push_many([typed(0.5), typed(1)])
+        samples = [RolloutSample(wide(0.1), f"s{n}", group, 2 if group else None) for n in range(2)]
+        held = pool.submit(other.push_many, samples, timeout=30)
+        server.await_scrape(lambda seen: seen["backpressure_active"] == 1, "a push is held")
+        with Trainer(server.endpoint, 1) as trainer:
+            trainer.train()
+            assert held.result(30) == [Outcome.ACCEPTED] * 2
+            (step,) = trainer.train()
+            assert {name for part, _ in step.micro_batches for name in part.sample_ids} == {
+                "s0",
+                "s1",
+            }

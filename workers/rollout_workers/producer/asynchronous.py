@@ -6,10 +6,11 @@ run at the same time.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from types import TracebackType
 from typing import NoReturn, Self
 
-from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.errors import BufferFull, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.sample import Outcome
@@ -172,7 +173,7 @@ class AsyncRolloutProducer:
         self, samples: Sequence[EncodedSample], *, timeout: float | None
     ) -> list[Outcome]:
         """`push_many` of what `encode` returned."""
-        found = await self._client.deliver(samples, timeout)
+        found = await self._deliver(samples, timeout)
         accepted = [item for item in found if isinstance(item, Outcome)]
         if len(accepted) == len(found):
             return accepted
@@ -184,6 +185,24 @@ class AsyncRolloutProducer:
             f"{len(found) - len(accepted)} of {len(found)} samples were refused, the others "
             f"accepted; the first, at index {index}: {first}",
         )
+
+    async def _deliver(
+        self, samples: Sequence[EncodedSample], timeout: float | None
+    ) -> list[Outcome | SampleRefused]:
+        """An answer to each; those refused because nobody knew the run's fields go once more."""
+        began = monotonic()
+        found = await self._client.deliver(samples, timeout)
+        again = self._encoder.refit(samples, found)
+        if again:
+            left = None if timeout is None else max(0.0, began + timeout - monotonic())
+            try:
+                answers = await self._client.deliver(list(again.values()), left)
+            except (TimeoutError, BufferFull) as error:
+                error.add_note(f"this is said of {len(again)} of {len(found)} samples")
+                raise
+            for index, answer in zip(again, answers, strict=True):
+                found[index] = answer
+        return found
 
     def _sized(self, sample: RolloutSample) -> RolloutSample:
         if sample.group_id is None or sample.group_size is not None:

@@ -4,7 +4,8 @@ A sample's span is its fields' memory with zeros between them. Who sends it read
 must not change until the sample is answered.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -95,17 +96,20 @@ class Encoder:
 
     def __init__(self, per_sample: Collection[str] = ()) -> None:
         self._per_sample = frozenset(per_sample)
-        self._layout: Layout | None = None  # of the run's samples, or of the one before
+        # Two, as one thread is told of the run's samples while others encode.
+        self._known: Layout | None = None  # of the run's samples
+        self._latest: Layout | None = None  # of the sample before, while those are not known
 
     def heed(self, known: m.SchemaKnown | None) -> None:
         """The run's samples have these fields: values are made of their types from now on.
 
         None: that is not decided, in what may be another run than before.
         """
-        self._layout = None
+        layout = None
         if known is not None:
             with suppress(SampleRefused):  # other clients' rules; no sample of ours has such fields
-                self._layout = layout_of(known.schema_, known.set_by)
+                layout = layout_of(known.schema_, known.set_by)
+        self._known = layout
 
     def encode(self, sample: RolloutSample) -> EncodedSample:
         """Check a sample and find the memory that it is made of.
@@ -132,12 +136,38 @@ class Encoder:
             sample.policy_version,
         )
 
+    def refit(
+        self, samples: Sequence[EncodedSample], answers: Sequence[object]
+    ) -> dict[int, EncodedSample]:
+        """Refused samples that fit the run's, if made of their types, by index.
+
+        Those are, that were encoded before the fields of the run's samples were known. Of a group
+        all members have to be here, as others are refused for what became of these.
+        """
+        known, found = self._known, dict[int, EncodedSample]()
+        if known is None:
+            return found
+        for index, (sample, answer) in enumerate(zip(samples, answers, strict=True)):
+            if isinstance(answer, SampleRefused) and sample.schema != known.schema:
+                arrays = known.refit(sample.schema, sample.arrays, sample.tokens)
+                if arrays is not None:
+                    nbytes = known.schema.nbytes(sample.tokens)
+                    found[index] = sample._replace(
+                        schema=known.schema, arrays=arrays, nbytes=nbytes
+                    )
+        members = Counter(sample.group_id for sample in found.values())
+        return {
+            index: sample
+            for index, sample in found.items()
+            if sample.group_id is None or members[sample.group_id] == sample.group_size
+        }
+
     def _lay_out(self, fields: Mapping[str, ArrayLike]) -> tuple[Layout, list[Array]]:
-        layout = self._layout
+        known = self._known
+        layout = self._latest if known is None else known
         if layout is not None and (arrays := layout.arrays(fields)) is not None:
             return layout, arrays
-        known = layout if layout is not None and layout.set_by is not None else None
         found = lay_out(fields, self._per_sample, known)
         if known is None:
-            self._layout = found[0]
+            self._latest = found[0]
         return found

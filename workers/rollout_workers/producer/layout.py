@@ -8,7 +8,7 @@ The samples of a rollout worker differ in their lengths and values only, so each
 layout of the one before, which is several times faster than to check and describe it afresh.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
 from rollout_dispatcher.values import NUMPY_DTYPES
-from rollout_workers.producer.to_array import Array, ArrayLike, to_array, to_typed
+from rollout_workers.producer.to_array import Array, ArrayLike, recast, to_array, to_typed
 
 
 class Trait(NamedTuple):
@@ -74,6 +74,20 @@ class Layout(NamedTuple):
             return None
         return arrays if rows[0] else None
 
+    def refit(self, schema: Schema, arrays: Sequence[Array], tokens: int) -> list[Array] | None:
+        """Arrays of a sample of another schema as this one has them; None if they do not fit."""
+        if schema.names != self.schema.names:
+            return None
+        found = []
+        for item, array, trait in zip(schema.fields, arrays, self.traits, strict=True):
+            if array.shape != ((tokens, *trait.shape) if trait.per_token else trait.shape):
+                return None
+            try:
+                found.append(recast(item.name, array, item.dtype, trait.dtype, self.set_by or ""))
+            except SampleRefused:
+                return None
+        return found
+
     def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
         """How many tokens the loss counts. Raises SampleRefused for a mask of other values.
 
@@ -106,13 +120,18 @@ def lay_out(
     """
     if "input_ids" not in fields:
         raise SampleRefused("no-input-ids", "the sample has no field input_ids")
-    found = {name: to_array(name, fields[name]) for name in sorted(fields)}
+    decided, set_by = dict[str, DType](), ""
     if known is not None:
-        assert known.set_by is not None
         per_sample = {*per_sample, *(trait.name for trait in known.traits if not trait.per_token)}
-        for name, dtype, *_ in known.traits:
-            if name in found and found[name][1] is not dtype:
-                found[name] = to_typed(name, fields[name], dtype, known.set_by), dtype
+        decided, set_by = {trait.name: trait.dtype for trait in known.traits}, known.set_by or ""
+    found = dict[str, tuple[Array, DType]]()
+    for name in sorted(fields):
+        dtype = decided.get(name)
+        found[name] = (
+            to_array(name, fields[name])
+            if dtype is None
+            else (to_typed(name, fields[name], dtype, set_by), dtype)
+        )
     tokens = _token_count(*found["input_ids"])
     traits = []
     for name, (array, dtype) in found.items():

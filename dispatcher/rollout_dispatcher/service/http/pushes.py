@@ -86,9 +86,18 @@ class Pushes:
             chunks.clear()
             if decode is not None:
                 body = await in_pieces(decode(body, config.max_body_bytes))
-            samples, named = await in_pieces(read_samples(body, self._reading()))
+            samples, named = await self._read(body)
             self._check_serves()
             return _answer(await in_pieces(self._pushed(samples, named=named)))
+
+    async def _read(self, body: bytes) -> tuple[list[Sample], bool]:
+        """As `read_samples`: once more if the run's fields were decided meanwhile."""
+        reading = self._reading()
+        found = await in_pieces(read_samples(body, reading))
+        if reading.schema is not None or (decided := self._reading()).schema is None:
+            return found
+        del found  # there is one body's in memory
+        return await in_pieces(read_samples(body, decided))
 
     def _reading(self) -> Reading:
         config, known = self._router.config, self._router.core.schema

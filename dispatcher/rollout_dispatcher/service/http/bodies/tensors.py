@@ -1,14 +1,10 @@
 """Tensors that are built from pieces of an array, and then written where they belong.
 
-The type of a field hangs on its name and on what is known of the run's samples, and never on its
-values, as of `[1, 0]` and `[0.5, 1]` only one looks like integers to most writers of JSON:
+A field's type is, the first that applies:
 
-    the run's schema is known               its type
-    said with it                            {"dtype": "int64", "data": [...]}
-    booleans                                bool
-    input_ids, labels, *_ids                int64
-    *_mask                                  bool
-    others                                  float32
+    what the run's samples have, once that is known
+    what is said with it                    {"dtype": "int64", "data": [...]}
+    that of numbers, by the field's name    `values.py:type_of_numbers`
 
 Only float32 and narrower floats round; whatever else a type does not hold exactly is refused.
 """
@@ -22,7 +18,7 @@ from numpy.typing import NDArray
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.service.http.bodies.pieces import Work
-from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_of
+from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_of, type_of_numbers
 
 #: Values that are written at once, in much less than a millisecond.
 VALUES_AT_ONCE: Final = 16 * 1024
@@ -147,10 +143,4 @@ def element_type(name: str, tensor: Tensor, given: DType | None, reading: Readin
         return ElementType(given, "as it says itself")
     if tensor.kind == "b":
         return ElementType(DType.BOOL, "as it is")
-    return ElementType(_of_numbers(name), "as numbers of that name are")
-
-
-def _of_numbers(name: str) -> DType:
-    if name in ("input_ids", "labels") or name.endswith("_ids"):
-        return DType.INT64
-    return DType.BOOL if name.endswith("_mask") else DType.FLOAT32
+    return ElementType(type_of_numbers(name), "as numbers of that name are")
