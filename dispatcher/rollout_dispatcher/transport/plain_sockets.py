@@ -21,7 +21,7 @@ class PlainListener(SocketListener):
         if isinstance(protocol, StreamProtocol):
             StreamTransport(self._loop, sock, protocol)
         else:
-            self._start(self._hand_over(sock, protocol))
+            self._start(lambda _: self._hand_over(sock, protocol))
 
     async def _hand_over(self, sock: socket.socket, protocol: asyncio.BaseProtocol) -> None:
         try:
