@@ -29,7 +29,7 @@ def test_who_listens_and_has_no_time_is_told_from_who_is_dead(tmp_path: Path) ->
                 waits.setblocking(False)
                 waits.connect(str(path))
         with (
-            pytest.raises(OSError, match="another process listens there.*busy"),
+            pytest.raises(OSError, match=r"another process listens there.*busy"),
             listening_socket(Endpoint(path=str(path))),
         ):
             pass
