@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher.core.producers.agreement import MAX_ENDS
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import encode_frame
@@ -52,20 +53,32 @@ def test_many_phases_are_said_to_end_by_one_of_two(start: Callable[..., ServePro
         before = settled(server)
         words = [m.EndPhase(policy_version=at) for at in range(1, number)]
         talks.send_bytes(b"".join(map(codec.encode, words)))
-        assert "were asked for" in talks.expect_error("protocol").message
+        told = talks.expect(m.Error)
+        assert f"the ends of {MAX_ENDS} phases were asked for" in told.message
         grew(server, before, MARGIN)
     no_stall(server)
 
 
-def test_one_push_of_a_great_many_samples(start: Callable[..., ServeProcess]) -> None:
-    server, number = start(buffer_capacity=1_000_000), 50_000
+def test_pushes_of_as_many_samples_as_there_may_be(start: Callable[..., ServeProcess]) -> None:
+    server, pushes, many = start(buffer_capacity=1_000_000), 50, m.MAX_SAMPLES
     before = settled(server)
     with Producer(server.endpoint, "many") as producer:
-        push, payload = make_push("m", 0, [1])
-        columns: dict[str, list[object]] = {"tokens": [1], "loss_tokens": [1], "sample_ids": ["s"]}
-        header = push.model_dump(mode="json") | {name: at * number for name, at in columns.items()}
-        frame = encode_frame(m.Push.type_code, json.dumps(header).encode(), len(payload) * number)
-        producer.send_bytes(frame)  # its payload need not come for it to be refused
+        for at in range(pushes):
+            names = [f"{at}/{number}" for number in range(many)]
+            producer.send(*make_push("m", at * many, [1] * many, sample_ids=names))
+        for _ in range(pushes):
+            producer.expect(m.Pushed)
+        grew(server, before, pushes * many * 4096 + MARGIN)
+    no_stall(server)
+
+
+def test_a_push_of_more_samples_than_there_may_be(start: Callable[..., ServeProcess]) -> None:
+    server, number = start(buffer_capacity=1_000_000), 50_000
+    before = settled(server)
+    push, payload = make_push("m", 0, [1])
+    header = push.model_dump_json().replace('"tokens":[1]', f'"tokens":{[1] * number}')
+    with Producer(server.endpoint, "many") as producer:
+        producer.send_bytes(encode_frame(m.Push.type_code, header.encode(), len(payload)) + payload)
         producer.expect_error("protocol")
         grew(server, before, MARGIN)
     no_stall(server)

@@ -229,7 +229,7 @@ async def test_an_address_that_is_taken_leaves_nothing_behind() -> None:
 
 async def test_a_start_that_fails_late_leaves_no_address(tmp_path: Path) -> None:
     dispatcher = Dispatcher(config(ready_file=tmp_path / "nowhere" / "ready"))
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(OSError, match=r"nowhere/ready'$"):
         await dispatcher.start()
     assert dispatcher.endpoints == ()
     assert dispatcher.http_endpoint == ""

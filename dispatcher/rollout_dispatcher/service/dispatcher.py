@@ -7,6 +7,7 @@ by side. Invariant: whatever was accepted and is given up by its end is named in
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from contextlib import AsyncExitStack
@@ -101,7 +102,8 @@ class Dispatcher:
     # -- its life ---------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve. Raises ConfigError, JournalError, or OSError for an address that is not free.
+        """Serve. Raises ConfigError, JournalError, or OSError for an address that is not free, or a
+        ready file that cannot be written.
 
         A large journal takes a while to be read, in a thread; whoever cancels need not wait for it.
         """
@@ -311,11 +313,13 @@ def _write_whole(path: Path, text: str) -> None:
     """Written beside and renamed, so that whoever waits for it never reads half of it.
 
     Under a name that nobody knows before: the directory may be one that others write to as well.
+    Raises OSError that names `path`.
     """
     beside = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
         write_new(beside, text.encode(), mode=0o666, sync=False)
         beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error

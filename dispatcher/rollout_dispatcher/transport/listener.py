@@ -11,7 +11,7 @@ import logging
 import math
 import socket
 from abc import abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 from rollout_dispatcher.errors import ListenerFailed
@@ -73,16 +73,16 @@ class SocketListener(Listener):
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Callable[[Place], Coroutine[None, None, None]]) -> None:
         """Have a task do what an accepted connection still needs; it is pending until then."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
 
         def end() -> None:
             if task.cancel():
                 self._handler.refused(MADE_ROOM)
 
         place = self._handler.pending.enter(end)
+        task = self._loop.create_task(work(place))
+        self._tasks.add(task)
         task.add_done_callback(partial(self._done, place))
 
     def _done(self, place: Place, task: asyncio.Task[None]) -> None:

@@ -75,6 +75,13 @@ class Pending:
             self._leaving.discard(place)
             self._free_or_make_room()
 
+    def renew(self, place: "Place") -> None:
+        """Its time begins anew; it is the newest now."""
+        if place in self._places and place not in self._leaving:
+            del self._places[place]
+            self._places[place] = None
+            place.since = self._clock()
+
     def _free_or_make_room(self) -> None:
         """Tell those who wait that there is a place, or see to it that there will be one."""
         if self._timer is not None:
@@ -100,7 +107,7 @@ class Pending:
 
 
 class Place:
-    """The place of one pending connection; since: when it came."""
+    """The place of one pending connection; since: when it came, or its time began anew."""
 
     __slots__ = ("_of", "end", "since")
 
@@ -110,3 +117,10 @@ class Place:
     def leave(self) -> None:
         """The connection has introduced itself, or is over."""
         self._of.leave(self)
+
+    def renew(self) -> None:
+        """It has had to wait for us, and has its time from now on; at most once a connection.
+
+        A stranger who could ask for it again and again would never make room.
+        """
+        self._of.renew(self)

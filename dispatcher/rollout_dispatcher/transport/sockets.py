@@ -32,17 +32,25 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
     path = Path(endpoint.path)
     _remove_stale(path)
     with _closing(socket.socket(socket.AF_UNIX)) as sock:
-        before = os.umask(0o177)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(before)
+        _bind(sock, path)
         sock.listen(BACKLOG)
         ours = _identity(path)
         try:
             yield sock
         finally:
             _remove(path, ours)
+
+
+def _bind(sock: socket.socket, path: Path) -> None:
+    """Make the socket's file. Raises OSError that names it, which the system's own does not."""
+    before = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        code = error.errno or errno.ENAMETOOLONG  # which has no number of its own
+        raise OSError(code, error.strerror or str(error), str(path)) from error
+    finally:
+        os.umask(before)
 
 
 @contextlib.contextmanager
@@ -67,6 +75,8 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             _remove(path, found)
             return
+        except (BlockingIOError, TimeoutError):
+            pass  # it listens, and as many wait there as may
     raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
 
 

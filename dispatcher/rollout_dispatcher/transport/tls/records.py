@@ -8,6 +8,7 @@ from its first byte on: far more than all else that a handshake takes.
 import asyncio
 import ssl
 from asyncio import sslproto
+from collections.abc import Callable
 
 #: As much as asyncio receives at a time.
 BUFFER_BYTES = 256 * 1024
@@ -16,7 +17,8 @@ BUFFER_BYTES = 256 * 1024
 class TlsRecords(sslproto.SSLProtocol):
     """Leads a server's handshake, then carries records for `protocol`.
 
-    done: set once the handshake is. buffer: of `BUFFER_BYTES`, shared with others on this loop.
+    answered: called once, when what came first was answered. done: set once the handshake is.
+    buffer: of `BUFFER_BYTES`, shared with others on this loop.
     """
 
     max_size = 1  # for the buffer of its own, which is let go again
@@ -27,6 +29,7 @@ class TlsRecords(sslproto.SSLProtocol):
         context: ssl.SSLContext,
         done: "asyncio.Future[None]",
         *,
+        answered: Callable[[], None],
         buffer: bytearray,
         handshake_timeout: float,
         shutdown_timeout: float,
@@ -42,3 +45,11 @@ class TlsRecords(sslproto.SSLProtocol):
         )
         self.max_size = BUFFER_BYTES  # type: ignore[misc]  # of what is read at a time
         self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
+        self._answered: Callable[[], None] | None = answered
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what arrived, which is answered at once."""
+        super().buffer_updated(nbytes)
+        if self._answered is not None:
+            answered, self._answered = self._answered, None
+            answered()

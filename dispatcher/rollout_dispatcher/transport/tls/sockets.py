@@ -7,10 +7,11 @@ counted, and a client that does not speak TLS is told so in its own protocol.
 
 import asyncio
 import logging
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
@@ -21,8 +22,10 @@ from rollout_dispatcher.transport.interface import (
     Transport,
 )
 from rollout_dispatcher.transport.listener import SocketListener
+from rollout_dispatcher.transport.pending import Place
 from rollout_dispatcher.transport.plain import StreamProtocol
 from rollout_dispatcher.transport.sockets import bound_endpoint, listening_socket
+from rollout_dispatcher.transport.tls.handshakes import Handshakes
 from rollout_dispatcher.transport.tls.paced import PacedTls
 from rollout_dispatcher.transport.tls.records import BUFFER_BYTES, TlsRecords
 
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: First byte of a TLS handshake record (RFC 8446, section 5.1).
 HANDSHAKE_RECORD = b"\x16"
+#: What poll(2) says of a client that has hung up; 0 where there is no such thing, which finds none.
+POLLRDHUP: int = getattr(select, "POLLRDHUP", 0)
 #: For a client that is refused to read why, and for the closing words of a TLS session.
 GOODBYE_SECONDS = 2.0
 
@@ -40,18 +45,18 @@ class TlsListener(SocketListener):
     def __init__(
         self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler, tls: ServerTls
     ) -> None:
-        self._tls = tls
+        self._tls, self._handshakes = tls, Handshakes()
         self._buffer = bytearray(BUFFER_BYTES)
         super().__init__(sock, endpoint, handler)
 
     def _adopt(self, sock: socket.socket) -> None:
-        self._start(self._receive(sock))
+        self._start(partial(self._receive, sock))
 
-    async def _receive(self, sock: socket.socket) -> None:
+    async def _receive(self, sock: socket.socket, place: Place) -> None:
         """Give a connection its protocol, or count why not."""
         try:
             async with asyncio.timeout(self._handler.handshake_timeout):
-                reason = await self._shake_hands(sock)
+                reason = await self._shake_hands(sock, place)
         except TimeoutError:
             reason = "handshake-timeout"
         except OSError as error:
@@ -63,10 +68,12 @@ class TlsListener(SocketListener):
         if reason is not None:
             self._handler.refused(reason)
 
-    async def _shake_hands(self, sock: socket.socket) -> str | None:
+    async def _shake_hands(self, sock: socket.socket, place: Place) -> str | None:
         """None once the connection has its protocol, else why it has not."""
         try:
             first = await _peek(sock)
+            if first == HANDSHAKE_RECORD:
+                await self._handshakes.begin()
         except BaseException:
             sock.close()
             raise
@@ -76,16 +83,30 @@ class TlsListener(SocketListener):
         if first != HANDSHAKE_RECORD:
             await _say_and_close(sock, self._tls.to_plain)
             return "plain"
-        await self._secure(sock)
+        with ExitStack() as turn:
+            turn.callback(self._handshakes.answered)
+            if _hung_up(sock):
+                sock.close()
+                return "eof"
+            await self._secure(sock, place, turn)
         return None
 
-    async def _secure(self, sock: socket.socket) -> None:
-        """Return once the handshake is done, and the protocol is connected."""
+    async def _secure(self, sock: socket.socket, place: Place, turn: ExitStack) -> None:
+        """Return once the handshake is done, and the protocol is connected.
+
+        turn: ended as soon as the client's first words were answered.
+        """
+
+        def answered() -> None:
+            turn.close()
+            place.renew()
+
         done: asyncio.Future[None] = self._loop.create_future()
         records = TlsRecords(
             self._protocol(),
             self._tls.context,
             done,
+            answered=answered,
             buffer=self._buffer,
             handshake_timeout=self._handler.handshake_timeout,
             shutdown_timeout=GOODBYE_SECONDS,
@@ -145,6 +166,13 @@ async def _peek(sock: socket.socket) -> bytes:
     finally:
         loop.remove_reader(sock)
     return sock.recv(1, socket.MSG_PEEK)
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    """Whether the client will say nothing more, though there may be something to read."""
+    look = select.poll()
+    look.register(sock, POLLRDHUP)
+    return bool(look.poll(0))
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
