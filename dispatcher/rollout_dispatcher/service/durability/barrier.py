@@ -80,7 +80,7 @@ class DurabilityBarrier:
         failure: Failure,
         on_capacity: Callable[[], None] = _nobody_waits,
     ) -> None:
-        self._journal, self._guard = journal, failure.guard
+        self._journal, self._guard, self._fail = journal, failure.guard, failure.fail
         self._noted = self._durable = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._unanswered: Counter[Speaker] = Counter()
@@ -120,10 +120,13 @@ class DurabilityBarrier:
 
     def after(self, then: Callable[[], None]) -> None:
         """Run `then` once everything noted so far is durable; at once if it is."""
-        if self.is_shut:
+        if self._waiting or self._durable < self._noted:  # `is_shut`
             self._waiting.append((self._noted, then))
-        else:
-            self._guard(then)
+            return
+        try:  # as `guard` does, which would be a call more for each effect
+            then()
+        except Exception as error:
+            self._fail(error)
 
     def heard(self, speaker: Speaker) -> None:
         """A message of this speaker was handled, and is answered once the barrier opens."""
