@@ -30,7 +30,9 @@ class FairSelector(selectors.DefaultSelector):
         asked = self._turns.clock()
         ready = super().select(timeout)
         self._turns.begin(asked)
-        if not ready:
+        if len(ready) < 2:
+            if ready:
+                self._turns.in_order((ready[0][0].fd,))
             return ready
         found = {one[0].fd: one for one in ready}
         return [found[descriptor] for descriptor in self._turns.in_order(found)]

@@ -98,6 +98,8 @@ class OpenSteps(Mapping[int, OpenStep]):
         """The first open step that was planned for another number of DP ranks."""
         if dp_size != self._fits:
             self._fits, self._fitting = dp_size, -1
+        if self._fitting >= self.last:  # as nearly always
+            return None
         for number in self._after(self._fitting):
             step = self._open[number]
             if step.dp_size != dp_size:
