@@ -28,6 +28,7 @@ MARGIN, MARGIN_BYTES = 1.3, 600
 RIGHTLY = {
     ("open_steps", "rank_lost_and_back"),
     ("held_at_the_hard_cap", "close_of_an_open_group"),
+    ("held_at_the_hard_cap", "withdrawn_member"),
 }
 
 
