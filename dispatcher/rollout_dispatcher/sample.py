@@ -213,4 +213,4 @@ class SamplesByField(NamedTuple):
 
     def first(self, count: int) -> Self:
         """The first of them, one at least."""
-        return type(self)(*(values[:count] for values in self))
+        return self._make(values[:count] for values in self)

@@ -8,12 +8,9 @@ can, that is one long turn, in which no plan, deadline, heartbeat or quiet peer 
 import asyncio
 import selectors
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rollout_dispatcher.transport.turns import Turns
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
 
 _Ready = tuple[selectors.SelectorKey, int]
 
@@ -37,8 +34,8 @@ class FairSelector(selectors.DefaultSelector):
         found = {one[0].fd: one for one in ready}
         return [found[descriptor] for descriptor in self._turns.in_order(found)]
 
-    def unregister(self, fileobj: "FileDescriptorLike") -> selectors.SelectorKey:
-        """Watch it no more, as the base does."""
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Watch this socket, or its descriptor, no more."""
         key = super().unregister(fileobj)
         self._turns.forget(key.fd)
         return key

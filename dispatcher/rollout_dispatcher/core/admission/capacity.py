@@ -55,7 +55,7 @@ class Capacity:
         """
         if self._admits(amount.samples, amount.nbytes, amount.tokens - samples.tokens[-1]):
             return amount.samples
-        nbytes = list(accumulate(map(len, samples.payloads)))
+        nbytes = list(accumulate(payload.nbytes for payload in samples.payloads))
         tokens = list(accumulate(samples.tokens, initial=0))
         return bisect_left(
             range(amount.samples),
