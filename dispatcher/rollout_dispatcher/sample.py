@@ -211,6 +211,6 @@ class SamplesByField(NamedTuple):
         """These samples, which takes some twentieth of a microsecond each."""
         return cls(*zip(*samples, strict=True))
 
-    def first(self, count: int) -> Self:
+    def first(self, count: int) -> "SamplesByField":
         """The first of them, one at least."""
-        return self._make(values[:count] for values in self)
+        return SamplesByField._make(values[:count] for values in self)
