@@ -84,6 +84,7 @@ class Progress(RuleBasedStateMachine):
                 group_timeout=GROUP_TIMEOUT,
                 producer_timeout=PRODUCER_TIMEOUT,
                 producer_credits=3,
+                **self.settings(drawn),  # type: ignore[arg-type]
             )
         )
         self.plan_config = PlanConfig(
@@ -102,6 +103,10 @@ class Progress(RuleBasedStateMachine):
         self.perform(self.core.join(RankHello("0", 0, 2, None), self.now))
         self.perform(self.core.join(RankHello("1", 1, 2, 1), self.now))
 
+    def settings(self, drawn: st.DataObject) -> dict[str, object]:  # noqa: ARG002
+        """What else is configured; for other machines."""
+        return {}
+
     def perform(self, decision: Decision) -> None:
         for effect in decision.effects:
             match effect:
@@ -110,6 +115,8 @@ class Progress(RuleBasedStateMachine):
                     self.wanted = effect
                 case PayloadsToJournal():
                     self.to_journal.append(effect)
+                case PushAnswered(producer=""):
+                    pass  # over HTTP, where whoever is told `full` may stay away
                 case PushAnswered():
                     self.answered(effect)
                 case PushHeld():

@@ -20,7 +20,7 @@ class Loop:
         self.now += waited
         self.turns.begin(asked)
         served = []
-        for peer in self.turns.in_order(ready, lambda peer: peer):
+        for peer in self.turns.in_order(ready):
             if self.turns.serve(peer) is not None:
                 served.append(peer)
                 self.now += self.took[peer]
@@ -53,7 +53,7 @@ def test_somebody_is_served_in_each_turn_however_long_all_else_takes() -> None:
     loop = Loop({1: MS, 2: MS})
     for _ in range(10):
         loop.turns.begin(loop.now)
-        line = loop.turns.in_order([1, 2], lambda peer: peer)
+        line = loop.turns.in_order([1, 2])
         loop.now += 1.0  # a plan, say
         assert [loop.turns.serve(peer) is not None for peer in line] == [True, False]
 
@@ -97,3 +97,15 @@ def test_who_is_put_off_is_timed_from_when_it_was_seen_first() -> None:
     assert loop.turn([2, 3]) == [2]
     loop.turns.begin(loop.now)
     assert loop.turns.serve(3) == 1.0
+
+
+def test_who_comes_later_under_the_same_number_was_not_put_off() -> None:
+    loop = Loop({1: 6 * MS, 2: 6 * MS})
+    assert loop.turn([1, 2], waited=1.0) == [1]
+    loop.turns.forget(2)
+    began = loop.now
+    loop.turns.begin(began)
+    loop.now = began + 100.0
+    asked, loop.now = loop.now, loop.now + 5.0
+    loop.turns.begin(asked)
+    assert loop.turns.serve(2) == loop.now

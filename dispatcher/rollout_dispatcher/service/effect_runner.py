@@ -108,13 +108,17 @@ class EffectRunner:
         """Carry out what the core decided; then set the clock for what is due next."""
         if self._closed:  # the journal may tell the barrier of its last batches, and of its end
             return
-        self._failure.guard(self._perform, decision)
-
-    def _perform(self, decision: Decision) -> None:
-        self._barrier.note(decision.facts, decision.totals)  # without which nothing may be told
-        for effect in decision.effects:
-            self._failure.guard(self._send_on, effect)
-        self._set_timer()
+        try:  # as `guard` does, which would be a call more for each effect
+            if decision.facts:  # without which nothing may be told
+                self._barrier.note(decision.facts, decision.totals)
+            for effect in decision.effects:
+                try:
+                    self._send_on(effect)
+                except Exception as error:
+                    self._failure.fail(error)
+            self._set_timer()
+        except Exception as error:
+            self._failure.fail(error)
 
     def _send_on(self, effect: e.Effect) -> None:
         """Do it, now or behind the barrier."""

@@ -120,8 +120,7 @@ class Router:
         if peer.role != "producer":  # ranks are heard always: their commits free the journal's room
             self._handled.note(peer, peer.readable_since)
             return
-        self.barrier.heard(peer)
-        if self.barrier.is_shut:
+        if self.barrier.heard(peer):
             self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
         self.barrier.after(partial(self._handled.note, peer, peer.readable_since))
 

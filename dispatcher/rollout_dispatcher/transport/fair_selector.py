@@ -7,6 +7,8 @@ can, that is one long turn, in which no plan, deadline, heartbeat or quiet peer 
 
 import asyncio
 import selectors
+from time import monotonic
+from typing import Any
 
 from rollout_dispatcher.transport.turns import Turns
 
@@ -25,21 +27,30 @@ class FairSelector(selectors.DefaultSelector):
         asked = self._turns.clock()
         ready = super().select(timeout)
         self._turns.begin(asked)
-        return self._turns.in_order(ready, _descriptor) if ready else ready
+        if len(ready) < 2:
+            if ready:
+                self._turns.in_order((ready[0][0].fd,))
+            return ready
+        found = {one[0].fd: one for one in ready}
+        return [found[descriptor] for descriptor in self._turns.in_order(found)]
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Watch this socket, or its descriptor, no more."""
+        key = super().unregister(fileobj)
+        self._turns.forget(key.fd)
+        return key
 
 
 class FairEventLoop(asyncio.SelectorEventLoop):
     """An event loop with short turns."""
 
+    time = staticmethod(monotonic)  # as the base's does, which is asked several times a turn
+
     def __init__(self) -> None:
-        self.turns = Turns(self.time)
+        self.turns = Turns(monotonic)
         super().__init__(FairSelector(self.turns))
 
 
 def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
     """The turns of this event loop; of any other than ours each is as long as it gets."""
     return loop.turns if isinstance(loop, FairEventLoop) else Turns(loop.time)
-
-
-def _descriptor(ready: _Ready) -> int:
-    return ready[0].fd

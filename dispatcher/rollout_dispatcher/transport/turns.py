@@ -14,10 +14,8 @@ in each turn; a place is at most one service ahead of those who wait. Pure: the 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-_T = TypeVar("_T")
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 #: A turn serves nobody else after so long: timers, plans and answers want theirs too.
 TURN_SECONDS = 0.004
@@ -34,7 +32,7 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self._places: dict[int, float] = {}
+        self._places: defaultdict[int, float] = defaultdict(float)
         self._front = 0.0
         self._ends, self._anybody = math.inf, False
         self._looked = self._since = clock()
@@ -47,19 +45,20 @@ class Turns:
         self._since = now if now - asked > AWAITED_SECONDS else self._looked
         self._looked, self._ends, self._anybody = now, now + TURN_SECONDS, False
 
-    def in_order(self, ready: Sequence[_T], descriptor: Callable[[_T], int]) -> list[_T]:
-        """Who is served in this turn, first to last; at most `AT_ONCE`."""
-        places, front = self._places, self._front
-        line = sorted(ready, key=lambda one: places.get(descriptor(one), 0.0))
-        for one in line[AT_ONCE:]:
-            self._put_off.setdefault(descriptor(one), self._since)
-        line = line[:AT_ONCE]
-        self._front = front = max(front, places.get(descriptor(line[0]), front))
-        for one in line:
-            at = descriptor(one)
-            places[at] = max(places.get(at, front), front) + LEAST_SECONDS
-        if len(places) > 2 * len(ready) + AT_ONCE:
-            self._places = {at: place for at, place in places.items() if place > front}
+    def in_order(self, ready: Iterable[int]) -> list[int]:
+        """Who is served in this turn, of those who are ready, first to last; at most `AT_ONCE`."""
+        places = self._places
+        line = sorted(ready, key=places.__getitem__)
+        num_ready = len(line)
+        for descriptor in line[AT_ONCE:]:
+            self._put_off.setdefault(descriptor, self._since)
+        del line[AT_ONCE:]
+        self._front = front = max(self._front, places[line[0]])
+        for descriptor in line:
+            places[descriptor] = max(places[descriptor], front) + LEAST_SECONDS
+        if len(places) > 2 * num_ready + AT_ONCE:
+            behind = ((at, place) for at, place in places.items() if place > front)
+            self._places = defaultdict(float, behind)
         return line
 
     def serve(self, descriptor: int) -> float | None:
@@ -73,5 +72,8 @@ class Turns:
 
     def took(self, descriptor: int, seconds: float) -> None:
         """What it took to serve this one."""
-        front = self._front
-        self._places[descriptor] = max(self._places.get(descriptor, front), front) + seconds
+        self._places[descriptor] = max(self._places[descriptor], self._front) + seconds
+
+    def forget(self, descriptor: int) -> None:
+        """This one is not read from, or gone: whoever has its number next was not put off."""
+        self._put_off.pop(descriptor, None)

@@ -372,6 +372,17 @@ def test_a_producer_that_is_gone_has_nothing_waiting() -> None:
     assert outcomes(admission.push(plain("q", 0), 0.0, may_hold=True)) == [("q", 0, (A,))]
 
 
+def test_a_producer_that_reconnects_stands_where_it_would_have_stood() -> None:
+    admission, _ = make_admission()
+    for pushed in (plain("a", 0, 4), plain("b", 0, 4), plain("b", 4, 4)):
+        admission.push(pushed, 0.0, may_hold=True)
+    for _ in range(5):
+        admission.push(plain("c", 0, 4), 0.0, may_hold=True)
+        admission.producer_gone("c")
+    admission.push(plain("c", 0, 4), 0.0, may_hold=True)
+    assert [held.producer for held in admission.held] == ["b", "c", "b"]
+
+
 def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
     admission, _ = make_admission(capacity=1)
     admission.push(plain("p", 0, 2), 0.0, may_hold=True)

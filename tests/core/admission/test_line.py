@@ -49,6 +49,19 @@ def test_who_was_taken_out_of_turn_keeps_nobody_else_waiting() -> None:
     assert drain(line) == ["a0", "b0", "a2"]
 
 
+def test_what_was_given_up_is_not_held_against_who_comes_again_with_it() -> None:
+    line = Line[str]()
+    for at in range(8):
+        line.add(f"a{at}", "a", 512)
+    for _ in range(5):
+        line.add("b0", "b", 512)
+        line.add("b1", "b", 512)
+        line.give_up("b0", "b", 512)
+        line.give_up("b1", "b", 512)
+    line.add("b0", "b", 512)
+    assert drain(line)[:3] == ["a0", "b0", "a1"]
+
+
 def test_an_empty_line_remembers_nothing() -> None:
     line = Line[str]()
     line.add("a0", "a", 1000)

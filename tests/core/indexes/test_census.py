@@ -19,7 +19,7 @@ def test_it_finds_what_a_look_at_all_would(changes: list[tuple[int, int | None, 
             things.pop(number, None)
         else:
             things[number] = value
-        census.changed(number)
+        census.changed.add(number)
         expected = {number for number, value in things.items() if value >= least}
         assert census.find(least, least.__le__) == expected
 
@@ -34,7 +34,7 @@ def test_only_what_has_changed_is_asked_again() -> None:
         return value > 4
 
     assert len(census.find("a", holds)) == 4
-    census.changed(7)
+    census.changed.add(7)
     asked.clear()
     assert len(census.find("a", holds)) == 4
     assert asked == [7]

@@ -92,3 +92,11 @@ def test_a_group_of_an_earlier_process_was_the_first() -> None:
     generation = Generation(2, in_pairs_only)
     generation.restore(1, 2, None)
     generation.check(RankHello("x", 0, 4, None))
+
+
+def test_nobody_is_hungry_in_a_generation_that_has_failed() -> None:
+    ledger = make_ledger()
+    ledger.demand(0, -1, hungry=True)
+    assert ledger.hungry
+    ledger.generation.fail(GenerationFenced("over"))
+    assert not ledger.hungry

@@ -112,6 +112,14 @@ def test_small_frames_are_counted_never_wait_and_keep_nobody_from_being_alone() 
     assert lets == ["1"]
 
 
+def test_what_comes_in_small_parts_is_bounded_as_a_whole() -> None:
+    receiving, many = Receiving(LIMIT, PATIENCE), [Sender() for _ in range(40)]
+    for _ in range(10):
+        for sender in many:
+            receiving.claim_now(sender, SMALL_BYTES // 2)
+    assert receiving.nbytes <= LIMIT + len(many) * SMALL_BYTES
+
+
 def test_who_leaves_the_line_or_the_service_makes_room() -> None:
     receiving, (first, second, _), lets = queue(LIMIT, LIMIT, LIMIT)
     receiving.done(second)

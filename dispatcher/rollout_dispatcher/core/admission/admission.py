@@ -107,7 +107,7 @@ class Admission:
     def producer_gone(self, producer: str) -> None:
         """A connection is lost: what it still had waiting was never accepted."""
         for push in self.held.of_producer(producer):
-            self.held.remove(push)
+            self.held.give_up(push)
 
     def close(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""

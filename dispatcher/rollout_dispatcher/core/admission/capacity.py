@@ -11,7 +11,9 @@ so while ranks cannot be given a step, whatever may make one comes in: nobody wa
 that waits for us.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
@@ -46,12 +48,27 @@ class Capacity:
 
     # -- what a cap lets in -----------------------------------------------------------------
 
-    def admits_all(self, samples: SamplesByField, amount: Amount) -> bool:
-        """Whether not even the last of these samples, all without a group, is held back."""
-        if self._hard_cap(amount.nbytes, amount.samples) is not None:
+    def admits(self, samples: SamplesByField, amount: Amount) -> int:
+        """How many of these samples, all without a group, come in before one is held back.
+
+        amount: of all of them, which nearly always do.
+        """
+        if self._admits(amount.samples, amount.nbytes, amount.tokens - samples.tokens[-1]):
+            return amount.samples
+        nbytes = list(accumulate(payload.nbytes for payload in samples.payloads))
+        tokens = list(accumulate(samples.tokens, initial=0))
+        return bisect_left(
+            range(amount.samples),
+            True,  # what comes in before a sample only ever holds it back
+            key=lambda at: not self._admits(at + 1, nbytes[at], tokens[at]),
+        )
+
+    def _admits(self, count: int, nbytes: int, tokens_before: int) -> bool:
+        """Whether the last of so many samples comes in behind the others."""
+        if self._hard_cap(nbytes, count) is not None:
             return False
-        before, tokens = amount.samples - 1, amount.tokens - samples.tokens[-1]
-        return self._buffer.soft_cap(before, tokens) is None or self.shortfall() > before
+        before = count - 1
+        return self._buffer.soft_cap(before, tokens_before) is None or self.shortfall() > before
 
     def holds_back(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now, if one does."""

@@ -1,11 +1,12 @@
 """Deciding on the samples of one push: duplicate, refused, accepted, or held back for now.
 
-Most pushes are of new and valid samples without a group for which there is capacity, or for none of
-them: these are decided as a whole. Others are decided sample by sample, which comes to the same and
-takes longer.
+Most pushes are of new and valid samples without a group: as many of these as there is capacity for,
+from the first on, are decided as a whole. Others are decided sample by sample, which comes to the
+same and takes longer.
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 
 from rollout_dispatcher.core.admission.capacity import Capacity
 from rollout_dispatcher.core.admission.eligibility import Eligibility
@@ -15,7 +16,7 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Amount
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample, SamplesByField
 
 #: Why a sample is refused that its group will lack from now on. Not: what claims to be of a group
 #: that is another, or comes when everything is over.
@@ -35,6 +36,8 @@ MEMBER_LOST = frozenset(
 #: Called when a group's member is refused for good: the group's id, its size if that is told, why,
 #: and now.
 OnLost = Callable[[str, int | None, str, float], None]
+
+_memory_bytes = attrgetter("memory_bytes")
 
 
 class Deciding:
@@ -68,11 +71,31 @@ class Deciding:
             self.decide_each(push, now, in_line=in_line)
         elif in_line:
             return  # every one of them waits
-        elif self._capacity.admits_all(samples, amount := Amount.of(samples)):
-            entries = self._outcomes.accept_all(push, samples, amount, now)
-            self._capacity.came_in(entries, now)
         else:
-            self.decide_each(push, now, in_line=False)
+            amount = Amount.of(samples)
+            fitting = self._capacity.admits(samples, amount)
+            if fitting == amount.samples:
+                self._accept(push, samples, amount, now)
+                return
+            if fitting:
+                first = samples.first(fitting)
+                self._accept(push, first, Amount.of(first), now)
+            self._hold_back(push, now)
+
+    def _accept(self, push: Push, samples: SamplesByField, amount: Amount, now: float) -> None:
+        """The first of those that wait, which are plain, come in: this much together."""
+        self._capacity.came_in(self._outcomes.accept_all(push, samples, amount, now), now)
+
+    def _hold_back(self, push: Push, now: float) -> None:
+        """What waits of a plain push, of which the first does not come in."""
+        waiting = push.waiting
+        smallest, largest = (find(waiting, key=_memory_bytes) for find in (min, max))
+        if (full := self._capacity.holds_back(smallest)) is None:
+            self.decide_each(push, now, in_line=False)  # what is smaller may come in
+            return
+        self._capacity.press(full, now)
+        if (full := self._capacity.holds_back(largest)) is not None:
+            self._capacity.press(full, now)
 
     def decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
         """The same, sample by sample."""

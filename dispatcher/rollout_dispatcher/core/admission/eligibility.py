@@ -41,18 +41,20 @@ class Eligibility:
         )  # fmt: skip
 
     def plain(self, push: Push) -> SamplesByField | None:
-        """The samples of a push, if capacity is all that they need and none of them is decided."""
+        """The samples of a push that wait, if they come last and capacity is all that they need."""
         first = next(iter(push.samples), None)
         if first is None or self._buffer.is_grouped(first):
             return None  # the usual exceptions, found before anything is computed
-        samples = SamplesByField.of(push.samples)
+        decided = len(push.outcomes) - push.outcomes.count(None)
+        if None in push.outcomes[:decided] or decided == len(push.outcomes):
+            return None
+        samples = SamplesByField.of(push.samples[decided:])
         plain = (
             self.closed is None
-            and not any(push.outcomes)
             and self._buffer.are_plain(samples)
             and not self._producers.has_ended(push.producer)
             and self._is_young(push, samples)
-            and self.memory.are_new(push.producer, push.numbers, push.given_ids)
+            and self.memory.are_new(push.producer, push.numbers[decided:], push.given_ids[decided:])
         )
         return samples if plain else None
 

@@ -104,11 +104,19 @@ class HeldPushes:
             self._of_group[str(group_id)][push] = None
         self.weigh(push)
 
+    def give_up(self, push: Push) -> None:
+        """Its producer is gone: it was never accepted, and may come again."""
+        self._line.give_up(push, push.producer, len(push.samples))
+        self._forget(push)
+
     def remove(self, push: Push) -> None:
-        """It is decided, or its producer is gone."""
+        """It is decided."""
+        self._line.remove(push)
+        self._forget(push)
+
+    def _forget(self, push: Push) -> None:
         self._unmark(push)
         self.departures += 1
-        self._line.remove(push)
         held = self._held.pop(push)
         self.nbytes -= held.nbytes
         self._unexcused.pop(push, None)

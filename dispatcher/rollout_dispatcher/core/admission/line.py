@@ -49,8 +49,14 @@ class Line(Generic[T]):
         self._places[item] = (start, self._added)
         insort(self._line, (start, self._added, item))
 
+    def give_up(self, item: T, owner: str, units: int) -> None:
+        """It waits no more and was not taken: its owner, who may come again with it, owes none."""
+        self.remove(item)
+        if owner in self._ends:
+            self._ends[owner] -= units
+
     def remove(self, item: T) -> None:
-        """It waits no more."""
+        """It was taken, and waits no more."""
         place = self._places.pop(item)
         at = bisect_left(self._line, place, key=_place)
         del self._line[at]

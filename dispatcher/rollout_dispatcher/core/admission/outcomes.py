@@ -36,10 +36,12 @@ class Outcomes:
     def accept_all(
         self, push: Push, samples: SamplesByField, amount: Amount, now: float
     ) -> list[Entry]:
-        """Every sample of a push comes in; they are plain, and this much together."""
-        entries = self._buffer.add_all(push.samples, amount, push.producer, now)
-        self._remember(push, entries, push.numbers)
-        push.outcomes = [Outcome.ACCEPTED] * len(entries)
+        """These samples of a push come in: the first that wait, plain, and this much together."""
+        first = push.outcomes.index(None)
+        these = slice(first, first + amount.samples)
+        entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
+        self._remember(push, entries, push.numbers[these])
+        push.outcomes[these] = [Outcome.ACCEPTED] * len(entries)
         self._totals.accepted(samples.tokens, amount.nbytes)
         return entries
 

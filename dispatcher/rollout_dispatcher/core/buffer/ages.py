@@ -19,6 +19,8 @@ class Ages:
 
     def __init__(self, too_long: int | None = None) -> None:
         self._above = too_long
+        #: Whether anything is to be told of what comes and leaves.
+        self.watches = too_long is not None
         self._by_version: dict[int | None, dict[Entry, int]] | None = None
         self._versions: Lowest[int] = Lowest()
         self._unknown: Lowest[int] = Lowest()  # tickets of samples without a version
@@ -28,13 +30,8 @@ class Ages:
     def watch(self, ready: Iterable[Entry]) -> None:
         """Versions will be asked for: of these samples, and of those that come from now on."""
         if self._by_version is None:
-            self._by_version = {}
+            self._by_version, self.watches = {}, True
             self._place(list(ready))
-
-    @property
-    def watches(self) -> bool:
-        """Whether anything is to be told of what comes and leaves."""
-        return self._by_version is not None or self._above is not None
 
     # -- they come and leave ------------------------------------------------------------------
 

@@ -16,12 +16,10 @@ class Census(Generic[T]):
     def __init__(self, things: Mapping[int, T]) -> None:
         self._things = things
         self._found: set[int] = set()
-        self._changed: set[int] = set()
         self._about: Hashable = None
-
-    def changed(self, number: int) -> None:
-        """This one is another, or gone: it is to be asked again."""
-        self._changed.add(number)
+        #: Those that are others, or gone, and are to be asked again: a set to add to, since a word
+        #: of one thing is one of many censuses.
+        self.changed: set[int] = set()
 
     def find(self, about: Hashable, holds: Callable[[T], bool]) -> set[int]:
         """Those for which it holds, not to be changed; about: what it depends on beside them."""
@@ -29,11 +27,11 @@ class Census(Generic[T]):
             self._about = about
             self._found = {number for number, thing in self._things.items() if holds(thing)}
         else:
-            for number in self._changed:
+            for number in self.changed:
                 thing = self._things.get(number)
                 if thing is not None and holds(thing):
                     self._found.add(number)
                 else:
                     self._found.discard(number)
-        self._changed.clear()
+        self.changed.clear()
         return self._found

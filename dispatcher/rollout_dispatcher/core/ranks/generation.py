@@ -96,9 +96,10 @@ class Generation:
     def fail(self, error: DispatcherError) -> list[FailRanks]:
         """End it with one error on all of its ranks, none of which is heard from now on."""
         self.failed = error
-        for rank in self.ranks.values():
+        for dp_rank, rank in self.ranks.items():
             if rank.connected:
                 rank.went(for_good=False)
+                self.changed(dp_rank)
         return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
     # -- who may join -----------------------------------------------------------------------
@@ -245,7 +246,7 @@ class Generation:
     def changed(self, dp_rank: int) -> None:
         """A DP rank has said something, or come, or gone."""
         for census in self._censuses:
-            census.changed(dp_rank)
+            census.changed.add(dp_rank)
 
     @property
     def ready(self) -> bool:

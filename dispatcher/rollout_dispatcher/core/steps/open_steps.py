@@ -98,7 +98,10 @@ class OpenSteps(Mapping[int, OpenStep]):
         """The first open step that was planned for another number of DP ranks."""
         if dp_size != self._fits:
             self._fits, self._fitting = dp_size, -1
-        for step in self._after(self._fitting):
+        if self._fitting >= self.last:  # as nearly always
+            return None
+        for number in self._after(self._fitting):
+            step = self._open[number]
             if step.dp_size != dp_size:
                 return step
             self._fitting = step.number
@@ -106,14 +109,16 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def unreleased(self) -> Iterator[OpenStep]:
         """Open steps that are not released, in order: what is released comes before them."""
-        for step in self._after(self._released):
+        for number in self._after(self._released):
+            step = self._open[number]
             if step.state is StepState.RELEASED:
                 self._released = step.number
             yield step
 
-    def _after(self, number: int) -> Iterator[OpenStep]:
-        """Open steps after that one."""
-        return (self._open[at] for at in range(max(number, self.committed) + 1, self.last + 1))
+    def _after(self, number: int) -> range:
+        """The open steps after that one."""
+        last = self.last
+        return range(max(number, last - len(self._open)) + 1, last + 1)
 
     def _look_from(self, number: int) -> None:
         """The open steps after that one are others now."""

@@ -83,9 +83,13 @@ class Receiving:
         return self.claim_now(who, nbytes)
 
     def claim_now(self, who: Receiver, nbytes: int) -> bool:
-        """The same for who cannot stand in line: if there is room and nobody waits for it."""
+        """The same for who cannot stand in line: if there is room and nobody waits for it.
+
+        What comes in small parts, as a body in chunks may, is as large as all of them.
+        """
         awaited = self._line and not self._is_behind
-        if nbytes >= SMALL_BYTES and (awaited or not self._has_capacity(who, nbytes)):
+        is_large = self._shares.get(who, 0) + nbytes >= SMALL_BYTES
+        if is_large and (awaited or not self._has_capacity(who, nbytes)):
             return False
         self._count(who, nbytes)
         return True

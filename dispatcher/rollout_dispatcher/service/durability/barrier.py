@@ -80,7 +80,7 @@ class DurabilityBarrier:
         failure: Failure,
         on_capacity: Callable[[], None] = _nobody_waits,
     ) -> None:
-        self._journal, self._guard = journal, failure.guard
+        self._journal, self._guard, self._fail = journal, failure.guard, failure.fail
         self._noted = self._durable = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._unanswered: Counter[Speaker] = Counter()
@@ -120,19 +120,23 @@ class DurabilityBarrier:
 
     def after(self, then: Callable[[], None]) -> None:
         """Run `then` once everything noted so far is durable; at once if it is."""
-        if self.is_shut:
+        if self._is_shut:
             self._waiting.append((self._noted, then))
-        else:
-            self._guard(then)
-
-    def heard(self, speaker: Speaker) -> None:
-        """A message of this speaker was handled, and is answered once the barrier opens."""
-        if not self.is_shut:
             return
+        try:  # as `guard` does, which would be a call more for each effect
+            then()
+        except Exception as error:
+            self._fail(error)
+
+    def heard(self, speaker: Speaker) -> bool:
+        """A message of this speaker was handled; returns whether its answer waits here."""
+        if not self._is_shut:
+            return False
         self._unanswered[speaker] += 1
         self.after(partial(self._answered, speaker))
         if self._unanswered[speaker] == MAX_UNANSWERED:
             speaker.hold()
+        return True
 
     async def settled(self) -> None:
         """Return once everything noted so far is durable."""
@@ -141,7 +145,7 @@ class DurabilityBarrier:
         await durable.wait()
 
     @property
-    def is_shut(self) -> bool:
+    def _is_shut(self) -> bool:
         """Whether what is decided now has to wait."""
         return bool(self._waiting) or self._durable < self._noted
 
