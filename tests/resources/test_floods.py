@@ -1,6 +1,5 @@
 """A great deal of small words, or of one thing in one message: what it costs is bounded too."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
