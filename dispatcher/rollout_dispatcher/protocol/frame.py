@@ -89,6 +89,12 @@ def encode_frame(frame_type: int, header: bytes, payload_size: int = 0) -> bytes
     return PREFIX.pack(MAGIC, frame_type, 0, len(padded), payload_size) + padded
 
 
+def frame_bytes(head: bytes | bytearray | memoryview) -> int:
+    """Size of the whole frame that begins so, prefix, header and payload."""
+    _, _, _, header, payload = PREFIX.unpack_from(head)
+    return PREFIX.size + int(header) + int(payload)
+
+
 class FrameReader:
     """Incremental decoder of one direction of one connection."""
 

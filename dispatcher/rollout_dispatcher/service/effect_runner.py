@@ -51,6 +51,8 @@ TO_RANKS = (e.Deliver, e.Release, e.EndRanks)
 DELIVERY_SLICE_SECONDS = 0.005
 #: How long what the next step waits for is told in the same words.
 EXPLAINED_FOR_SECONDS = 0.25
+#: Micro-batches between two looks at the clock.
+LOOKED_AT_EVERY = 4
 #: Micro-batches of a step that is handed out whole with its headers; of a larger one every rank
 #: hears before any of them gets its part.
 HANDED_OUT_AT_ONCE = 8
@@ -299,7 +301,7 @@ class EffectRunner:
             if not self._connections.is_attached(rank):  # who has said hello since gets it anew
                 continue
             for at in range(index, len(step.micro_batches[dp_rank])):
-                if self._clock() > until and at > index:
+                if at > index and at % LOOKED_AT_EVERY == 0 and self._clock() > until:
                     self._deliveries.appendleft((rank, step, dp_rank, at))
                     break
                 rank.peer.enqueue(partial(self._frame, step, dp_rank, at))

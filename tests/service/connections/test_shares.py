@@ -15,7 +15,7 @@ FRAME_BYTES = BULK_BYTES_A_TURN // 2
 
 def frame(number: int) -> bytes:
     answer = m.Pushed(first_seq=number, outcomes=[Outcome.ACCEPTED])
-    return codec.encode(answer).ljust(FRAME_BYTES)
+    return codec.encode(answer, FRAME_BYTES) + bytes(FRAME_BYTES)
 
 
 async def test_bulk_leaves_in_order_and_a_share_of_it_in_each_turn() -> None:

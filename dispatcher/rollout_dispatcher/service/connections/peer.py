@@ -18,7 +18,7 @@ from typing import Protocol
 
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition, ProtocolError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
 from rollout_dispatcher.protocol.versions import Terms
@@ -361,7 +361,7 @@ class Peer(StreamProtocol):
             buffers = self._jobs.popleft()()
             if buffers is not None and self._may_send(buffers[0]):
                 self._transport.writelines(buffers)
-                self._share -= sum(map(len, buffers))
+                self._share -= frame_bytes(buffers[0])
                 if self._share <= 0:
                     asyncio.get_running_loop().call_soon(self._pump_on)
 
