@@ -8,6 +8,7 @@ import gzip
 import json
 import random
 import zlib
+from copy import deepcopy
 from typing import Any
 
 from tests.fuzz.inputs import NASTY_JSON
@@ -155,9 +156,9 @@ def _sample(dice: random.Random) -> Any:
     sample["fields"]["loss_mask"] = [dice.random() < 0.5 for _ in range(tokens)]
     for _ in range(dice.choice((0, 0, 1, 2))):
         if dice.random() < 0.5:
-            sample[dice.choice(_KEYS)] = dice.choice(_VALUES)
+            sample[dice.choice(_KEYS)] = deepcopy(dice.choice(_VALUES))  # may be written into
         elif isinstance(sample["fields"], dict):
-            sample["fields"][dice.choice(_FIELDS)] = dice.choice(_VALUES)
+            sample["fields"][dice.choice(_FIELDS)] = deepcopy(dice.choice(_VALUES))
     if dice.random() < 0.3:
         sample["group_id"], sample["group_size"] = f"g{dice.randrange(9)}", dice.randrange(1, 6)
     if dice.random() < 0.2:
