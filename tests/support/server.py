@@ -196,7 +196,7 @@ def serve(folder: Path, **options: Any) -> Iterator[str]:
 
 
 class _Started:
-    """The command, as a user starts it; `checked` switches Python's own checks on."""
+    """The command, as a user starts it; `checked` switches Python's own checks on, or off."""
 
     def __init__(
         self, module: str, arguments: list[str], log: Path, checked: bool, open_files: int | None
@@ -205,8 +205,11 @@ class _Started:
         command = [sys.executable, *checks, "-m", module, *arguments]
         if open_files is not None:
             command = ["sh", "-c", 'ulimit -n "$0"; exec "$@"', str(open_files), *command]
+        environment = dict(os.environ)
+        if not checked:  # asyncio's would come from whoever runs the tests
+            environment.pop("PYTHONASYNCIODEBUG", None)
         with log.open("wb") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file)
+            self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
