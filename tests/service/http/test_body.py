@@ -52,3 +52,14 @@ async def test_it_is_refused_as_soon_as_it_is_too_large() -> None:
         content.feed_data(bytes(501))
         with pytest.raises(BodyTooLarge, match="more than 1500 bytes; push fewer"):
             await reading
+
+
+async def test_a_connection_that_was_lost_before_its_body_is_no_fault_of_ours() -> None:
+    loop = asyncio.get_running_loop()
+    lost = BaseProtocol(loop)
+    content = StreamReader(lost, 2**16, loop=loop)
+    headers = {"Content-Length": "3"}
+    request = make_mocked_request("POST", "/", headers, payload=content)
+    request.protocol.connected = lost.connected  # type: ignore[misc]  # the rest of it is made up
+    with Body(Receiving(2**30, 60.0)) as body, pytest.raises(ConnectionError):
+        await body.read(request, 100)

@@ -55,7 +55,7 @@ class Body:
             raise BodyTooLarge(limit)
         self._count(announced)
         await _ask_for(request)
-        while chunk := await request.content.readany():
+        while chunk := await _next_of(request):
             nbytes += len(chunk)
             if nbytes > limit:
                 raise BodyTooLarge(limit)
@@ -77,6 +77,16 @@ class Body:
 
 async def leave_unasked(_: web.Request) -> None:
     """An `Expect: 100-continue` waits until the body is wanted; aiohttp would answer it first."""
+
+
+async def _next_of(request: web.Request) -> bytes:
+    """What has come of the body; empty at its end. Raises ConnectionError if nothing more comes."""
+    try:
+        return await request.content.readany()
+    except RuntimeError as error:  # aiohttp's word for it, if it was lost before it was waited for
+        if request.protocol.connected:
+            raise
+        raise ConnectionResetError("the connection ended before the body did") from error
 
 
 async def _ask_for(request: web.Request) -> None:
