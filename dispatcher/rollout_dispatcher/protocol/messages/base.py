@@ -12,7 +12,8 @@ from pydantic import Field as Declared
 
 from rollout_dispatcher.errors import ProtocolError
 
-Name = Annotated[str, Declared(min_length=1, max_length=128)]
+MAX_NAME = 128
+Name = Annotated[str, Declared(min_length=1, max_length=MAX_NAME)]
 Count = Annotated[int, Declared(ge=0, lt=2**53)]
 Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
 Version = Annotated[int, Declared(ge=0, lt=2**53)]

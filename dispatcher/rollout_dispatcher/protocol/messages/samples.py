@@ -25,6 +25,8 @@ from rollout_dispatcher.sample import DType, Field, Schema
 MAX_SAMPLES = 1024
 #: Fields of a sample; far above what any trainer reads.
 MAX_FIELDS = 64
+#: Dimensions of a field, without that of tokens.
+MAX_DIMENSIONS = 8
 
 
 @lru_cache(maxsize=64)
@@ -46,7 +48,7 @@ class FieldHeader(Part):
     name: Name
     dtype: Annotated[DType, Declared(strict=False)]
     per_token: bool = True
-    shape: list[Extent] = Declared(default_factory=list, max_length=8)
+    shape: list[Extent] = Declared(default_factory=list, max_length=MAX_DIMENSIONS)
 
 
 class HasFields(Message):

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from rollout_dispatcher.protocol.messages.base import MAX_NAME
+from rollout_dispatcher.protocol.messages.samples import MAX_DIMENSIONS, MAX_FIELDS
 from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
 
 PER_SAMPLE, PER_TOKEN = "per-sample", "per-token"
-#: Dimensions and fields that a message has room for, see `protocol/messages/samples.py`.
-MAX_DIMENSIONS, MAX_FIELDS = 8, 64
 _TYPE = re.compile(r"(\w+)(?:\[(\d+(?:x\d+)*)\])?", re.ASCII)
 #: What other languages and frameworks call the same.
 _ALIASES = {
@@ -49,7 +49,7 @@ def parse_field(text: str) -> Field:
             f"write name:dtype or name:dtype:{PER_SAMPLE}, as in reward:float32:{PER_SAMPLE}, not "
             f"{text!r}"
         )
-    if name in RESERVED or name in METADATA or len(name) > 128:
+    if name in RESERVED or name in METADATA or len(name) > MAX_NAME:
         raise ValueError(f"a field may not be called {name!r}")
     where = rest[1] if len(rest) > 1 else PER_TOKEN
     if where not in (PER_SAMPLE, PER_TOKEN):
