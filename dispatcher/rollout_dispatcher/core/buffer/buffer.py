@@ -127,8 +127,7 @@ class SampleBuffer:
                 f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
                 f"{sample.tokens} tokens",
             )
-        lots = self.lots
-        if sample.schema is not lots.leading.schema and not lots.takes(sample.schema):
+        if not self.lots.takes(sample.schema):
             raise self.lots.refusal(sample)
         if isinstance(sample.payload, Reference):
             self._check_store(sample.sample_id, sample.payload.store)
@@ -288,9 +287,7 @@ class SampleBuffer:
     def _hold(self, entry: Entry, now: float) -> None:
         sample = entry.sample
         self._held.add(sample)
-        lot = self.lots.leading
-        if sample.schema is not lot.schema:
-            lot = self._lot_of(entry)
+        lot = self._lot_of(entry)
         lot.samples += 1
         alone = sample.group_size == 1 and not self.is_expected(sample)
         if not self.is_grouped(sample) or alone:
