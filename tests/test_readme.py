@@ -15,9 +15,9 @@ from rollout_dispatcher.cli.fields import flag_of, format_value
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.durability.journaling import open_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 from tests.support.generated import between, replaced
+from tests.support.journaling import open_journal
 
 README = Path(__file__).parent.parent / "README.md"
 

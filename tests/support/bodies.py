@@ -1,23 +1,19 @@
 """Request bodies read all at once, for tests that have nobody else to let in."""
 
-from collections.abc import Generator
+import asyncio
 from typing import TypeVar
 
 from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.http.bodies.pieces import Work, in_pieces
 from rollout_dispatcher.service.http.bodies.samples import read_samples
 from rollout_dispatcher.service.http.bodies.tensors import Reading
 
 T = TypeVar("T")
 
 
-def finish(work: Generator[None, None, T]) -> T:
+def finish(work: Work[T]) -> T:
     """What comes of the work."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+    return asyncio.run(in_pieces(work))
 
 
 def parse_body(body: bytes, reading: Reading) -> tuple[list[Sample], bool]:

@@ -36,21 +36,11 @@ class Opened:
         self.journal.close(0.0)
 
 
-def open_journal(
-    config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
-) -> "Journal | None":
-    """The journal of `--journal-dir`, if there is one, with the core restored from it.
-
-    Raises ConfigError when LMDB is missing or the settings do not fit what is in the journal,
-    JournalError when the directory cannot be used.
-    """
-    if config.journal_dir is None:
-        return None
-    return go_on_from(read_journal(config, clock), config, core, metrics, clock)
-
-
 def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
-    """What the disk has to do with it, which takes a while and may be done by another thread."""
+    """What the disk has to do with it, which takes a while and may be done by another thread.
+
+    Raises ConfigError when LMDB is missing, JournalError when the directory cannot be used.
+    """
     assert config.journal_dir is not None, "only a service that has a journal reads it"
     try:
         from rollout_dispatcher.journal.journal import Journal  # noqa: PLC0415 - optional dependency
@@ -78,7 +68,10 @@ def go_on_from(
     metrics: Metrics,
     clock: Callable[[], float],
 ) -> "Journal":
-    """Have the core go on from what was read; a journal that it cannot go on from is let go of."""
+    """Have the core go on from what was read; a journal that it cannot go on from is let go of.
+
+    Raises ConfigError when the settings do not fit what is in the journal.
+    """
     journal, memory = opened.journal, opened.memory
     with ExitStack() as undo:
         undo.callback(journal.close)

@@ -1,0 +1,16 @@
+"""A journal opened as the service opens it, for tests that have nobody else to wait for."""
+
+from collections.abc import Callable
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.journal.journal import Journal
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.journaling import go_on_from, read_journal
+from rollout_dispatcher.service.metrics.registry import Metrics
+
+
+def open_journal(
+    config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
+) -> Journal:
+    """The journal of `--journal-dir`, with the core restored from it."""
+    return go_on_from(read_journal(config, clock), config, core, metrics, clock)
