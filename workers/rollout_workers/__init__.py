@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome
     from rollout_workers.client.credentials import Credentials
-    from rollout_workers.collate import MicroBatch
+    from rollout_workers.micro_batch.micro_batch import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
     from rollout_workers.producer.blocking import RolloutProducer
     from rollout_workers.producer.encode import RolloutSample
@@ -23,7 +23,7 @@ _HOMES = {
     "AsyncRolloutProducer": "rollout_workers.producer.asynchronous",
     "Credentials": "rollout_workers.client.credentials",
     "LengthBucketSampler": "rollout_workers.sampler",
-    "MicroBatch": "rollout_workers.collate",
+    "MicroBatch": "rollout_workers.micro_batch.micro_batch",
     "MicroBatchStream": "rollout_workers.stream",
     "Outcome": "rollout_dispatcher.sample",
     "RankClient": "rollout_workers.rank.client",

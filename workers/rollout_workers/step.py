@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from rollout_dispatcher.errors import StepContractError
-from rollout_workers.collate import CollateConfig, MicroBatch, collate
+from rollout_workers.micro_batch.collate import CollateConfig, collate
+from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.client import RankStep
 from rollout_workers.rank.held_steps import Received
 

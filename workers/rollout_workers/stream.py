@@ -21,12 +21,9 @@ from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.checkpoint import position_of, state_of
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import REMEDY, refuse_to_travel
-from rollout_workers.collate import (
-    CollateConfig,
-    Collation,
-    GradReduction,
-    LossNormalisation,
-)
+from rollout_workers.micro_batch.collate import CollateConfig
+from rollout_workers.micro_batch.layouts import Collation
+from rollout_workers.micro_batch.loss import GradReduction, LossConfig, LossNormalisation
 from rollout_workers.process_group import (
     Place,
     check_group,
@@ -127,11 +124,8 @@ class MicroBatchStream:
         self._client = client
         self._close = weakref.finalize(self, client.close)
         self._config = CollateConfig(
-            dp_size=place.dp_size,
+            LossConfig(place.dp_size, normalisation, reduction, weights_dtype),
             collation=collation or _choice(Collation, "layout", self._client.layout),
-            loss_normalisation=normalisation,
-            grad_reduction=reduction,
-            weights_dtype=weights_dtype,
             device=target,
             memory=pool,
         )

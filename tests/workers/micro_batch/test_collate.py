@@ -16,20 +16,20 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
-from rollout_workers.collate import (
-    CollateConfig,
-    Collation,
+from rollout_workers.micro_batch.collate import CollateConfig, collate
+from rollout_workers.micro_batch.layouts import Collation
+from rollout_workers.micro_batch.loss import (
     GradReduction,
+    LossConfig,
     LossNormalisation,
-    MicroBatch,
-    collate,
 )
+from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.workers.support.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
-SEQUENCE = CollateConfig(2, loss_normalisation=LossNormalisation.SEQUENCE_MEAN)
+SEQUENCE = CollateConfig(LossConfig(2, LossNormalisation.SEQUENCE_MEAN))
 LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
 
 
@@ -47,7 +47,7 @@ def batch(
     index: int = 1,
 ) -> MicroBatch:
     frame = received(micro_batch(3, index, *samples), samples[0].schema)
-    return collate(frame, header, config or CollateConfig(dp_size=2))
+    return collate(frame, header, config or CollateConfig(LossConfig(2)))
 
 
 TWO = (sample([5, 6, 7], [0, 1, 1], "a"), sample([8, 9], [1, 1], "b"))
@@ -67,7 +67,7 @@ def test_packed_is_one_row_and_where_each_sample_starts() -> None:
 
 
 def test_padded_has_a_row_a_sample_and_zeros_behind() -> None:
-    padded = batch(*TWO, config=CollateConfig(2, Collation.PADDED))
+    padded = batch(*TWO, config=CollateConfig(LossConfig(2), Collation.PADDED))
     assert padded.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert padded.attention_mask.tolist() == [[True] * 3, [True, True, False]]
     assert padded.position_ids.tolist() == [[0, 1, 2], [0, 1, 0]]
@@ -77,7 +77,7 @@ def test_padded_has_a_row_a_sample_and_zeros_behind() -> None:
 
 
 def test_jagged_is_a_nested_tensor_with_the_same_rows() -> None:
-    jagged = batch(*TWO, config=CollateConfig(2, Collation.JAGGED))
+    jagged = batch(*TWO, config=CollateConfig(LossConfig(2), Collation.JAGGED))
     assert jagged.input_ids.layout is torch.jagged
     assert [row.tolist() for row in jagged.input_ids.unbind()] == [[5, 6, 7], [8, 9]]
     assert [row.tolist() for row in jagged.loss_weights.unbind()] == [[0, 1, 1], [1, 1]]
@@ -101,7 +101,10 @@ ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_what_is_written_into_a_tensor_is_not_in_the_next_hand_out(
     layout: Collation, device: torch.device | None, alias: Callable[[Tensor], Tensor]
 ) -> None:
-    frame, config = received(micro_batch(3, 0, *TWO)), CollateConfig(2, layout, device=device)
+    frame, config = (
+        received(micro_batch(3, 0, *TWO)),
+        CollateConfig(LossConfig(2), layout, device=device),
+    )
     first, expected = (plain(collate(frame, HEADER, config)) for _ in range(2))
     for tensor in first.values():
         change(alias(tensor))
@@ -130,7 +133,7 @@ def test_weights_that_are_changed_leave_a_mask_of_the_same_type(dtype: torch.dty
     mask = torch.ones(2, dtype=dtype)
     span = np.array([5, 6]).tobytes() + mask.numpy().tobytes().ljust(16, b"\0")
     one = Sample("s", 2, 2, schema, memoryview(span[: schema.nbytes(2)]))
-    found = batch(one, config=CollateConfig(2, weights_dtype=dtype))
+    found = batch(one, config=CollateConfig(LossConfig(2, weights_dtype=dtype)))
     found.loss_weights.mul_(7)
     assert found.loss_mask.tolist() == [1, 1]
 
@@ -157,7 +160,7 @@ def test_without_a_mask_the_first_token_of_a_sample_weighs_nothing(
     layout: Collation, normalisation: str, expected: list[float]
 ) -> None:
     """Nothing in its sample predicts it; end to end it would be scored by the sample before."""
-    config = CollateConfig(2, layout, LossNormalisation(normalisation))
+    config = CollateConfig(LossConfig(2, LossNormalisation(normalisation)), layout)
     samples = [unmasked(ids) for ids in ([5, 6, 7], [8], [9, 1])]
     weights = batch(*samples, config=config).loss_weights
     match layout:
@@ -180,13 +183,13 @@ def test_a_step_of_one_token_samples_without_a_mask_has_no_gradient(
     normalisation: LossNormalisation,
 ) -> None:
     header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
-    config = CollateConfig(2, loss_normalisation=normalisation)
+    config = CollateConfig(LossConfig(2, normalisation))
     empty = batch(unmasked([5]), unmasked([6]), config=config, header=header)
     assert (empty.loss_scale, empty.loss_weights.tolist()) == (0.0, [0, 0])
 
 
 def test_summed_gradients_are_not_scaled_by_the_ranks() -> None:
-    config = CollateConfig(2, grad_reduction=GradReduction.SUM)
+    config = CollateConfig(LossConfig(2, grad_reduction=GradReduction.SUM))
     assert batch(*TWO, config=config).loss_scale == 1 / 4
 
 
@@ -195,13 +198,13 @@ def test_a_step_without_loss_tokens_has_no_gradient_rather_than_nan(
     normalisation: LossNormalisation,
 ) -> None:
     header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
-    config = CollateConfig(2, loss_normalisation=normalisation)
+    config = CollateConfig(LossConfig(2, normalisation))
     empty = batch(sample([1, 2], [0, 0]), config=config, header=header)
     assert empty.loss_scale == 0.0
     assert empty.loss_weights.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("config", [CollateConfig(2), SEQUENCE])
+@pytest.mark.parametrize("config", [CollateConfig(LossConfig(2)), SEQUENCE])
 def test_a_filler_weighs_nothing_whatever_its_mask_says(config: CollateConfig) -> None:
     one = collate(received(filler(3, 0, sample([4, 5], [1, 1]))), HEADER, config)
     assert one.is_filler
@@ -223,7 +226,7 @@ def test_a_sample_without_input_ids_is_the_peers_fault() -> None:
     frame = received(micro_batch(3, 0, sample([1])))
     blocks = [block for block in frame.blocks if block.field.name != "input_ids"]
     with pytest.raises(ProtocolError, match="no per-token field input_ids"):
-        collate(dataclasses.replace(frame, blocks=blocks), HEADER, CollateConfig(2))
+        collate(dataclasses.replace(frame, blocks=blocks), HEADER, CollateConfig(LossConfig(2)))
 
 
 @given(st.lists(LISTS, min_size=1, max_size=5))
@@ -258,7 +261,7 @@ def test_however_a_step_is_cut_the_loss_is_that_of_one_batch(
     header = HEADER.model_copy(
         update={"loss_tokens": sum(map(len, counted)), "loss_samples": len(counted)}
     )
-    config = CollateConfig(dp_size, Collation.PACKED, normalisation, weights_dtype=torch.float64)
+    config = CollateConfig(LossConfig(dp_size, normalisation, weights_dtype=torch.float64))
     batches = [batch(*part, config=config, header=header) for part in _cut(samples, random)]
     losses = [(b.input_ids * b.loss_weights).sum() * b.loss_scale for b in batches]
     found = sum(float(loss) for loss in losses) / dp_size
