@@ -23,13 +23,8 @@ TIMES = 3
 #: For logarithms, and bytes of numbers that have become longer.
 MARGIN, MARGIN_BYTES = 1.3, 600
 
-#: What an event touches, it may cost. A rank that comes back is given every open step; and while no
-#: step can be planned, a group that has changed has everybody in line tried.
-RIGHTLY = {
-    ("open_steps", "rank_lost_and_back"),
-    ("held_at_the_hard_cap", "close_of_an_open_group"),
-    ("held_at_the_hard_cap", "withdrawn_member"),
-}
+#: What an event touches, it may cost: a rank that comes back is given every open step.
+RIGHTLY = {("open_steps", "rank_lost_and_back")}
 
 
 def instructions(happens: Callable[[], object]) -> int:

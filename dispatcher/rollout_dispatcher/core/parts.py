@@ -67,6 +67,7 @@ class Parts:
         eligibility = Eligibility(self.buffer, self.producers, closed_groups, self.memory)
         outcomes = Outcomes(self.buffer, self.totals, self.producers, self.memory, kept)
         self.held = HeldPushes(config.limits.held_bytes)
+        groups.on_change = closed_groups.on_change = self.held.regroup
         deciding = Deciding(
             self.buffer, eligibility, self.capacity, outcomes,
             held=self.held, lost=self.dropping.lost_member,

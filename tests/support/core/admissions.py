@@ -28,6 +28,7 @@ class Lobby:
     id_horizon: int = 100
     note: Note | None = None
     kind: type[Deciding] = Deciding
+    admits: type[Admission] = Admission
     lost: list[str] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
 
@@ -41,10 +42,11 @@ class Lobby:
         eligibility = Eligibility(self.buffer, self.producers, self.closed_groups, memory)
         outcomes = Outcomes(self.buffer, self.totals, self.producers, memory, self.note)
         held = HeldPushes(self.limits.held_bytes)
+        groups.on_change = self.closed_groups.on_change = held.regroup
         deciding = self.kind(
             self.buffer, eligibility, self.capacity, outcomes, held=held, lost=self._lose
         )
-        self.admission = Admission(
+        self.admission = self.admits(
             deciding, eligibility, self.capacity, held, self.note, credits_=self.credits_
         )
 

@@ -34,7 +34,7 @@ class Admission:
     ) -> None:
         self._deciding, self.eligibility, self.capacity = deciding, eligibility, capacity
         self.held, self._note, self._credits = held, note, credits_
-        self._tried: tuple[object, ...] = ()
+        self._situation: tuple[object, ...] = ()
 
     def is_stuck(self, now: float) -> bool:
         """Whether a producer waits at a hard cap; over HTTP it asks again and again."""
@@ -87,22 +87,17 @@ class Admission:
 
     def _retry_behind(self, now: float) -> list[Effect]:
         """Behind the first in line a smaller push may fit, or is a missing member."""
-        situation = self.eligibility.situation
-        if situation == self._tried and self._is_all_that_counts:
-            return []  # as when many producers leave one after the other
-        self._tried = situation
+        if (situation := self.eligibility.situation) != self._situation:
+            self._situation = situation
+            self.held.unsettle_all()
         effects: list[Effect] = []
-        for push in list(self.held)[1:]:
-            effects += self._try(push, now)
-            if self.capacity.shortfall() <= 0:  # a step can be planned: the others wait in line
-                self._tried = ()
-                break
+        first, fits = self.held.first(), self.capacity.fits
+        for push in self.held.worth_trying(fits):
+            if push in self.held and push is not first:
+                effects += self._try(push, now)
+            if self.capacity.shortfall() <= 0:
+                break  # a step can be planned: the others wait in line
         return effects
-
-    @property
-    def _is_all_that_counts(self) -> bool:
-        """Whether nothing but the situation decides on who waits: no journal, and no memory."""
-        return self.capacity.journal_takes is None and not self.held.any_emptied
 
     def producer_gone(self, producer: str) -> None:
         """A connection is lost: what it still had waiting was never accepted."""
@@ -133,6 +128,7 @@ class Admission:
 
     def _try(self, push: Push, now: float) -> list[Effect]:
         """Decide a held push as far as that is possible now."""
+        self.held.settled(push)
         if self.held.is_emptied(push):
             return self._recall(push, now)
         if not self.held.is_grouped(push):  # a member may be refused by now

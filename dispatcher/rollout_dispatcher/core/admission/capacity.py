@@ -82,6 +82,10 @@ class Capacity:
         """The cap that holds back samples of so many bytes and more, whatever they are."""
         return self._hard_cap(least_bytes)
 
+    def fits(self, nbytes: int) -> bool:
+        """Whether no hard cap holds back a sample of so many bytes."""
+        return self._hard_cap(nbytes) is None
+
     def holds_back_after(self, coming: int, sample: Sample) -> BufferFull | None:
         """The cap that holds a sample back whose payload is not here, behind so many others."""
         full = self._hard_cap(sample.nbytes)

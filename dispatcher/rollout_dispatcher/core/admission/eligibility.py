@@ -32,13 +32,8 @@ class Eligibility:
 
     @property
     def situation(self) -> tuple[object, ...]:
-        """Another one whenever a sample that is held back may have become eligible or not."""
-        buffer = self._buffer
-        return (
-            buffer.departures, buffer.next_ticket, buffer.groups.changes,
-            self._closed_groups.changes, self._producers.changes, self.memory.changes,
-            self.oldest_version, self.closed,
-        )  # fmt: skip
+        """Another one whenever any sample that is held back may be eligible no more."""
+        return self.oldest_version, self._buffer.lots.set_by
 
     def plain(self, push: Push) -> SamplesByField | None:
         """The samples of a push that wait, if they come last and capacity is all that they need."""

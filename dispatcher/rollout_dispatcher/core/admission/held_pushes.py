@@ -5,11 +5,15 @@
 
 Invariant: payload bytes of held pushes stay within `held_bytes`, but for one push, so that there is
 always one that can come in at once. The line is that of `line.py:Line`: fair to each producer.
+
+Who may come in, or be refused, while the first in line may not, is found without looking at all of
+them: what is small enough, and members of groups of which something has changed.
 """
 
 import sys
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, takewhile
 
@@ -52,6 +56,8 @@ class HeldPushes:
         self._emptied: dict[tuple[str, int], Push] = {}
         self._asked: dict[Push, float] = {}  # since when, in that order
         self._serials = count()
+        self._by_least: list[tuple[int, int, Push]] = []
+        self._unsettled: dict[Push, None] = {}  # of whose groups something has changed
         self._unexcused: dict[Push, None] = {}
         self._excused: Lowest[int] = Lowest()  # the oldest version that waits, by serial
         #: Samples of payloads that were asked for again and are expected to come.
@@ -68,11 +74,6 @@ class HeldPushes:
         """As they stand in line."""
         return iter(self._line)
 
-    @property
-    def any_emptied(self) -> bool:
-        """Whether any waits without its payload."""
-        return bool(self._emptied)
-
     def __contains__(self, push: object) -> bool:
         return push in self._held
 
@@ -88,6 +89,27 @@ class HeldPushes:
         """Pushes that may have a waiting sample of this group."""
         return list(self._of_group.get(group_id, ()))
 
+    def regroup(self, group_id: str) -> None:
+        """Something has changed of this group: who waits for it may come in, or be refused."""
+        self._unsettled.update(dict.fromkeys(self._of_group.get(group_id, ())))
+
+    def unsettle_all(self) -> None:
+        """The same of whoever is a member of any."""
+        self._unsettled = {push: None for push, held in self._held.items() if held.grouped}
+
+    def settled(self, push: Push) -> None:
+        """It was looked at, as everything is now."""
+        self._unsettled.pop(push, None)
+
+    def worth_trying(self, fits: Callable[[int], bool]) -> list[Push]:
+        """Whose fate may have changed since it was last tried, as they stand in line.
+
+        fits: whether so many bytes do; if not, no more do either.
+        """
+        fitting = bisect_left(self._by_least, True, key=lambda entry: not fits(entry[0]))
+        found = {push: None for _, _, push in self._by_least[:fitting]} | self._unsettled
+        return self._line.in_order(found)
+
     def members(self, group_id: str) -> int:
         """How many samples of this group wait."""
         waiting = (sample for push in self.of_group(group_id) for sample in push.waiting)
@@ -96,7 +118,8 @@ class HeldPushes:
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
         groups = {sample.group_id for sample in push.waiting} - {None}
-        self._held[push] = _Held(next(self._serials), grouped=bool(groups))
+        held = self._held[push] = _Held(next(self._serials), grouped=bool(groups))
+        insort(self._by_least, (held.least, held.serial, push))
         self._line.add(push, push.producer, len(push.samples))
         self._unexcused[push] = None
         self._of_producer[push.producer][push] = None
@@ -118,6 +141,8 @@ class HeldPushes:
         self._unmark(push)
         self.departures += 1
         held = self._held.pop(push)
+        del self._by_least[bisect_left(self._by_least, (held.least, held.serial))]
+        self._unsettled.pop(push, None)
         self.nbytes -= held.nbytes
         self._unexcused.pop(push, None)
         self._excused.remove(held.serial)
@@ -132,7 +157,8 @@ class HeldPushes:
         if push.excused:
             self._excused.set(held.serial, _oldest(waiting))
         sizes = [sample.memory_bytes for sample in waiting]
-        before, held.nbytes, held.least = held.nbytes, sum(sizes), min(sizes, default=0)
+        before, held.nbytes = held.nbytes, sum(sizes)
+        self._set_least(push, held, min(sizes, default=0))
         self.nbytes += held.nbytes - before
         if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
             push.samples = tuple(map(Sample.with_producer, push.samples))
@@ -140,6 +166,12 @@ class HeldPushes:
             held.emptied = True
             self.nbytes -= held.nbytes
             held.nbytes = 0
+
+    def _set_least(self, push: Push, held: _Held, nbytes: int) -> None:
+        if held.least != nbytes:
+            del self._by_least[bisect_left(self._by_least, (held.least, held.serial))]
+            held.least = nbytes
+            insort(self._by_least, (held.least, held.serial, push))
 
     # -- when a phase, or the stream, ends ----------------------------------------------------
 

@@ -14,7 +14,7 @@ Invariant: of one owner, first come is first served.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -40,6 +40,10 @@ class Line(Generic[T]):
     def first(self) -> T:
         """Whose turn it is; there has to be one."""
         return self._line[0][2]
+
+    def in_order(self, items: Iterable[T]) -> list[T]:
+        """These, as they stand in line."""
+        return sorted(items, key=self._places.__getitem__)
 
     def add(self, item: T, owner: str, units: int) -> None:
         """It waits from now on."""

@@ -6,6 +6,7 @@ refused, after `timeout` seconds, and beyond `MAX_CLOSED`.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 #: Groups that are remembered, some hundred bytes each; the one given up longest ago is forgotten.
@@ -30,8 +31,8 @@ class ClosedGroups:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._closed: OrderedDict[str, _Closed] = OrderedDict()
-        #: Rises whenever a group is remembered, or may be used again.
-        self.changes = 0
+        #: Told of a group that is remembered, or may be used again.
+        self.on_change: Callable[[str], None] = _ignore
 
     def __len__(self) -> int:
         return len(self._closed)
@@ -40,7 +41,7 @@ class ClosedGroups:
         """A group was given up; `missing` of its members are still to come."""
         if missing == 0:
             return
-        self.changes += 1
+        self.on_change(group_id)
         self._closed[group_id] = _Closed(why, missing, now + self._timeout)
         self._closed.move_to_end(group_id)
         if len(self._closed) > MAX_CLOSED:
@@ -53,7 +54,8 @@ class ClosedGroups:
         that are under way have come.
         """
         known = self._closed.get(group_id)
-        self.changes += known is not None
+        if known is not None:
+            self.on_change(group_id)
         if known is not None and for_good:
             del self._closed[group_id]
         elif known is not None:
@@ -74,3 +76,7 @@ class ClosedGroups:
             if not closed.missing:
                 del self._closed[group_id]
         return closed.why
+
+
+def _ignore(group_id: str) -> None:
+    """What `on_change` is until somebody waits for groups."""

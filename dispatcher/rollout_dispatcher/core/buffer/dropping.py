@@ -94,7 +94,7 @@ class Dropping:
 
     def resize(self, group: OpenGroup, size: int) -> None:
         """The group has so many members in all, those included that are lost."""
-        self._buffer.groups.changes += 1
+        self._buffer.groups.on_change(group.group_id)
         group.size = max(size, len(group.entries) + group.lost)
         self._note_size(group)
         if group.missing == 0:
@@ -111,7 +111,7 @@ class Dropping:
             return
         group = group or self._buffer.groups.open(group_id, size, now)
         group.lost += 1
-        self._buffer.groups.changes += 1
+        self._buffer.groups.on_change(group.group_id)
         if not self.keep:
             self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
             return

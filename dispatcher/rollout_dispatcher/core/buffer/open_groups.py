@@ -94,8 +94,8 @@ class OpenGroups:
         self._versions: Lowest[str] = Lowest()
         self._untracked: dict[OpenGroup, None] = {}  # with members, none of which has a version
         self._in_memory: dict[OpenGroup, None] = {}  # those of which any payload may be
-        #: Rises whenever a group comes, goes, or has another size.
-        self.changes = 0
+        #: Told of a group that comes, grows or goes, or has another size.
+        self.on_change: Callable[[str], None] = _ignore
         #: Samples of all open groups.
         self.samples = 0
 
@@ -118,7 +118,7 @@ class OpenGroups:
     def _begin(self, group_id: str, size: int | None, now: float) -> OpenGroup:
         group = self._groups[group_id] = OpenGroup(group_id, size, now, next(self._serials))
         self._completed.pop(group_id, None)
-        self.changes += 1
+        self.on_change(group_id)
         return group
 
     def completed(self, group_id: str) -> bool:
@@ -151,6 +151,7 @@ class OpenGroups:
         entry.group = group.number
         group.entries.append(entry)
         self.samples += 1
+        self.on_change(group.group_id)
         group.grown = now
         self._note_version(group, entry.sample.policy_version)
         if entry.sample.is_in_memory:
@@ -170,7 +171,7 @@ class OpenGroups:
     def remove(self, group: OpenGroup) -> None:
         """The group is open no more."""
         del self._groups[group.group_id]
-        self.changes += 1
+        self.on_change(group.group_id)
         self._versions.remove(group.group_id)
         self._untracked.pop(group, None)
         self._in_memory.pop(group, None)
@@ -259,3 +260,7 @@ class OpenGroups:
 
 def _serial(group: OpenGroup) -> int:
     return group.serial
+
+
+def _ignore(group_id: str) -> None:
+    """What `on_change` is until somebody waits for groups."""

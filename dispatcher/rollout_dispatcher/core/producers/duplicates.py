@@ -48,8 +48,6 @@ class DuplicateMemory:
         self._horizon = horizon
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._producers: OrderedDict[str, _Producer] = OrderedDict()
-        #: Rises whenever something is forgotten.
-        self.changes = 0
 
     def is_ours(self, producer: str, key: str) -> bool:
         """Whether the digest of this key goes with that producer's name, or none does yet."""
@@ -70,7 +68,6 @@ class DuplicateMemory:
         if floor <= known.floor:
             return False
         known.floor = floor
-        self.changes += 1
         known.accepted.remove_below(floor)
         known.refused.remove_below(floor)
         return True
@@ -134,7 +131,6 @@ class DuplicateMemory:
         self._producers.move_to_end(producer)
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
-            self.changes += 1
         return known
 
     def _known(self, producer: str) -> _Producer:

@@ -50,8 +50,6 @@ class Producers:
         self._owes_phases: Lowest[str] = Lowest()
         self._owes_end: set[str] = set()
         self._not_ended: set[str] = set()
-        #: Rises whenever somebody says something that binds it, or does not any more.
-        self.changes = 0
         #: Who speaks without a connection, as over HTTP: it may be anybody, and binds nobody.
         self._nameless = _Producer()
         #: Whether anybody has contributed anything.
@@ -126,8 +124,7 @@ class Producers:
         return None if since is None else since + self._timeout
 
     def _forget(self, producer: str) -> None:
-        known = self._known.pop(producer)
-        self.changes += known.ended or known.phase > 0
+        del self._known[producer]
         self._away.pop(producer, None)
         self._owes_phases.remove(producer)
         self._owes_end.discard(producer)
@@ -166,7 +163,6 @@ class Producers:
 
     def ends_phase(self, producer: str, version: int) -> None:
         """It will push nothing older than `version` any more."""
-        self.changes += 1
         known = self._speaker(producer)
         known.phase = max(known.phase, version)
         known.oldest = None
@@ -175,7 +171,6 @@ class Producers:
 
     def ends_stream(self, producer: str) -> None:
         """It will push nothing any more."""
-        self.changes += 1
         known = self._speaker(producer)
         known.ended = True
         if producer:
