@@ -26,8 +26,8 @@ from tests.support.client import Producer
 from tests.support.server import ServeProcess
 
 DP_SIZE = 2
-#: Samples and tokens of a flooding push.
-FLOODS = {"26k": (512, 3250), "tiny": (512, 1)}
+#: Samples and tokens of a flooding push; `26k` are pushes of 13 MB, `26k-by-64` of 1.7 MB.
+FLOODS = {"26k": (512, 3250), "26k-by-64": (64, 3250), "tiny": (512, 1)}
 #: Between two pushes of the quiet producer, and until all floods are under way.
 PAUSE_S, WARM_UP_S = 0.02, 3.0
 
