@@ -27,6 +27,7 @@
     |   +-- JournalFull      no room on its disk or in its index; it retries by itself
     |   +-- JournalCorrupt   what it wrote is not what can be read
     +-- DispatcherUnreachable  a client could not reach the dispatcher for too long
+    +-- PeerFailed           another DP rank failed where all ranks compute something together
     +-- StepContractError    the training loop took or committed steps in an order it may not
     +-- ClientClosed         a stream or producer is used after its close
     +-- IllegalTransition    our own bug: a state machine was asked for a move it does not have
@@ -314,6 +315,12 @@ class DispatcherUnreachable(DispatcherError):
             f"no connection to the dispatcher at {endpoint} for {seconds:.0f} s (last: {reason}); "
             "check that it runs and is reachable, or raise reconnect_timeout"
         )
+
+
+class PeerFailed(DispatcherError):
+    """Another DP rank failed, or differs from this one, where all of them compute a total."""
+
+    code = "peer-failed"
 
 
 class StepContractError(DispatcherError):

@@ -18,7 +18,7 @@ from rollout_dispatcher.spans import SpanLayout
 SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
 
 #: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
-RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale"})
+RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale", "loss_scales"})
 #: Differences between schemas that are told.
 NAMED = 8
 #: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome
     from rollout_workers.client.credentials import Credentials
+    from rollout_workers.micro_batch.loss.config import Loss
     from rollout_workers.micro_batch.micro_batch import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
     from rollout_workers.producer.blocking import RolloutProducer
@@ -23,6 +24,7 @@ _HOMES = {
     "AsyncRolloutProducer": "rollout_workers.producer.asynchronous",
     "Credentials": "rollout_workers.client.credentials",
     "LengthBucketSampler": "rollout_workers.sampler",
+    "Loss": "rollout_workers.micro_batch.loss.config",
     "MicroBatch": "rollout_workers.micro_batch.micro_batch",
     "MicroBatchStream": "rollout_workers.stream",
     "Outcome": "rollout_dispatcher.sample",
@@ -36,6 +38,7 @@ __all__ = [
     "AsyncRolloutProducer",
     "Credentials",
     "LengthBucketSampler",
+    "Loss",
     "MicroBatch",
     "MicroBatchStream",
     "Outcome",

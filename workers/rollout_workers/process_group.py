@@ -111,11 +111,11 @@ def hear_generation(group: dist.ProcessGroup | None) -> int:
 def _tell_others(text: str, group: dist.ProcessGroup | None) -> None:
     data = text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0")
     message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    dist.broadcast(message.to(_device(group)), _first(group), group)
+    dist.broadcast(message.to(device_of(group)), _first(group), group)
 
 
 def _hear_rank_0(group: dist.ProcessGroup | None) -> str:
-    message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=_device(group))
+    message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=device_of(group))
     dist.broadcast(message, _first(group), group)
     return bytes(message.tolist()).rstrip(b"\0").decode(errors="replace")
 
@@ -125,7 +125,7 @@ def _first(group: dist.ProcessGroup | None) -> int:
     return 0 if group is None else dist.get_global_rank(group, 0)
 
 
-def _device(group: dist.ProcessGroup | None) -> torch.device:
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Where a tensor has to be for this group's collectives."""
     backends = dist.get_backend_config(group)
     return torch.device("cpu" if "cpu:" in backends else "cuda")

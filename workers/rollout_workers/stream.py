@@ -23,7 +23,15 @@ from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import REMEDY, refuse_to_travel
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss import GradReduction, LossConfig, LossNormalisation
+from rollout_workers.micro_batch.loss.config import (
+    GradReduction,
+    Loss,
+    LossConfig,
+    divisor,
+    named_losses,
+)
+from rollout_workers.micro_batch.loss.normalisers.table import normaliser
+from rollout_workers.micro_batch.loss.reduction import RankTotals, require_group
 from rollout_workers.process_group import (
     Place,
     check_group,
@@ -56,8 +64,19 @@ class MicroBatchStream:
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
     layout: `packed`, `padded` or `jagged`; default: what the dispatcher plans for.
-    loss_normalisation: `token-mean` or `sequence-mean`, over the whole step.
+    loss_normalisation: over what the loss of the whole step is averaged: `token-mean`,
+        `sequence-mean`, `sequence-mean-token-sum`, `group-mean`, or `constant:4096` (Dr. GRPO).
+    losses: more of them, by name, each with a normalisation and weights of its own; see `Loss`.
+        Where the weights are in other fields than `loss_mask`, the DP ranks add up their totals
+        when a step is first iterated, in `process_group` or the default one: two collectives, and
+        each rank waits for all its micro-batches of the step before it gets the first.
     grad_reduction: `mean` where the trainer averages gradients over ranks (DDP, FSDP), or `sum`.
+    grad_ranks: how many ranks' gradients it averages, if these are more than the DP ranks: DP x CP
+        where context parallel ranks have a part of each sample's tokens.
+    trainer_divides_by: what the trainer divides each loss by on its own, which `loss_scale` makes
+        good: `micro-batches` where it is their number, as in Megatron, or a fixed number of them,
+        as DeepSpeed's `gradient_accumulation_steps`. Not for DeepSpeed's `scale_wrt_gas=False`, and
+        not for Hugging Face's Trainer with a `compute_loss_func`: these divide by nothing.
     epochs: how often the training loop iterates each step, if it is known: the last time needs no
         copy then, and one more is an error. Default: any number of times, each with a copy.
     prefetch_steps: steps to receive ahead of the training loop.
@@ -83,7 +102,10 @@ class MicroBatchStream:
         process_group: dist.ProcessGroup | None = None,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
+        losses: Mapping[str, Loss] | None = None,
         grad_reduction: str = "mean",
+        grad_ranks: int | None = None,
+        trainer_divides_by: int | str = 1,
         epochs: int | None = None,
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
@@ -93,8 +115,14 @@ class MicroBatchStream:
     ) -> None:
         _refuse_loader_workers()
         place = find_place(dp_rank, dp_size, process_group)
-        normalisation = _choice(LossNormalisation, "loss_normalisation", loss_normalisation)
-        reduction = _choice(GradReduction, "grad_reduction", grad_reduction)
+        loss = LossConfig(
+            _grad_ranks(grad_ranks, place),
+            normaliser("loss_normalisation", loss_normalisation),
+            _choice(GradReduction, "grad_reduction", grad_reduction),
+            weights_dtype,
+            named_losses(losses or {}),
+            divisor(trainer_divides_by),
+        )
         collation = None if layout is None else _choice(Collation, "layout", layout)
         self._is_leader = place.dp_rank == 0
 
@@ -114,17 +142,22 @@ class MicroBatchStream:
                 reconnect_timeout=reconnect_timeout,
                 memory=_memory_for(target) or pool,
                 credentials=credentials,
+                group_totals=loss.by_group,
             )
 
+        if loss.uncounted:
+            names = sorted(other.name for other in loss.uncounted)
+            require_group(f"losses={names}", place, process_group)
         client = (
             join(generation)
             if generation is not None or place.dp_size == 1
             else _join_together(join, place, process_group)
         )
         self._client = client
+        self._ranks = RankTotals(place, process_group, client.check)
         self._close = weakref.finalize(self, client.close)
         self._config = CollateConfig(
-            LossConfig(place.dp_size, normalisation, reduction, weights_dtype),
+            loss,
             collation=collation or _choice(Collation, "layout", self._client.layout),
             device=target,
             memory=pool,
@@ -156,7 +189,7 @@ class MicroBatchStream:
         step = self._client.next_step()
         if step is None:
             raise StopIteration
-        return Step(step, self._config, self._epochs)
+        return Step(step, self._config, self._ranks, self._epochs)
 
     @property
     def generation(self) -> int:
@@ -235,6 +268,18 @@ class MicroBatchStream:
     def close(self) -> None:
         """Deliver what was committed and disconnect. Idempotent, bounded in time."""
         self._close()
+
+
+def _grad_ranks(given: int | None, place: Place) -> int:
+    """Ranks whose gradients are averaged; raises ConfigError where these cannot be."""
+    if given is None:
+        return place.dp_size
+    if not isinstance(given, int) or given < 1 or given % place.dp_size:
+        raise ConfigError(
+            f"grad_ranks is {given!r}; it is how many ranks' gradients are averaged, a multiple of "
+            f"the {place.dp_size} DP ranks"
+        )
+    return given
 
 
 def _refuse_loader_workers() -> None:

@@ -46,7 +46,14 @@ def samples_of(
     return tuple(map(_SAMPLE, rows))
 
 
-def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterable[Sample]) -> bytes:
+def step_header(
+    step: int,
+    digest: str,
+    num_micro_batches: int,
+    samples: Iterable[Sample],
+    *,
+    group_loss_tokens: Sequence[int] | None = None,
+) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
     held = SamplesByField.of(samples)
     return codec.encode(
@@ -59,11 +66,14 @@ def step_header(step: int, digest: str, num_micro_batches: int, samples: Iterabl
             tokens=sum(held.tokens),
             loss_tokens=sum(held.loss_tokens),
             loss_samples=len(held.tokens) - held.loss_tokens.count(0),
+            group_loss_tokens=None if group_loss_tokens is None else list(group_loss_tokens),
         )
     )
 
 
-def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer]:
+def micro_batch(
+    step: int, index: int, samples: Sequence[Sample], group_numbers: Sequence[int] | None = None
+) -> list[Buffer]:
     """The frame of one micro-batch: header and payload as buffers to write in order."""
     held = SamplesByField.of(samples)
     header: dict[str, object] = {
@@ -77,6 +87,8 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
         header["group_ids"] = held.group_ids
     if held.policy_versions.count(None) < len(samples):
         header["policy_versions"] = held.policy_versions
+    if group_numbers is not None:
+        header["group_numbers"] = group_numbers
     assert are_in_memory(held.payloads)
     payload, nbytes = _gather(held.schemas[0], held.payloads, held.tokens)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]

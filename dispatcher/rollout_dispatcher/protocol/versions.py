@@ -32,8 +32,10 @@ class Terms(NamedTuple):
 
 #: The dispatcher says which fields samples have, once that is decided, and clients heed it.
 SCHEMA = "schema"
+#: DP ranks are told the loss tokens of each group of a step, and which group each sample is of.
+GROUP_TOTALS = "group-totals"
 #: What this release speaks.
-OURS = Offer((1, 1), frozenset({SCHEMA}))
+OURS = Offer((1, 1), frozenset({SCHEMA, GROUP_TOTALS}))
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

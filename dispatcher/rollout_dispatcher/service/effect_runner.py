@@ -25,11 +25,12 @@ from rollout_dispatcher.payload import InJournal, InMemory
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.assemble import filler, micro_batch, step_header
+from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.versions import SCHEMA
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
@@ -79,7 +80,7 @@ class EffectRunner:
         self._metrics = metrics
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
-        self._headers: dict[int, tuple[str, bytes]] = {}
+        self._announcements = Announcements()
         #: Ranks, what of which step they get, and the next micro-batch.
         self._deliveries: deque[tuple[RankConnection, OpenStep, int, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -224,7 +225,7 @@ class EffectRunner:
         step = self._core.step(effect.step)
         if rank is None or step is None:
             return  # the rank is away: it gets the step when it comes back
-        rank.peer.write(self._header(step))
+        rank.peer.write(self._announcements.header(step, rank.peer.terms))
         self._deliveries.append((rank, step, effect.dp_rank, effect.first_micro_batch))
         if len(self._deliveries) > 1:
             return  # in turn
@@ -247,7 +248,7 @@ class EffectRunner:
         self._metrics.redeliveries.labels(effect.reason).inc()
 
     def _forget(self, effect: e.StepCommitted) -> None:
-        self._headers.pop(effect.step, None)
+        self._announcements.forget(effect.step)
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
 
     def _tell_outcomes(self, effect: e.PushAnswered) -> None:
@@ -304,20 +305,14 @@ class EffectRunner:
                 if at > index and at % LOOKED_AT_EVERY == 0 and self._clock() > until:
                     self._deliveries.appendleft((rank, step, dp_rank, at))
                     break
-                rank.peer.enqueue(partial(self._frame, step, dp_rank, at))
+                rank.peer.enqueue(partial(self._frame, rank, step, dp_rank, at))
             if self._deliveries and self._clock() > until:
                 self._later(self._hand_out)
                 return
 
-    def _header(self, step: OpenStep) -> bytes:
-        digest, header = self._headers.get(step.number, ("", b""))
-        if digest != step.digest:
-            count = len(step.micro_batches[0])
-            header = step_header(step.number, step.digest, count, step.samples())
-            self._headers[step.number] = step.digest, header
-        return header
-
-    def _frame(self, step: OpenStep, dp_rank: int, index: int) -> list[Buffer] | None:
+    def _frame(
+        self, rank: RankConnection, step: OpenStep, dp_rank: int, index: int
+    ) -> list[Buffer] | None:
         """The frame of one micro-batch; None once the step is over, or planned again."""
         if self._core.step(step.number) is not step:
             return None
@@ -326,7 +321,9 @@ class EffectRunner:
             self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
         try:
             if parts[index]:
-                return micro_batch(step.number, index, self._samples(parts[index]))
+                terms = rank.peer.terms
+                numbers = self._announcements.group_numbers(step, dp_rank, index, terms)
+                return micro_batch(step.number, index, self._samples(parts[index]), numbers)
             return filler(step.number, index, *self._samples([next(step.entries())]))
         except Exception as error:  # a payload cannot be read back, or a bug of ours
             self._failure.fail(error)

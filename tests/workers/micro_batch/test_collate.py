@@ -18,18 +18,16 @@ from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss import (
-    GradReduction,
-    LossConfig,
-    LossNormalisation,
-)
+from rollout_workers.micro_batch.loss.config import GradReduction, LossConfig
+from rollout_workers.micro_batch.loss.normalisers.table import normaliser
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.workers.support.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
-SEQUENCE = CollateConfig(LossConfig(2, LossNormalisation.SEQUENCE_MEAN))
+SEQUENCE = CollateConfig(LossConfig(2, normaliser("", "sequence-mean")))
+MEANS = ("token-mean", "sequence-mean")
 LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
 
 
@@ -160,7 +158,7 @@ def test_without_a_mask_the_first_token_of_a_sample_weighs_nothing(
     layout: Collation, normalisation: str, expected: list[float]
 ) -> None:
     """Nothing in its sample predicts it; end to end it would be scored by the sample before."""
-    config = CollateConfig(LossConfig(2, LossNormalisation(normalisation)), layout)
+    config = CollateConfig(LossConfig(2, normaliser("", normalisation)), layout)
     samples = [unmasked(ids) for ids in ([5, 6, 7], [8], [9, 1])]
     weights = batch(*samples, config=config).loss_weights
     match layout:
@@ -178,12 +176,12 @@ def test_with_a_mask_the_first_token_weighs_what_the_mask_says() -> None:
     assert weights.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("normalisation", list(LossNormalisation))
+@pytest.mark.parametrize("normalisation", MEANS)
 def test_a_step_of_one_token_samples_without_a_mask_has_no_gradient(
-    normalisation: LossNormalisation,
+    normalisation: str,
 ) -> None:
     header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
-    config = CollateConfig(LossConfig(2, normalisation))
+    config = CollateConfig(LossConfig(2, normaliser("", normalisation)))
     empty = batch(unmasked([5]), unmasked([6]), config=config, header=header)
     assert (empty.loss_scale, empty.loss_weights.tolist()) == (0.0, [0, 0])
 
@@ -193,12 +191,12 @@ def test_summed_gradients_are_not_scaled_by_the_ranks() -> None:
     assert batch(*TWO, config=config).loss_scale == 1 / 4
 
 
-@pytest.mark.parametrize("normalisation", list(LossNormalisation))
+@pytest.mark.parametrize("normalisation", MEANS)
 def test_a_step_without_loss_tokens_has_no_gradient_rather_than_nan(
-    normalisation: LossNormalisation,
+    normalisation: str,
 ) -> None:
     header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
-    config = CollateConfig(LossConfig(2, normalisation))
+    config = CollateConfig(LossConfig(2, normaliser("", normalisation)))
     empty = batch(sample([1, 2], [0, 0]), config=config, header=header)
     assert empty.loss_scale == 0.0
     assert empty.loss_weights.tolist() == [0, 0]
@@ -244,13 +242,13 @@ def test_padded_and_jagged_hold_what_packed_holds(lists: list[list[int]]) -> Non
 
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1), min_size=1),
-    st.sampled_from(list(LossNormalisation)),
+    st.sampled_from(MEANS),
     st.integers(1, 3),
     st.randoms(use_true_random=False),
 )
 def test_however_a_step_is_cut_the_loss_is_that_of_one_batch(
     rollouts: list[list[tuple[int, bool]]],
-    normalisation: LossNormalisation,
+    normalisation: str,
     dp_size: int,
     random: "object",
 ) -> None:
@@ -261,11 +259,13 @@ def test_however_a_step_is_cut_the_loss_is_that_of_one_batch(
     header = HEADER.model_copy(
         update={"loss_tokens": sum(map(len, counted)), "loss_samples": len(counted)}
     )
-    config = CollateConfig(LossConfig(dp_size, normalisation, weights_dtype=torch.float64))
+    config = CollateConfig(
+        LossConfig(dp_size, normaliser("", normalisation), weights_dtype=torch.float64)
+    )
     batches = [batch(*part, config=config, header=header) for part in _cut(samples, random)]
     losses = [(b.input_ids * b.loss_weights).sum() * b.loss_scale for b in batches]
     found = sum(float(loss) for loss in losses) / dp_size
-    if normalisation is LossNormalisation.TOKEN_MEAN:
+    if normalisation == "token-mean":
         expected = sum(map(sum, counted)) / max(1, sum(map(len, counted)))
     else:
         expected = sum(sum(item) / len(item) for item in counted) / max(1, len(counted))

@@ -20,7 +20,9 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch.layouts import LAYOUTS, Collation
-from rollout_workers.micro_batch.loss import LossConfig, loss_scale, loss_weights
+from rollout_workers.micro_batch.loss.config import MAIN, LossConfig
+from rollout_workers.micro_batch.loss.totals import StepTotals
+from rollout_workers.micro_batch.loss.weights import token_weights
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import Block
@@ -48,25 +50,40 @@ class CollateConfig:
 
 
 def collate(
-    received: Received, step: m.StepHeader, config: CollateConfig, *, give_away: bool = False
+    received: Received,
+    step: m.StepHeader,
+    config: CollateConfig,
+    *,
+    totals: StepTotals | None = None,
+    give_away: bool = False,
 ) -> MicroBatch:
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
 
+    totals: of the step, if some of them are not in its header.
     give_away: nobody asks for it again, so that its tensors may look at what was received.
     """
     header = received.header
     copy = not (give_away or config.copies)
     per_token, per_sample = _fields(received.copied(config.memory) if copy else received)
-    weights = loss_weights(header, per_token.get("loss_mask"), config.loss)
-    if header.is_filler and "loss_mask" in per_token:
-        per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])
+    totals = totals or StepTotals(step, config.loss)
+    weights = {
+        loss.weights: token_weights(
+            loss, header, per_token.get(loss.field), totals[loss], config.loss
+        )
+        for loss in config.loss.losses
+    }
+    if header.is_filler:
+        for loss in config.loss.losses:
+            if loss.field in per_token:
+                per_token[loss.field] = torch.zeros_like(per_token[loss.field])
     per_token["input_ids"] = per_token["input_ids"].long()
     if "position_ids" not in per_token:
         per_token["position_ids"] = _positions(header.tokens)
-    per_token["loss_weights"] = weights
+    per_token |= weights
     tensors = LAYOUTS[config.collation](per_token, per_sample, header.tokens)
     if config.device is not None:
         tensors = {name: item.to(config.device) for name, item in tensors.items()}
+    scales = totals.scales()
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,
@@ -74,13 +91,20 @@ def collate(
         index=header.index,
         tokens=sum(header.tokens),
         max_seqlen=max(header.tokens),
-        loss_scale=loss_scale(step, config.loss),
+        loss_scale=scales[MAIN],
+        loss_scales=scales,
         is_last=header.index == step.num_micro_batches - 1,
         is_filler=header.is_filler,
         sample_ids=tuple(header.sample_ids),
         group_ids=tuple(header.group_ids or absent),
         policy_versions=tuple(header.policy_versions or absent),
     )
+
+
+def field_of(received: Received, name: str) -> Tensor:
+    """The values of one per-token field, [total, ...]: a view of the payload."""
+    block = next(block for block in received.blocks if block.field.name == name)
+    return _view(block, received.payload)
 
 
 def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

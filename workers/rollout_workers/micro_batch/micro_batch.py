@@ -18,11 +18,14 @@ class MicroBatch:
         loss_weights             `weights_dtype`, per token: weight of the loss of predicting this
                                  token from those before it in its sample. By the `loss_mask`;
                                  without one the first token of each sample has weight 0
+        NAME_weights             the same for each of the stream's other `losses`
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
 
     loss_scale: factor of the summed, weighted token losses, to apply exactly once; whether it was,
-        nobody can see from here. See the module's invariant.
+        nobody can see from here.
+    loss_scales: the factor of every loss by its name, for the sum of its token losses weighted by
+        `NAME_weights`; that of the main one, `loss`, is `loss_scale`.
     tokens: real tokens, without padding. max_seqlen: tokens of the longest sample.
     is_last: the step's last on this rank, where gradients are synchronised.
     is_filler: one token of no weight, so that this rank joins the others' backward pass.
@@ -34,6 +37,7 @@ class MicroBatch:
     tokens: int
     max_seqlen: int
     loss_scale: float
+    loss_scales: Mapping[str, float]
     is_last: bool
     is_filler: bool
     sample_ids: tuple[str, ...]

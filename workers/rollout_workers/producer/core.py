@@ -20,7 +20,7 @@ from secrets import token_hex
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import OURS
+from rollout_dispatcher.protocol.versions import SCHEMA
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.core import Outgoing
 from rollout_workers.producer.batches import header, payload
@@ -135,9 +135,8 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
-        able = sorted(OURS.capabilities)
         return m.HelloProducer(
-            client_id=self.client_id, token=self.token, key=self._key, capabilities=able
+            client_id=self.client_id, token=self.token, key=self._key, capabilities=[SCHEMA]
         )
 
     def lost(self) -> None:

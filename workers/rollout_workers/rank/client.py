@@ -17,6 +17,7 @@ from uuid import uuid4
 from rollout_dispatcher.errors import ClientClosed
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.versions import GROUP_TOTALS
 from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
@@ -72,7 +73,7 @@ class RankClient:
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then, as for
         every other failure, each call raises the error.
     credentials: what to show and trust; default: what the environment says.
-
+    group_totals: whether headers tell of groups; a dispatcher that cannot raises ConfigError.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
@@ -89,11 +90,15 @@ class RankClient:
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
+        group_totals: bool = False,
         memory: Memory | None = None,
     ) -> None:
         address = Endpoint.parse(endpoint)
         shown = Credentials.from_environment() if credentials is None else credentials
-        core = RankCore(uuid4().hex, dp_rank, dp_size, generation, prefetch_steps)
+        able = {GROUP_TOTALS} if group_totals else frozenset[str]()
+        core = RankCore(
+            uuid4().hex, dp_rank, dp_size, generation, prefetch_steps, capabilities=able
+        )
         validated(core.hello)
         self._core, self._condition = core, threading.Condition()
         self._process = OwnProcess("stream")
@@ -221,6 +226,11 @@ class RankClient:
             self._check()
             self._core.checkpoint_saved(step)
         self._thread.wake()
+
+    def check(self) -> None:
+        """Raise what has ended the stream for good, if anything has."""
+        with self._changed:
+            self._check()
 
     def statistics(self) -> RankStatistics:
         """A snapshot; cheap, and safe from any thread."""

@@ -9,9 +9,14 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 `prefetch_steps` ahead of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
+from rollout_dispatcher.errors import (
+    ConfigError,
+    GenerationFenced,
+    ProtocolError,
+    StepContractError,
+)
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
@@ -21,11 +26,20 @@ class RankCore:
     """One DP rank's side of the step contract, over all its connections."""
 
     def __init__(
-        self, client_id: str, dp_rank: int, dp_size: int, generation: int | None, prefetch: int
+        self,
+        client_id: str,
+        dp_rank: int,
+        dp_size: int,
+        generation: int | None,
+        prefetch: int,
+        *,
+        capabilities: Iterable[str] = (),
     ) -> None:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
         self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
+        #: What the dispatcher has to be capable of, for this rank to train what it is told to.
+        self._capabilities = frozenset(capabilities)
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
         self.taken = -1
@@ -51,6 +65,7 @@ class RankCore:
         hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
+            capabilities=sorted(self._capabilities),
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
@@ -89,7 +104,7 @@ class RankCore:
         """Nothing that a rank says waits for time."""
 
     def heard(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
-        """Take a message from the dispatcher. Raises ProtocolError or GenerationFenced."""
+        """Take a message. Raises ProtocolError, GenerationFenced or ConfigError."""
         match message:
             case m.WelcomeRank():
                 self._on_welcome(message)
@@ -267,6 +282,12 @@ class RankCore:
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
         if self._connected:
             raise ProtocolError("a second welcome")
+        if missing := self._capabilities - set(welcome.capabilities):
+            raise ConfigError(
+                f"this dispatcher is of a release without {', '.join(sorted(missing))}, which a "
+                "loss that is averaged by group needs; install the trainers' release of "
+                "rollout-dispatcher there, or use another normalisation"
+            )
         if self.generation not in (None, welcome.generation):
             raise GenerationFenced(
                 f"this rank belongs to generation {self.generation}, the dispatcher serves "

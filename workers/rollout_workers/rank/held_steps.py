@@ -119,6 +119,7 @@ class HeldSteps:
                 f"micro-batch {header.index} of step {header.step}, which has "
                 f"{held.header.num_micro_batches} of which {due} came before"
             )
+        _check_groups(held.header, header)
         blocks = cut(held.header.schema_, header, payload)
         held.micro_batches.append(Received(header, payload, blocks))
 
@@ -169,3 +170,12 @@ class HeldSteps:
             raise StepContractError(f"step {step} {done}; {due}")
         del self._steps[step]
         self.committed = step
+
+
+def _check_groups(step: m.StepHeader, header: m.MicroBatch) -> None:
+    groups = len(step.group_loss_tokens or ())
+    if any(number >= groups for number in header.group_numbers or ()):
+        raise ProtocolError(
+            f"micro-batch {header.index} of step {header.step} has samples of group "
+            f"{max(header.group_numbers or ())}, of {groups}"
+        )

@@ -57,6 +57,8 @@ class StepHeader(HasFields):
     tokens: of all samples.
     loss_tokens: of all samples, for normalisation.
     loss_samples: samples with at least one loss token, for normalisation.
+    group_loss_tokens: of each group, by its number in the step, with the capability `group-totals`;
+        a sample without a group is one of its own. Left out where no sample has one.
     """
 
     type_code = 13
@@ -67,6 +69,7 @@ class StepHeader(HasFields):
     tokens: Total
     loss_tokens: Count
     loss_samples: Count
+    group_loss_tokens: list[Count] | None = None
 
 
 class MicroBatch(HasSamples):
@@ -76,12 +79,16 @@ class MicroBatch(HasSamples):
     index: its place, from 0; a rank gets them in order.
     is_filler: whether it is there for the number's sake: it carries the first token of some sample
         of the step, with no loss tokens.
+    group_numbers: which entry of the step's `group_loss_tokens` is of each sample's group; left out
+        where there are none, and of a filler.
     """
 
     type_code = 14
+    each = (*HasSamples.each, "group_numbers")
     step: Count
     index: Count
     is_filler: bool = False
+    group_numbers: list[Count] | None = None
 
     def spans(self, nbytes: int) -> tuple[int]:
         """All in one piece: what it says of its fields is held against the step's header."""

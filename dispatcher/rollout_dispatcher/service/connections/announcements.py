@@ -1,0 +1,61 @@
+"""What DP ranks are told of a step beside its samples; made once a step, for all of them.
+
+Ranks with the capability `group-totals` are told about groups; others would not know the keys.
+"""
+
+from dataclasses import dataclass
+
+from rollout_dispatcher.core.steps.group_totals import GroupTotals
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.protocol.assemble import step_header
+from rollout_dispatcher.protocol.versions import GROUP_TOTALS, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """Of one plan. header: its frame. groups: None where there are none, or they are not told."""
+
+    digest: str
+    header: bytes
+    groups: GroupTotals | None
+
+
+class Announcements:
+    """By step, until it is committed."""
+
+    def __init__(self) -> None:
+        #: By whether they tell of groups, then by step.
+        self._made: dict[bool, dict[int, _Announcement]] = {False: {}, True: {}}
+
+    def header(self, step: OpenStep, terms: Terms) -> bytes:
+        """The frame that announces it to a rank with which these terms were agreed."""
+        return self._of(step, terms).header
+
+    def group_numbers(
+        self, step: OpenStep, dp_rank: int, index: int, terms: Terms
+    ) -> tuple[int, ...] | None:
+        """Of the samples of one micro-batch; None if the rank is told of no groups."""
+        groups = self._of(step, terms).groups
+        return None if groups is None else groups.numbers[dp_rank][index]
+
+    def forget(self, step: int) -> None:
+        """Nobody has to be told of it any more."""
+        for made in self._made.values():
+            made.pop(step, None)
+
+    def _of(self, step: OpenStep, terms: Terms) -> _Announcement:
+        grouped = GROUP_TOTALS in terms.capabilities
+        made = self._made[grouped]
+        found = made.get(step.number)
+        if found is None or found.digest != step.digest:
+            found = made[step.number] = _announcement(step, grouped=grouped)
+        return found
+
+
+def _announcement(step: OpenStep, *, grouped: bool) -> _Announcement:
+    groups = GroupTotals.of(step.micro_batches) if grouped else None
+    header = step_header(
+        step.number, step.digest, len(step.micro_batches[0]), step.samples(),
+        group_loss_tokens=groups and groups.loss_tokens,
+    )  # fmt: skip
+    return _Announcement(step.digest, header, groups)

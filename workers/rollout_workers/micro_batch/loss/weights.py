@@ -1,0 +1,83 @@
+"""Weights: what a loss's field says of each token, and its sums."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers.micro_batch.layouts import bounds
+from rollout_workers.micro_batch.loss.config import LossConfig, NamedLoss
+from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Samples, Totals
+
+
+def token_weights(
+    loss: NamedLoss, header: m.MicroBatch, values: Tensor | None, totals: Totals, config: LossConfig
+) -> Tensor:
+    """Weight of every token, [total], as the loss's normaliser wants it.
+
+    values: [total], what the loss's field says; None where samples have no `loss_mask`.
+    """
+    if header.is_filler:
+        return torch.zeros(sum(header.tokens), dtype=config.weights_dtype)
+    counted = _all_but_first(header.tokens) if values is None else _as_floats(values)
+    weights = counted.to(config.weights_dtype, copy=counted is values)
+    shares = loss.normaliser.shares(_samples(loss, header, values), totals)
+    if shares is None:
+        return weights
+    shares = np.where(shares > 0, shares, 1.0)
+    each = torch.from_numpy(np.repeat(shares, header.tokens))
+    return weights / each.to(config.weights_dtype)
+
+
+def _samples(loss: NamedLoss, header: m.MicroBatch, values: Tensor | None) -> Samples:
+    if loss.is_counted or values is None:
+        weights = np.array(header.loss_tokens, np.float64)
+    else:
+        weights = sample_weights(loss, header, values)
+    groups = header.group_numbers
+    return Samples(weights, None if groups is None else np.array(groups, np.int64))
+
+
+def sample_weights(loss: NamedLoss, header: m.MicroBatch, values: Tensor) -> FloatArray:
+    """The sum of the weights of each sample, float64[n].
+
+    Raises SampleRefused that names the sample where a weight is negative or no number.
+    """
+    numbers = values.double().numpy()
+    if not (numbers >= 0).all() or np.isinf(numbers).any():
+        at = int(np.flatnonzero(~(numbers >= 0) | np.isinf(numbers))[0])
+        sample, token = _place(header.tokens, at)
+        raise SampleRefused(
+            "bad-weights",
+            f"{loss.field} of sample {header.sample_ids[sample]} is {numbers[at]:g} at token "
+            f"{token}; the weights of loss {loss.name} are numbers from 0 on",
+        )
+    found: FloatArray = np.add.reduceat(numbers, bounds(header.tokens)[:-1])
+    return found
+
+
+def _place(tokens: Sequence[int], at: int) -> tuple[int, int]:
+    """Which sample, and which of its tokens, stands at a place of them all."""
+    starts = bounds(list(tokens))
+    sample = int(np.searchsorted(starts, at, side="right")) - 1
+    return sample, at - starts[sample]
+
+
+def _all_but_first(tokens: list[int]) -> Tensor:
+    """1 for every token that others of its sample come before, else 0; [total].
+
+    End to end with others, the first would be scored by the last logits of the sample before.
+    """
+    ones = np.ones(sum(tokens), np.float32)
+    ones[bounds(tokens)[:-1]] = 0.0
+    return torch.from_numpy(ones)
+
+
+def _as_floats(mask: Tensor) -> Tensor:
+    """The same numbers; numpy is several times as fast with the usual kind of mask."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.from_numpy(mask.numpy().astype(np.float32))
