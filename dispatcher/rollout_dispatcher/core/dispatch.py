@@ -149,7 +149,7 @@ class Dispatch:
     ) -> Decision:
         """A producer will push nothing older than `version`; with `force` nobody will.
 
-        When all who contributed have said so, what is older goes before anything newer is planned.
+        When all who contributed to the run have said so, what is older goes before what is newer.
         """
         self._ends.end_phase(version, producer, force=force)
         return self._decide(self._relieve(now))

@@ -144,9 +144,10 @@ class AsyncRolloutProducer:
     async def end_phase(self, policy_version: int, *, force: bool = False) -> None:
         """Say that this producer will push nothing older than `policy_version` any more.
 
-        When every producer that has contributed to it has said so, or has left, all samples older
-        than `policy_version` are dispatched before anything newer. With `force` at once: a
-        controller speaks for all of them. Goes out when every push begun before it is answered.
+        When every producer that has contributed to the run has said so, or has ended its stream, or
+        has left, all samples older than `policy_version` are dispatched before anything newer. With
+        `force` at once: a controller speaks for all of them. Goes out when every push begun before
+        it is answered.
         """
         message = validated(lambda: m.EndPhase(policy_version=policy_version, force=force))
         await self._client.control(message)

@@ -121,7 +121,7 @@ class CloseGroup(Message):
 class EndPhase(Message):
     """This producer pushes nothing older than a policy version any more.
 
-    Once all who contributed have said so, what is older goes before anything newer is planned.
+    Once all who contributed to the run have said so, what is older goes before what is newer.
 
     policy_version: which.
     force: nobody pushes anything older any more.
