@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome
     from rollout_workers.client.credentials import Credentials
+    from rollout_workers.feedback import DroppedSample, Feedback
     from rollout_workers.micro_batch.micro_batch import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
     from rollout_workers.producer.blocking import RolloutProducer
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncRolloutProducer": "rollout_workers.producer.asynchronous",
     "Credentials": "rollout_workers.client.credentials",
+    "DroppedSample": "rollout_workers.feedback",
+    "Feedback": "rollout_workers.feedback",
     "LengthBucketSampler": "rollout_workers.sampler",
     "MicroBatch": "rollout_workers.micro_batch.micro_batch",
     "MicroBatchStream": "rollout_workers.stream",
@@ -35,6 +38,8 @@ _HOMES = {
 __all__ = [
     "AsyncRolloutProducer",
     "Credentials",
+    "DroppedSample",
+    "Feedback",
     "LengthBucketSampler",
     "MicroBatch",
     "MicroBatchStream",

@@ -32,8 +32,10 @@ class Terms(NamedTuple):
 
 #: The dispatcher says which fields samples have, once that is decided, and clients heed it.
 SCHEMA = "schema"
+#: The dispatcher says where the trainer is, and which accepted samples it has dropped.
+FEEDBACK = "feedback"
 #: What this release speaks.
-OURS = Offer((1, 1), frozenset({SCHEMA}))
+OURS = Offer((1, 1), frozenset({SCHEMA, FEEDBACK}))
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:
