@@ -75,7 +75,7 @@ def test_of_dropped_samples_that_nobody_asks_for_the_newest_are_kept() -> None:
     assert hearing.take_dropped() == []
 
 
-# -- against a dispatcher ---------------------------------------------------------------------------
+# -- against a dispatcher --------------------------------------------------------------------------
 
 
 def test_answers_say_where_the_trainer_is(server: ServeProcess) -> None:
