@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome
     from rollout_workers.client.credentials import Credentials
+    from rollout_workers.feedback import DroppedSample, Feedback
     from rollout_workers.micro_batch.loss.config import Loss
     from rollout_workers.micro_batch.micro_batch import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncRolloutProducer": "rollout_workers.producer.asynchronous",
     "Credentials": "rollout_workers.client.credentials",
+    "DroppedSample": "rollout_workers.feedback",
+    "Feedback": "rollout_workers.feedback",
     "LengthBucketSampler": "rollout_workers.sampler",
     "Loss": "rollout_workers.micro_batch.loss.config",
     "MicroBatch": "rollout_workers.micro_batch.micro_batch",
@@ -37,6 +40,8 @@ _HOMES = {
 __all__ = [
     "AsyncRolloutProducer",
     "Credentials",
+    "DroppedSample",
+    "Feedback",
     "LengthBucketSampler",
     "Loss",
     "MicroBatch",

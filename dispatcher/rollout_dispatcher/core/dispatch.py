@@ -12,7 +12,14 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
-from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted, WelcomeProducer
+from rollout_dispatcher.core.effects import (
+    Effect,
+    PlanWanted,
+    PolicyReported,
+    ReplanWanted,
+    SamplesDropped,
+    WelcomeProducer,
+)
 from rollout_dispatcher.core.facts import (
     DropReason,
     Fact,
@@ -24,6 +31,7 @@ from rollout_dispatcher.core.facts import (
 )
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -43,6 +51,7 @@ class Dispatch:
 
         for each frame or effect    `generation`, `client_of`, `step` (whose payloads no snapshot
                                     holds), `next_deadline`, `drained`, `deserted`
+        for each answer to a push   `standing`
         for each HTTP request       `schema`
         several times a second      `hungry_since`, `waits_for`
         for each simulated sample   `is_expected`
@@ -60,6 +69,7 @@ class Dispatch:
         self._ledger, self._ends = parts.ledger, parts.ends
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
         self._totals, self._buffer = parts.totals, parts.buffer
+        self._dropping = parts.dropping
 
     # -- what outlives the process ------------------------------------------------------------
 
@@ -74,6 +84,9 @@ class Dispatch:
 
     def _decide(self, effects: list[Effect]) -> Decision:
         """Whatever is decided leaves here, with what was noted since the decision before."""
+        if self._dropping.untold:
+            effects = [*effects, SamplesDropped(self._dropping.untold)]
+            self._dropping.untold = {}
         if not self._facts:
             return Decision(effects, (), NO_TOTALS) if effects else NOTHING
         self._capacity.noted()
@@ -149,7 +162,7 @@ class Dispatch:
     ) -> Decision:
         """A producer will push nothing older than `version`; with `force` nobody will.
 
-        When all who contributed have said so, what is older goes before anything newer is planned.
+        When all who contributed to the run have said so, what is older goes before what is newer.
         """
         self._ends.end_phase(version, producer, force=force)
         return self._decide(self._relieve(now))
@@ -166,7 +179,7 @@ class Dispatch:
     def drain(self, now: float) -> Decision:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
         self._lifecycle.draining = True
-        dropping = self._parts.dropping
+        dropping = self._dropping
         dropping.losses = dropping.losses or Losses()
         effects = self._admission.close("the dispatcher is shutting down")
         self._ends.stream_over()
@@ -216,9 +229,10 @@ class Dispatch:
 
     def set_policy_version(self, version: int, now: float, first_step: int) -> Decision:
         """DP rank 0 trains these weights from step `first_step` on."""
-        if self._parts.freshness.report(version, first_step):
-            self._note(VersionReported(version, first_step))
-        return self._decide(self._relieve(now))
+        if not self._parts.freshness.report(version, first_step):
+            return self._decide(self._relieve(now))
+        self._note(VersionReported(version, first_step))
+        return self._decide([PolicyReported(version), *self._relieve(now)])
 
     def checkpoint_saved(self, dp_rank: int, step: int) -> Decision:
         """A checkpoint taken after `step` is durable; DP rank 0 speaks for all.
@@ -317,6 +331,11 @@ class Dispatch:
         return None if lots.set_by is None else (lots.leading.schema, lots.set_by)
 
     @property
+    def standing(self) -> Standing:
+        """Where the trainer is, for those who push."""
+        return self._parts.standings.now()
+
+    @property
     def hungry_since(self) -> float | None:
         """Since when a DP rank waits for a step that is not planned; None if none does."""
         return self._parts.timing.hungry_since
@@ -346,7 +365,7 @@ class Dispatch:
     @property
     def losses(self) -> Losses:
         """Accepted samples that the shutdown has dropped so far."""
-        return self._parts.dropping.losses or Losses()
+        return self._dropping.losses or Losses()
 
     def name_undone(self) -> str:
         """The first of the samples that are in open steps or ready, oldest first, for the log."""

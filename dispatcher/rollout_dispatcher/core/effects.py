@@ -3,14 +3,16 @@
 The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
 in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
 for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
-all producers (`SchemaDecided`), the planner (`PlanWanted`, `ReplanWanted`), the journal
-(`PayloadsToJournal`), DP ranks (`WelcomeRank` to `FailRanks`); what else there is has happened, and
-is told.
+all producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`),
+the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), DP ranks
+(`WelcomeRank` to `FailRanks`); what else there is has happened, and is told.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import BufferFull, DispatcherError
@@ -28,12 +30,16 @@ class WelcomeProducer:
 
 @dataclass(frozen=True, slots=True)
 class PushAnswered:
-    """Every sample of a push is decided; errors: message by index for the refused ones."""
+    """Every sample of a push is decided; errors: message by index for the refused ones.
+
+    oldest: the oldest policy version among its samples, None if none has one.
+    """
 
     producer: str
     first_seq: int
     outcomes: tuple[Outcome, ...]
     errors: dict[int, str] = field(default_factory=dict)
+    oldest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,20 @@ class PushRecalled:
 
     producer: str
     first_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesDropped:
+    """Accepted samples will never be trained on: tell who pushed them, as far as they are there."""
+
+    dropped: Mapping[DropReason, Sequence[Entry]]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReported:
+    """The trainer has another policy version than before: producers keep pace with it."""
+
+    policy_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +264,8 @@ Effect = (
     | PushHeld
     | PushRecalled
     | SchemaDecided
+    | SamplesDropped
+    | PolicyReported
     | PayloadsToJournal
     | GroupGivenUp
     | PlanWanted

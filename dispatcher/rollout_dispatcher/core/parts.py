@@ -31,6 +31,7 @@ from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.ends import Ends
 from rollout_dispatcher.core.producers.presence import Presence
 from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.producers.standing import Standings
 from rollout_dispatcher.core.ranks.joining import Joining
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import StepLedger
@@ -103,6 +104,7 @@ class Parts:
             self.agreement, eligibility, self.dropping,
             phases=self.phases, lifecycle=self.lifecycle, note=note,
         )  # fmt: skip
+        self.standings = Standings(self.buffer, self.held, self.freshness, self.ledger, batch=batch)
         self.waiting = Waiting(
             batch, ledger=self.ledger, buffer=self.buffer, admission=self.admission,
             phases=self.phases, agreement=self.agreement,

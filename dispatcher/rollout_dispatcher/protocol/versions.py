@@ -34,8 +34,10 @@ class Terms(NamedTuple):
 SCHEMA = "schema"
 #: DP ranks are told the loss tokens of each group of a step, and which group each sample is of.
 GROUP_TOTALS = "group-totals"
+#: The dispatcher says where the trainer is, and which accepted samples it has dropped.
+FEEDBACK = "feedback"
 #: What this release speaks.
-OURS = Offer((1, 1), frozenset({SCHEMA, GROUP_TOTALS}))
+OURS = Offer((1, 1), frozenset({SCHEMA, GROUP_TOTALS, FEEDBACK}))
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

@@ -27,14 +27,15 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.versions import SCHEMA
-from rollout_dispatcher.sample import Outcome, Sample
+from rollout_dispatcher.protocol.versions import FEEDBACK, SCHEMA
+from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.failure import Failure
+from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
 
@@ -86,12 +87,15 @@ class EffectRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
+        self._feedback = Feedback(core, connections, self._run)
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
-            e.PushAnswered: self._tell_outcomes,
+            e.PushAnswered: self._feedback.answer,
             e.PushHeld: self._tell_held,
             e.PushRecalled: self._recall,
             e.SchemaDecided: self._tell_schema,
+            e.SamplesDropped: self._feedback.dropped,
+            e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._let_go,
             e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
@@ -146,6 +150,7 @@ class EffectRunner:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._feedback.close()
         self._planner.close()
 
     # -- one method an effect ---------------------------------------------------------------
@@ -169,9 +174,13 @@ class EffectRunner:
             credits=effect.credits,
             max_payload_bytes=self._config.max_frame_bytes,
             schema_known=self._schema_known() if SCHEMA in peer.terms.capabilities else None,
+            max_staleness=self._config.max_staleness
+            if FEEDBACK in peer.terms.capabilities
+            else None,
             heartbeat_interval_s=self._config.heartbeat_interval,
         )
         peer.send(welcome)
+        self._feedback.welcome(peer)
 
     def _schema_known(self) -> m.SchemaKnown | None:
         if (decided := self._core.schema) is None:
@@ -186,6 +195,9 @@ class EffectRunner:
         for peer in self._connections.producers.values():
             if SCHEMA in peer.terms.capabilities:
                 peer.send(told)
+
+    def _tell_of_policy(self, _: e.PolicyReported) -> None:
+        self._feedback.changed()
 
     def _attach(self, effect: e.WelcomeRank) -> RankConnection:
         peer = self._connections.take_hello(effect.client_id)
@@ -243,21 +255,15 @@ class EffectRunner:
     def _observe(self, effect: e.StepPlanned) -> None:
         # Ranks wait for the step, nobody for its metrics: a turn later.
         self._later(self._metrics.step_planned, effect)
+        self._feedback.changed()
 
     def _count_again(self, effect: e.Redelivered) -> None:
         self._metrics.redeliveries.labels(effect.reason).inc()
 
     def _forget(self, effect: e.StepCommitted) -> None:
         self._announcements.forget(effect.step)
+        self._feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
-
-    def _tell_outcomes(self, effect: e.PushAnswered) -> None:
-        answer = m.Pushed(
-            first_seq=effect.first_seq,
-            outcomes=list(_shortest(effect.outcomes)),
-            errors={str(index): text for index, text in effect.errors.items()},
-        )
-        self._connections.to_producer(effect.producer, answer)
 
     def _tell_held(self, effect: e.PushHeld) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
@@ -422,9 +428,3 @@ def _log_schema(effect: e.SchemaDecided) -> None:
 
 def _log_drained(effect: e.Drained) -> None:
     log.info("%s: every step is committed", effect.reason)
-
-
-def _shortest(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-    """How `Pushed` says these outcomes: one for all where they are all the same."""
-    same = outcomes[:1]
-    return same if outcomes == same * len(outcomes) else outcomes

@@ -47,6 +47,41 @@ def test_a_phase_ends_when_all_who_contributed_to_it_have_said_so() -> None:
     assert all(found in ({1}, {2}) for found in versions)
 
 
+def test_a_slow_workers_first_sample_of_a_phase_comes_after_a_fast_ones_last() -> None:
+    bench = Bench(batch=4, window=4, capacity=20)
+    for producer in ("fast", "slow"):
+        push(bench, producer, f"{producer}0", version=0)
+    for producer in ("fast", "slow"):
+        bench.perform(bench.core.end_phase(1, bench.now, producer))
+    push(bench, "fast", "fast1", version=1)
+    bench.perform(bench.core.end_phase(2, bench.now, "fast"))
+    assert bench.core.end_waits(2) == ["slow"]
+    assert push(bench, "slow", "slow1", version=1) == (A,)
+    bench.perform(bench.core.end_phase(2, bench.now, "slow"))
+    assert bench.core.end_waits(2) == []
+    assert push(bench, "slow", "later", version=1) == (R,)
+
+
+@pytest.mark.parametrize("leaves", ["ends its stream", "says goodbye", "stays away"])
+def test_a_phase_waits_for_nobody_who_is_done_with_the_run(leaves: str) -> None:
+    bench = Bench(batch=4, window=4, capacity=20, producer_timeout=10.0)
+    for producer in "pq":
+        push(bench, producer, f"{producer}0", version=0)
+    for producer in "pq":
+        bench.perform(bench.core.end_phase(1, bench.now, producer))
+    bench.perform(bench.core.end_phase(2, bench.now, "p"))
+    assert bench.core.end_waits(2) == ["q"]
+    if leaves == "ends its stream":
+        bench.perform(bench.core.end_stream(bench.now, "q"))
+    else:
+        gone = bench.core.producer_lost("q", bench.now, for_good=leaves == "says goodbye")
+        bench.perform(gone)
+    if leaves == "stays away":
+        assert bench.core.end_waits(2) == ["q"]
+        bench.pass_time(10.1)
+    assert bench.core.end_waits(2) == []
+
+
 @pytest.mark.parametrize("for_good", [True, False])
 def test_who_is_gone_is_not_waited_for(for_good: bool) -> None:
     bench = Bench(producer_timeout=10.0)

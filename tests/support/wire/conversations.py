@@ -47,15 +47,24 @@ def _pushing() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
     yield Vector(
         it,
-        m.HelloProducer(client_id="p", token="secret", capabilities=["schema"]),
+        m.HelloProducer(client_id="p", token="secret", capabilities=["feedback", "schema"]),
         "a producer introduces itself",
     )
     yield Vector(
         other,
         m.WelcomeProducer(
-            capabilities=["schema"], credits=8, max_payload_bytes=1 << 20, heartbeat_interval_s=5.0
+            capabilities=["feedback", "schema"],
+            credits=8,
+            max_payload_bytes=1 << 20,
+            heartbeat_interval_s=5.0,
+            max_staleness=2,
         ),
         "version 1 is agreed; 8 pushes are held for it while the buffer is full",
+    )
+    yield Vector(
+        other,
+        m.Feedback(policy_version=4, expected_version=5, remaining=0),
+        "the trainer has version 4; what is pushed now is trained with version 5, and has to wait",
     )
     push = m.Push(
         fields=m.field_headers(SCHEMA), tokens=[3, 2], loss_tokens=[2, 1],
@@ -72,13 +81,20 @@ def _pushing() -> Iterator[Vector]:
     yield Vector(other, m.Resend(first_seq=0), "it can come in now, and its payload was let go")
     yield Vector(it, push, "the same again, under the same numbers", both)
     yield Vector(
-        other, m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED]), "both samples are accepted"
+        other,
+        m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED], staleness=1, remaining=62),
+        "both samples are accepted, and one version old; the versions are as said before",
     )
     known = m.SchemaKnown(
         fields=m.field_headers(SCHEMA),
         set_by="set by the first step, whose samples producer p pushed first",
     )
     yield Vector(other, known, "the first step is planned: other fields are refused from now on")
+    yield Vector(
+        other, m.Feedback(policy_version=7, expected_version=7), "the trainer has version 7"
+    )
+    dropped = m.Dropped(reason="stale", sample_ids=["p/0", "p/1"], group_ids=["g", "g"])
+    yield Vector(other, dropped, "both samples are too old by now, and were dropped")
     yield Vector(it, m.CloseGroup(group_id="h", keep=True, number=1), "no member of h will come")
     yield Vector(it, m.EndPhase(policy_version=4), "nothing older than version 4 will come")
     yield Vector(it, m.EndStream(), "nothing will come any more")

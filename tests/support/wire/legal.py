@@ -17,6 +17,8 @@ _TO_PRODUCER: tuple[Kind, ...] = (
     m.Blocked,
     m.Resend,
     m.SchemaKnown,
+    m.Feedback,
+    m.Dropped,
     m.Pong,
 )
 _TO_RANK: tuple[Kind, ...] = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)

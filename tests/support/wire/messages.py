@@ -45,6 +45,8 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.CheckpointSaved(step=3),
         m.Resend(first_seq=5),
         m.SchemaKnown(fields=[IDS], set_by="declared by --fields"),
+        m.Feedback(policy_version=3, expected_version=4, remaining=8),
+        m.Dropped(reason="stale", sample_ids=["s"], group_ids=["g"]),
     )
 }  # fmt: skip
 
@@ -72,6 +74,13 @@ _fields = st.lists(
 
 
 _known = st.builds(m.SchemaKnown, fields=_fields, set_by=_text)
+_feedback = dict.fromkeys(("policy_version", "expected_version", "remaining"), st.none() | _counts)
+
+
+def _dropped(size: int) -> st.SearchStrategy[m.Dropped]:
+    ids = st.lists(_names, min_size=size, max_size=size)
+    groups = st.none() | st.lists(st.none() | _names, min_size=size, max_size=size)
+    return st.builds(m.Dropped, reason=_names, sample_ids=ids, group_ids=groups)
 
 
 def _columns(size: int) -> dict[str, st.SearchStrategy[object]]:
@@ -140,6 +149,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         credits=_extents,
         max_payload_bytes=_totals,
         schema_known=st.none() | _known,
+        max_staleness=st.none() | _counts,
         heartbeat_interval_s=_seconds,
     ),
     m.WelcomeRank: st.builds(
@@ -159,7 +169,11 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         first_seq=_counts,
         outcomes=st.lists(st.sampled_from(Outcome), max_size=4),
         errors=st.dictionaries(_text, _text, max_size=4),
+        staleness=st.none() | _counts,
+        **_feedback,
     ),
+    m.Feedback: st.builds(m.Feedback, **_feedback),
+    m.Dropped: st.integers(1, 4).flatmap(_dropped),
     m.Blocked: st.builds(
         m.Blocked,
         first_seq=st.none() | _counts,

@@ -17,6 +17,7 @@ from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import refuse_to_travel
+from rollout_workers.feedback import DroppedSample, Feedback
 from rollout_workers.producer.client import ProducerClient
 from rollout_workers.producer.encode import (
     EncodedSample,
@@ -144,9 +145,10 @@ class AsyncRolloutProducer:
     async def end_phase(self, policy_version: int, *, force: bool = False) -> None:
         """Say that this producer will push nothing older than `policy_version` any more.
 
-        When every producer that has contributed to it has said so, or has left, all samples older
-        than `policy_version` are dispatched before anything newer. With `force` at once: a
-        controller speaks for all of them. Goes out when every push begun before it is answered.
+        When every producer that has contributed to the run has said so, or has ended its stream, or
+        has left, all samples older than `policy_version` are dispatched before anything newer. With
+        `force` at once: a controller speaks for all of them. Goes out when every push begun before
+        it is answered.
         """
         message = validated(lambda: m.EndPhase(policy_version=policy_version, force=force))
         await self._client.control(message)
@@ -158,6 +160,32 @@ class AsyncRolloutProducer:
         the ranks' streams end. With `force` at once: a controller speaks for all of them.
         """
         await self._client.control(m.EndStream(force=force))
+
+    def feedback(self) -> Feedback:
+        """What the dispatcher has said last of the trainer: how far this producer is ahead of it.
+
+        It comes with the answers to pushes and, when something changes, by itself.
+        """
+        return self._client.feedback()
+
+    async def next_feedback(self, after: Feedback, *, timeout: float | None = None) -> Feedback:
+        """Wait until the feedback is another than `after`, or for `timeout` seconds; return it.
+
+        To keep pace with the trainer, before a rollout is begun:
+
+            said = producer.feedback()
+            while said.would_expire(policy_version):
+                said = await producer.next_feedback(said, timeout=10)
+        """
+        return await self._client.next_feedback(after, timeout)
+
+    def dropped(self) -> list[DroppedSample]:
+        """Samples of this producer that were accepted and will not be trained on, each told once.
+
+        Best effort: what is dropped while this producer is not connected is counted by the
+        dispatcher alone, and of more than 16,384 that nobody asks for the newest are kept.
+        """
+        return self._client.dropped()
 
     async def close(self) -> None:
         """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""

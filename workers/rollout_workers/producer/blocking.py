@@ -18,6 +18,7 @@ from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.client.loop_thread import LoopThread
 from rollout_workers.client.own_process import OwnProcess, refuse_to_travel
+from rollout_workers.feedback import DroppedSample, Feedback
 from rollout_workers.producer.asynchronous import AsyncRolloutProducer, members
 from rollout_workers.producer.encode import GroupSize, Pushable, RolloutSample
 from rollout_workers.producer.to_array import ArrayLike
@@ -116,6 +117,18 @@ class RolloutProducer:
     def end_stream(self, *, force: bool = False) -> None:
         """Say that nothing follows from here; see `AsyncRolloutProducer.end_stream`."""
         self._call(self._inner.end_stream(force=force))
+
+    def feedback(self) -> Feedback:
+        """How far this producer is ahead of the trainer; see `AsyncRolloutProducer.feedback`."""
+        return self._inner.feedback()
+
+    def next_feedback(self, after: Feedback, *, timeout: float | None = None) -> Feedback:
+        """Wait until that changes; see `AsyncRolloutProducer.next_feedback`."""
+        return self._call(self._inner.next_feedback(after, timeout=timeout))
+
+    def dropped(self) -> list[DroppedSample]:
+        """Samples that will not be trained on; see `AsyncRolloutProducer.dropped`."""
+        return self._inner.dropped()
 
     def close(self) -> None:
         """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""

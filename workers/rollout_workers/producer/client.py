@@ -6,6 +6,7 @@ as it was, except that the push is withdrawn where the dispatcher certainly does
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from uuid import uuid4
 
 from rollout_dispatcher.errors import (
@@ -23,6 +24,7 @@ from rollout_workers.client.connector import Connector
 from rollout_workers.client.core import Role
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import OwnProcess
+from rollout_workers.feedback import DroppedSample, Feedback
 from rollout_workers.producer.batches import batches
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample
@@ -50,6 +52,7 @@ class ProducerClient:
         self._process = OwnProcess("producer")
         self._core = ProducerCore(uuid4().hex, heed)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
+        self._listening: set[asyncio.Future[None]] = set()
         self._connector: Connector | None = None
         self._task: asyncio.Task[None] | None = None
         self._welcomed: asyncio.Future[None] | None = None
@@ -109,6 +112,31 @@ class ProducerClient:
         finally:
             self._waiting.pop(handle, None)
             self._core.forget(handle)
+
+    def feedback(self) -> Feedback:
+        """What the dispatcher has said last of the trainer; any thread may ask."""
+        self._process.check()
+        return self._core.hearing.feedback()
+
+    def dropped(self) -> list[DroppedSample]:
+        """Samples that were dropped, each told once; any thread may ask."""
+        self._process.check()
+        return self._core.hearing.take_dropped()
+
+    async def next_feedback(self, after: Feedback, timeout: float | None) -> Feedback:
+        """Wait until there is other feedback than that, or for so many seconds."""
+        self._check()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while (found := self.feedback()) == after:
+                    news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._listening.add(news)
+                    try:
+                        await news
+                    finally:
+                        self._listening.discard(news)
+                return found
+        return self.feedback()
 
     async def close(self) -> None:
         """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
@@ -176,10 +204,13 @@ class ProducerClient:
                 future.set_result(settled)
         if self._welcomed is not None and self._core.welcomed and not self._welcomed.done():
             self._welcomed.set_result(None)
+        for news in self._listening:
+            if not news.done():
+                news.set_result(None)
 
     def _fail(self, error: DispatcherError) -> None:
         self._failure = self._failure or error
-        for future in (self._welcomed, *self._waiting.values()):
+        for future in (self._welcomed, *self._waiting.values(), *self._listening):
             if future is not None and not future.done():
                 future.set_exception(self._failure)
                 future.exception()  # seen: it is raised by whoever waits, if anyone still does

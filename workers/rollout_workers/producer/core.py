@@ -23,6 +23,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import SCHEMA
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.core import Outgoing
+from rollout_workers.feedback import Hearing
 from rollout_workers.producer.batches import header, payload
 from rollout_workers.producer.controls import Control, Controls
 from rollout_workers.producer.encode import EncodedSample
@@ -48,6 +49,7 @@ class ProducerCore:
     """Outstanding pushes and control messages of one producer object.
 
     welcomed: whether a dispatcher has ever taken its HELLO. heed: told of the run's schema.
+    hearing: what it was told of the trainer.
     """
 
     #: A producer has always a use for a connection, and what it pushed is confirmed push by push.
@@ -70,6 +72,7 @@ class ProducerCore:
         self._controls = Controls()
         self._shortfalls = Shortfalls()
         self._settled: list[Settled] = []
+        self.hearing = Hearing()
 
     # -- what the user wants
 
@@ -189,12 +192,11 @@ class ProducerCore:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.Pushed():
                 self._pushed(message, now)
-            case m.Blocked(first_seq=None):
-                for push in self._pushes.values():
-                    if push.sent and push.blocked is None:
-                        push.blocked = message
-            case m.Blocked(first_seq=int(first)):
-                self._sent(first).blocked = message
+                self.hearing.heard(message)
+            case m.Feedback() | m.Dropped():
+                self.hearing.heard(message)
+            case m.Blocked():
+                self._is_blocked(message)
             case m.SchemaKnown():
                 self._heed(message)
             case m.Resend():
@@ -213,6 +215,7 @@ class ProducerCore:
         self._credits = welcome.credits
         self.max_payload_bytes = welcome.max_payload_bytes
         self._heed(welcome.schema_known)
+        self.hearing.welcomed(welcome)
 
     def _enqueue(self, first: int, push: PendingPush) -> None:
         heappush(self._queue, first)
@@ -242,6 +245,14 @@ class ProducerCore:
             return
         del self._pushes[answer.first_seq]
         self._settled.append(Settled(answer.first_seq, settled))
+
+    def _is_blocked(self, blocked: m.Blocked) -> None:
+        if blocked.first_seq is not None:
+            self._sent(blocked.first_seq).blocked = blocked
+            return
+        for push in self._pushes.values():
+            if push.sent and push.blocked is None:
+                push.blocked = blocked
 
     def _blocked(self) -> m.Blocked | None:
         """What holds others back that were pushed before: those behind them wait for the same."""

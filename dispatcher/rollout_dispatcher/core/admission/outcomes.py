@@ -71,9 +71,7 @@ class Outcomes:
         """Entries of a push are accepted, under these numbers."""
         given_ids = [entry.sample.sample_id for entry in entries] if push.named else ()
         self._memory.accept(push.producer, numbers, given_ids)
-        versions = [entry.sample.policy_version for entry in entries]
-        oldest = min((version for version in versions if version is not None), default=None)
-        self._producers.contributed(push.producer, oldest)
+        self._producers.contributed(push.producer)
         if self._note is not None:
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None

@@ -205,6 +205,11 @@ class SampleBuffer:
             return BufferFull("tokens", self._all_ready_tokens, limits.tokens)
         return None
 
+    @property
+    def remaining(self) -> int:
+        """Units that the soft caps let in beside what is ready; none once one is reached."""
+        return 0 if self.soft_cap() is not None else self.limits.samples - self._all_ready_units
+
     def hard_cap(self, nbytes: int) -> BufferFull | None:
         """The hard cap, if so many bytes more would exceed it."""
         if self._held.nbytes + nbytes > self.limits.nbytes:

@@ -32,6 +32,8 @@ class Dropping:
     ) -> None:
         self._buffer, self._totals, self._note = buffer, totals, note
         self._closed_groups, self._memory, self.keep = closed_groups, memory, keep
+        #: What was dropped and its producers have not been told of.
+        self.untold: dict[DropReason, list[Entry]] = {}
         #: What a shutdown has cost; None before there is one.
         self.losses: Losses | None = None
 
@@ -128,6 +130,7 @@ class Dropping:
         if entries:
             self._totals.dropped[reason] += len(entries)
             self._memory.forget(entry.sample.sample_id for entry in entries)
+            self.untold.setdefault(reason, []).extend(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
             if self.losses is not None:
                 self.losses.note(reason, entries)

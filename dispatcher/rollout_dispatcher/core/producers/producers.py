@@ -4,9 +4,10 @@
       ^          (or a restart)         |
       +--------- connects again --------+        there --goodbye--> gone
 
-A phase, and the stream, end when everybody who contributed to them has said so or is gone: one
-producer's last sample says nothing of the others'. Who has contributed nothing is not waited for,
-and what is remembered of somebody who is gone is nothing.
+A phase, and the stream, end when everybody who has contributed to the run has said so or is gone:
+one producer's last sample says nothing of the others', and a slow one's first sample of a phase
+comes after a fast one's last. Who has contributed nothing is not waited for, and what is remembered
+of somebody who is gone is nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,20 +24,18 @@ MAX_AWAY = 65_536
 class _Producer:
     """away_since: None while it is there. contributed: whether a sample of it was ever accepted.
 
-    oldest: the oldest policy version it has contributed since it last ended a phase, None if it has
-    contributed nothing since. phase: the newest phase that it has ended. ended: its stream.
+    phase: the newest phase that it has ended, 0 for none. ended: its stream.
     """
 
     away_since: float | None = None
     contributed: bool = False
-    oldest: int | None = None
     phase: int = 0
     ended: bool = False
 
     @property
     def owes_after(self) -> int | None:
         """Phases that end after this version wait for its word; None if none does."""
-        return None if self.oldest is None or self.ended else max(self.oldest, self.phase)
+        return None if self.ended or not self.contributed else self.phase
 
 
 class Producers:
@@ -100,9 +99,7 @@ class Producers:
             if not producer:
                 self._nameless.phase, self._nameless.ended = phase, ended
                 continue
-            gave = producer in contributed
-            oldest = 0 if gave else None
-            self._know(producer, _Producer(now, gave, oldest, phase, ended))
+            self._know(producer, _Producer(now, producer in contributed, phase, ended))
             self._away[producer] = None
 
     def expire(self, now: float) -> list[str]:
@@ -147,8 +144,8 @@ class Producers:
 
     # -- they speak -------------------------------------------------------------------------
 
-    def contributed(self, producer: str, oldest: int | None) -> None:
-        """Samples of it were accepted; oldest: their oldest policy version, if tracked."""
+    def contributed(self, producer: str) -> None:
+        """Samples of it were accepted."""
         self._begun = True
         if not producer:
             return
@@ -156,16 +153,14 @@ class Producers:
         if known is None:
             self.connected(producer)
             known = self._known[producer]
-        version = oldest or 0
-        if not known.contributed or known.oldest is None or version < known.oldest:
-            known.contributed, known.oldest = True, version
+        if not known.contributed:
+            known.contributed = True
             self._know(producer, known)
 
     def ends_phase(self, producer: str, version: int) -> None:
         """It will push nothing older than `version` any more."""
         known = self._speaker(producer)
         known.phase = max(known.phase, version)
-        known.oldest = None
         if producer:
             self._know(producer, known)
 
@@ -209,7 +204,7 @@ class Producers:
         return bool(self._owes_end if self._begun else self._not_ended)
 
     def before_phase(self, version: int) -> Iterator[str]:
-        """Who has contributed to what is older than `version`, and has not said that it is done."""
+        """Who has contributed, and may still push what is older than `version`."""
         return (
             producer
             for producer, known in self._known.items()

@@ -56,4 +56,6 @@ class Push:
     def answer(self) -> PushAnswered:
         """The outcomes, in the order of the samples."""
         outcomes = tuple(filter(None, self.outcomes))
-        return PushAnswered(self.producer, self.first_seq, outcomes, self.errors)
+        versions = {sample.policy_version for sample in self.samples}
+        oldest = min((version for version in versions if version is not None), default=None)
+        return PushAnswered(self.producer, self.first_seq, outcomes, self.errors, oldest)

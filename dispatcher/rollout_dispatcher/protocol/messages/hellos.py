@@ -150,12 +150,15 @@ class WelcomeProducer(Welcome):
     max_payload_bytes: the largest payload of a push.
     schema_known: the fields that samples have, with the capability `schema`; null while that is not
         decided.
+    max_staleness: policy versions that a sample may be older than those that train on it, with the
+        capability `feedback`; null without a limit.
     """
 
     type_code = 3
     credits: Extent
     max_payload_bytes: Total
     schema_known: SchemaKnown | None = None
+    max_staleness: Count | None = None
 
 
 class WelcomeRank(Welcome):

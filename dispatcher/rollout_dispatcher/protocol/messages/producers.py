@@ -5,12 +5,15 @@ Push           ------>
 <------  Blocked     (a cap holds the push back; nothing is lost)
 <------  Resend      (it can come in now, and its payload was let go)
 <------  Pushed      (what became of each sample)
+<------  Feedback    (where the trainer is, when that changes)
+<------  Dropped     (samples that were accepted will not be trained on)
 CloseGroup, EndPhase, EndStream -->
 """
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field as Declared
+from pydantic import model_validator
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol.messages.base import (
@@ -54,19 +57,35 @@ class Push(HasSamples, HasFields):
         return sizes
 
 
-class Pushed(Message):
-    """What became of the samples of a push.
+class HasFeedback(Message):
+    """Where the trainer is, with the capability `feedback`; null: as said last on this connection.
+
+    policy_version: that DP rank 0 has reported last.
+    expected_version: that a sample pushed now will be trained with, if samples go in order.
+    remaining: samples (groups, where steps are counted in these) that the soft caps still let in.
+    """
+
+    policy_version: Version | None = None
+    expected_version: Version | None = None
+    remaining: Count | None = None
+
+
+class Pushed(HasFeedback):
+    """What became of the samples of a push, and where the trainer is.
 
     first_seq: of the push.
     outcomes: one a sample, or a single one that is the outcome of each: accepted, duplicate,
         refused (never send it again) or full (send it again later).
     errors: message of each refused sample, by its index as a string.
+    staleness: of the push's oldest sample by now, in policy versions, with the capability
+        `feedback`; null where that is not known.
     """
 
     type_code = 6
     first_seq: Count
     outcomes: list[Annotated[Outcome, Declared(strict=False)]]
     errors: dict[str, str] = Declared(default_factory=dict)
+    staleness: Count | None = None
 
     def of_each(self, size: int) -> list[Outcome]:
         """The outcome of each sample of a push of `size` samples.
@@ -77,6 +96,38 @@ class Pushed(Message):
         if len(found) != size:
             raise ProtocolError(f"{len(found)} outcomes for a push of {size} samples")
         return found
+
+
+class Feedback(HasFeedback):
+    """Where the trainer is has changed while nothing of this producer's was to be answered.
+
+    Said after the welcome too. Changes that follow each other within a tenth of a second are said
+    at once.
+    """
+
+    type_code = 26
+
+
+class Dropped(Message):
+    """Samples of this producer that were accepted will never be trained on.
+
+    Said with the capability `feedback` to who is connected then, and not again.
+
+    reason: stale, incomplete-group and so on, as the metric of dropped samples has it.
+    sample_ids: which, at most 1,024 at a time.
+    group_ids: the group of each, null for none; left out where no sample has one.
+    """
+
+    type_code = 27
+    reason: Name
+    sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
+    group_ids: list[Name | None] | None = None
+
+    @model_validator(mode="after")
+    def _lists_agree(self) -> Self:
+        if self.group_ids is not None and len(self.group_ids) != len(self.sample_ids):
+            raise ValueError("group_ids and sample_ids differ in length")
+        return self
 
 
 class Blocked(Message):
@@ -121,7 +172,7 @@ class CloseGroup(Message):
 class EndPhase(Message):
     """This producer pushes nothing older than a policy version any more.
 
-    Once all who contributed have said so, what is older goes before anything newer is planned.
+    Once all who contributed to the run have said so, what is older goes before what is newer.
 
     policy_version: which.
     force: nobody pushes anything older any more.

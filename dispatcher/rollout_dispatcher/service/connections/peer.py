@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition, ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
@@ -106,6 +107,9 @@ class Peer(StreamProtocol):
         #: Whether its hello was answered; a DP rank is told nothing before that.
         self.welcomed = False
         self.last_heard = clock()
+        #: Whether it is told where the trainer is, and what of that it was told last.
+        self.hears_feedback = False
+        self.told: Standing | None = None
 
     # -- the transport speaks ---------------------------------------------------------------
 

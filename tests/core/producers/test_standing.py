@@ -1,0 +1,101 @@
+"""What whoever pushes is told of the trainer, and which of its samples were dropped."""
+
+import pytest
+
+from rollout_dispatcher.core.effects import PolicyReported, PushAnswered, SamplesDropped
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.producers.standing import Standing
+from tests.support.core.cores import Bench
+from tests.support.samples import make_sample
+
+
+def push(bench: Bench, by: str, count: int, version: int | None = 1) -> None:
+    first = bench.core.statistics().accepted
+    names = [f"{by}{first + at}" for at in range(count)]
+    bench.push(*[make_sample(name, policy_version=version) for name in names], by=by)
+
+
+def test_before_a_version_is_reported_only_what_comes_in_is_known() -> None:
+    bench = Bench(batch=4, window=6, capacity=8)
+    push(bench, "p", 3)
+    assert bench.core.standing == Standing(None, None, None, 5)
+    assert bench.core.standing.staleness(1) is None
+
+
+def test_a_sample_is_expected_behind_the_steps_that_what_is_buffered_makes() -> None:
+    bench = Bench(batch=4, window=6, capacity=20)
+    bench.perform(bench.core.set_policy_version(7, bench.now, 0))
+    found = []
+    for _ in range(6):
+        push(bench, "p", 2, version=6)
+        found.append((bench.core.standing.expected_version, bench.core.standing.remaining))
+    assert found == [(7, 18), (8, 16), (8, 14), (9, 12), (9, 10), (10, 8)]
+    assert bench.core.standing.staleness(5) == 2
+    assert bench.core.standing.staleness(8) == 0
+
+
+def test_and_behind_those_that_are_under_way() -> None:
+    bench = Bench(batch=4, window=6, capacity=20)
+    bench.join()
+    bench.perform(bench.core.set_policy_version(7, bench.now, 0))
+    push(bench, "p", 6)
+    bench.hungry()
+    assert len(bench.planned) == 1
+    assert bench.core.standing[:3] == (7, 8, 8)
+    push(bench, "p", 2)
+    assert bench.core.standing[:3] == (7, 8, 9)
+    bench.train(0)
+    assert len(bench.planned) == 2
+    assert bench.core.standing[:3] == (7, 8, 8)  # the next report is on its way
+    bench.perform(bench.core.set_policy_version(8, bench.now, 1))
+    assert bench.core.standing[:3] == (8, 9, 9)
+
+
+def test_nothing_remains_while_pushes_wait() -> None:
+    bench = Bench(batch=4, window=4, capacity=4)
+    push(bench, "p", 4)
+    assert bench.core.standing.remaining == 0
+    assert bench.push(make_sample("held"), by="q") is None
+    assert bench.core.standing.remaining == 0
+
+
+@pytest.mark.parametrize(("versions", "oldest"), [((3, 2, None), 2), ((None,), None)])
+def test_an_answer_knows_the_oldest_version_of_its_push(
+    versions: tuple[int | None, ...], oldest: int | None
+) -> None:
+    bench = Bench()
+    samples = [make_sample(f"s{at}", policy_version=it) for at, it in enumerate(versions)]
+    bench.push(*samples, by="p")
+    (answer,) = [effect for effect in bench.log if isinstance(effect, PushAnswered)]
+    assert answer.oldest == oldest
+
+
+def test_a_version_that_is_news_is_told_and_one_that_is_not_is_not() -> None:
+    bench = Bench()
+    for version in (3, 3, 2, 4):
+        bench.perform(bench.core.set_policy_version(version, bench.now, 0))
+    told = [effect for effect in bench.log if isinstance(effect, PolicyReported)]
+    assert told == [PolicyReported(3), PolicyReported(4)]
+
+
+def test_whatever_is_dropped_is_told_once_by_reason() -> None:
+    bench = Bench(batch=4, window=6, capacity=20, max_staleness=1)
+    bench.join()
+    push(bench, "p", 2, version=1)
+    push(bench, "q", 1, version=3)
+    for name in ("g0", "g1"):
+        sample = make_sample(name, policy_version=3, group_id="g", group_size=3)
+        bench.push(sample, by="q")
+    bench.perform(bench.core.set_policy_version(3, bench.now, 0))
+    bench.perform(bench.core.close_group("g", bench.now))
+    told = [
+        (reason, [(entry.producer, entry.sample.sample_id) for entry in entries])
+        for effect in bench.log
+        if isinstance(effect, SamplesDropped)
+        for reason, entries in effect.dropped.items()
+    ]
+    assert told == [
+        (DropReason.STALE, [("p", "p0"), ("p", "p1")]),
+        (DropReason.INCOMPLETE_GROUP, [("q", "g0"), ("q", "g1")]),
+    ]
+    assert sum(len(samples) for _, samples in told) == sum(bench.core.statistics().dropped.values())

@@ -1,0 +1,131 @@
+"""What a producer hears of the trainer: how far it is ahead, and which samples were dropped.
+
+A dispatcher that cannot tell leaves everything unknown, and then nobody waits.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rollout_dispatcher.protocol import messages as m
+
+#: Dropped samples that are remembered until somebody asks; of more the newest.
+DROPPED_KEPT = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What the dispatcher has said last; None where it is not known.
+
+    policy_version: of the trainer, as its DP rank 0 reported it last.
+    expected_version: that a sample pushed now will be trained with, if samples go in order of
+        arrival: later than `policy_version` by the steps that are under way and those that the
+        buffer holds.
+    max_staleness: policy versions that a sample may be older than what trains on it; None without a
+        limit too.
+    staleness: of the latest push that was answered, if it said its version: policy versions from
+        its oldest sample to what the next step trains with.
+    remaining: samples (groups, where steps are counted in these) that may come in before producers
+        wait.
+    num_dropped: samples of this producer that were accepted and then dropped, as far as it was
+        connected when that happened; `dropped()` names them.
+    """
+
+    policy_version: int | None = None
+    expected_version: int | None = None
+    max_staleness: int | None = None
+    staleness: int | None = None
+    remaining: int | None = None
+    num_dropped: int = 0
+
+    @property
+    def is_too_stale(self) -> bool:
+        """Whether the latest push was older than what may be trained on, by the time it came."""
+        limit = self.max_staleness
+        return limit is not None and self.staleness is not None and self.staleness > limit
+
+    def expected_staleness(self, policy_version: int) -> int | None:
+        """Of a sample of these weights that is pushed now, when it is trained on."""
+        expected = self.expected_version
+        return None if expected is None else max(0, expected - policy_version)
+
+    def would_expire(self, policy_version: int) -> bool:
+        """Whether such a sample would be too stale by then; False where that is not known."""
+        expected, limit = self.expected_staleness(policy_version), self.max_staleness
+        return expected is not None and limit is not None and expected > limit
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedSample:
+    """An accepted sample that will never be trained on.
+
+    sample_id: the id that it was pushed with; one of the client's making if it had none.
+    reason: `stale`, `incomplete-group`, `schema` or another label of `samples_dropped_total`.
+    """
+
+    sample_id: str
+    group_id: str | None
+    reason: str
+
+
+class Hearing:
+    """Puts together what one producer was told."""
+
+    def __init__(self) -> None:
+        self._policy_version: int | None = None
+        self._expected_version: int | None = None
+        self._max_staleness: int | None = None
+        self._staleness: int | None = None
+        self._remaining: int | None = None
+        self._num_dropped = 0
+        self._dropped: deque[DroppedSample] = deque(maxlen=DROPPED_KEPT)
+
+    def feedback(self) -> Feedback:
+        """What is known now."""
+        return Feedback(
+            self._policy_version, self._expected_version, self._max_staleness, self._staleness,
+            self._remaining, self._num_dropped,
+        )  # fmt: skip
+
+    def take_dropped(self) -> list[DroppedSample]:
+        """What was dropped since this was asked for last, oldest first; any thread may."""
+        return list(self._take_dropped())
+
+    def _take_dropped(self) -> Iterator[DroppedSample]:
+        while self._dropped:
+            try:
+                yield self._dropped.popleft()
+            except IndexError:  # another thread was faster
+                return
+
+    def welcomed(self, welcome: m.WelcomeProducer) -> None:
+        """A connection begins, maybe to another run: where the trainer is follows at once."""
+        self._max_staleness = welcome.max_staleness
+        self._policy_version = self._expected_version = self._staleness = self._remaining = None
+
+    def heard(self, said: m.HasFeedback | m.Dropped) -> None:
+        """What was said besides the outcomes of pushes."""
+        if isinstance(said, m.Dropped):
+            self._lost(said)
+            return
+        if isinstance(said, m.Pushed) and said.staleness is not None:
+            self._staleness = said.staleness
+        self._moved(said)
+
+    def _moved(self, said: m.HasFeedback) -> None:
+        """Where the trainer is, as far as that has changed."""
+        if said.policy_version is not None:
+            self._policy_version = said.policy_version
+        if said.expected_version is not None:
+            self._expected_version = said.expected_version
+        if said.remaining is not None:
+            self._remaining = said.remaining
+
+    def _lost(self, dropped: m.Dropped) -> None:
+        """Samples will not be trained on."""
+        groups = dropped.group_ids or [None] * len(dropped.sample_ids)
+        self._num_dropped += len(groups)
+        self._dropped.extend(
+            DroppedSample(sample_id, group_id, dropped.reason)
+            for sample_id, group_id in zip(dropped.sample_ids, groups, strict=True)
+        )
