@@ -9,6 +9,7 @@ an array too, would cost more.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,15 +18,17 @@ from torch import Tensor
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType
+from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
-from rollout_workers.micro_batch.layouts import LAYOUTS, Collation
+from rollout_workers.micro_batch.layouts import LAYOUTS, Collation, bounds
 from rollout_workers.micro_batch.loss import LossConfig, loss_scale, loss_weights
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import Block
 
-_TORCH: dict[DType, torch.dtype] = {item: getattr(torch, item.value) for item in DType}
+_TORCH: dict[DType, torch.dtype] = {
+    item: getattr(torch, item.value) for item in DType if item is not DType.STR
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def collate(
     """
     header = received.header
     copy = not (give_away or config.copies)
-    per_token, per_sample = _fields(received.copied(config.memory) if copy else received)
+    per_token, others, text = _fields(received.copied(config.memory) if copy else received)
     weights = loss_weights(header, per_token.get("loss_mask"), config.loss)
     if header.is_filler and "loss_mask" in per_token:
         per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])
@@ -64,12 +67,13 @@ def collate(
     if "position_ids" not in per_token:
         per_token["position_ids"] = _positions(header.tokens)
     per_token["loss_weights"] = weights
-    tensors = LAYOUTS[config.collation](per_token, per_sample, header.tokens)
+    tensors = LAYOUTS[config.collation](per_token, others, header.tokens)
     if config.device is not None:
         tensors = {name: item.to(config.device) for name, item in tensors.items()}
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,
+        text=text,
         step=header.step,
         index=header.index,
         tokens=sum(header.tokens),
@@ -83,19 +87,40 @@ def collate(
     )
 
 
-def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Per-token tensors [total, ...] and per-sample tensors [n, ...]: views of the payload."""
+def _fields(
+    received: Received,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, tuple[str, ...]]]:
+    """Per-token tensors [total, ...] and all others, as views of the payload; and texts."""
     per_token: dict[str, Tensor] = {}
-    per_sample: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    text: dict[str, tuple[str, ...]] = {}
     for block in received.blocks:
-        home = per_token if block.field.per_token else per_sample
-        home[block.field.name] = _view(block, received.payload)
+        name = block.field.name
+        if block.field.per_token:
+            per_token[name] = _view(block, received.payload)
+        elif block.field.is_text:
+            text[name] = _texts(block, received.payload)
+        else:
+            others[name] = _view(block, received.payload)
+            if block.field.ragged:
+                others[name + CU_ROWS] = torch.tensor(bounds(block.own), dtype=torch.int32)
     if "input_ids" not in per_token:
         raise ProtocolError("the samples have no per-token field input_ids")
-    return per_token, per_sample
+    return per_token, others, text
+
+
+def _texts(block: Block, payload: memoryview) -> tuple[str, ...]:
+    """The text of each sample. What is no UTF-8 becomes U+FFFD: nobody checks it on its way, and on
+    one rank alone it would be no error but a hang.
+    """
+    text = payload[block.offset : block.offset + block.rows]
+    each = pairwise(bounds(block.own))
+    return tuple(str(text[start:stop], "utf-8", "replace") for start, stop in each)
 
 
 def _view(block: Block, payload: memoryview) -> Tensor:
+    if not block.rows:  # torch makes no tensor of an empty buffer
+        return torch.empty(block.shape, dtype=_TORCH[block.field.dtype])
     values = torch.frombuffer(
         payload, dtype=_TORCH[block.field.dtype], count=block.values, offset=block.offset
     )

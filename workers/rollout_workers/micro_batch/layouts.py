@@ -1,6 +1,6 @@
 """How the tensors of a micro-batch are laid out: packed, padded or jagged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import accumulate
 
@@ -17,7 +17,7 @@ class Collation(StrEnum):
     JAGGED = "jagged"
 
 
-def bounds(tokens: list[int]) -> list[int]:
+def bounds(tokens: Sequence[int]) -> list[int]:
     """Where each sample starts, and where the last one ends: [n + 1]."""
     return [0, *accumulate(tokens)]
 

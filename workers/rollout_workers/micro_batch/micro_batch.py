@@ -12,7 +12,8 @@ class MicroBatch:
 
     tensors: every tensor by name, also reachable as `micro_batch["logprobs"]` and, unless the name
     is taken below, `micro_batch.logprobs`. Per-token tensors are [total, ...] packed,
-    [n, longest, ...] padded with zeros, or nested [n, jagged, ...]; per-sample ones [n, ...].
+    [n, longest, ...] padded with zeros, or nested [n, jagged, ...]; per-sample ones [n, ...];
+    ragged ones [rows of all samples, ...] in every layout.
 
         input_ids, position_ids  int64, per token; positions restart at 0 with every sample
         loss_weights             `weights_dtype`, per token: weight of the loss of predicting this
@@ -20,7 +21,10 @@ class MicroBatch:
                                  without one the first token of each sample has weight 0
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
+        NAME_cu_rows             of each ragged field: int32 [n + 1], where the rows of each sample
+                                 begin in it: `pixel_values[cu[i]:cu[i + 1]]` are sample i's
 
+    text: of each field of text the n texts: `micro_batch.text["env"]`.
     loss_scale: factor of the summed, weighted token losses, to apply exactly once; whether it was,
         nobody can see from here. See the module's invariant.
     tokens: real tokens, without padding. max_seqlen: tokens of the longest sample.
@@ -39,6 +43,7 @@ class MicroBatch:
     sample_ids: tuple[str, ...]
     group_ids: tuple[str | None, ...]
     policy_versions: tuple[int | None, ...]
+    text: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sample_ids)
