@@ -1,28 +1,36 @@
 """A sample as the dispatcher sees it: metadata and one opaque span of tensor bytes.
 
-The dispatcher never decodes payloads. A `Schema` says which fields a sample has, and with that and
-its token count where each lies in its span (`spans`).
+The dispatcher never decodes payloads. A `Schema` says which fields a sample has, and with that, its
+token count and the rows of its ragged fields where each lies in its span (`spans`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import count
 from math import prod
 from typing import NamedTuple, Self
 
 from rollout_dispatcher.payload import InJournal, InMemory, Payload, WithProducer
-from rollout_dispatcher.spans import SpanLayout
+from rollout_dispatcher.spans import ROWS, SAMPLES, TOKENS, SpanLayout
 
 #: Group sizes that are no number of members: nobody has said; said when the group is closed.
 SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
 
 #: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
 RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale", "loss_scales"})
+#: Behind the name of a ragged field it names where the rows of each sample begin.
+CU_ROWS = "_cu_rows"
 #: Differences between schemas that are told.
 NAMED = 8
 #: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.
 METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version"})
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a micro-batch computes something of this name by itself."""
+    return name in RESERVED or name.endswith(CU_ROWS)
 
 
 class Outcome(StrEnum):
@@ -39,7 +47,10 @@ class Outcome(StrEnum):
 
 
 class DType(StrEnum):
-    """Element types that may travel; names are torch's and numpy's."""
+    """Element types that may travel; names are torch's and numpy's, and Python's for text.
+
+    STR: a byte of UTF-8. A field of it is ragged, and its rows are the text of a sample.
+    """
 
     BOOL = "bool"
     UINT8 = "uint8"
@@ -51,6 +62,7 @@ class DType(StrEnum):
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
     FLOAT64 = "float64"
+    STR = "str"
 
     @property
     def itemsize(self) -> int:
@@ -62,6 +74,7 @@ _ITEMSIZE = {
     DType.BOOL: 1,
     DType.UINT8: 1,
     DType.INT8: 1,
+    DType.STR: 1,
     DType.INT16: 2,
     DType.FLOAT16: 2,
     DType.BFLOAT16: 2,
@@ -76,30 +89,45 @@ _ITEMSIZE = {
 class Field:
     """One tensor of a sample.
 
-    per_token: the tensor's first dimension is the sample's token count, followed by `shape`;
-    otherwise its whole shape is `shape`, the same for every sample.
+    per_token: the tensor's first dimension is the sample's token count, followed by `shape`.
+    ragged: it is a number of rows that each sample has for itself, 0 or more, followed by `shape`;
+    never together with `per_token`. With neither, its whole shape is `shape`, the same for every
+    sample.
     """
 
     name: str
     dtype: DType
     per_token: bool = True
     shape: tuple[int, ...] = ()
+    ragged: bool = False
+
+    @classmethod
+    def text(cls, name: str) -> Self:
+        """One text a sample."""
+        return cls(name, DType.STR, per_token=False, ragged=True)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is one text a sample."""
+        return self.dtype is DType.STR
 
     def __str__(self) -> str:
         """Its type and shape, in words."""
         if self.per_token:
             return f"{self.dtype}[{', '.join(['tokens', *map(str, self.shape)])}]"
+        if self.ragged and not self.is_text:
+            return f"{self.dtype}[{', '.join(['rows', *map(str, self.shape)])}] per sample"
         shape = f"[{', '.join(map(str, self.shape))}]" if self.shape else ""
         return f"{self.dtype}{shape} per sample"
 
     @property
     def unit(self) -> int:
-        """Bytes a token for a per-token field, bytes a sample otherwise."""
+        """Bytes a token for a per-token field, a row for a ragged one, a sample otherwise."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def nbytes(self, tokens: int) -> int:
-        """Bytes of this field in a sample of `tokens` tokens."""
-        return self.unit * tokens if self.per_token else self.unit
+    def nbytes(self, tokens: int, rows: int = 0) -> int:
+        """Bytes of this field in a sample of so many tokens, and rows if it is ragged."""
+        return self.unit * (tokens if self.per_token else rows if self.ragged else 1)
 
 
 @dataclass(frozen=True)
@@ -126,9 +154,18 @@ class Schema(SpanLayout):
         return {item.name: item for item in self.fields}
 
     @cached_property
+    def ragged(self) -> tuple[str, ...]:
+        """The names of the ragged fields, in span order: that of a sample's `rows`."""
+        return tuple(item.name for item in self.fields if item.ragged)
+
+    @cached_property
     def units(self) -> tuple[tuple[int, int], ...]:
-        """Bytes (a token, a sample) of each field, one of them 0."""
-        return tuple((item.unit, 0) if item.per_token else (0, item.unit) for item in self.fields)
+        """Of each field its unit, and what it has that many bytes for, as `SpanLayout` says."""
+        rows = count(ROWS)
+        return tuple(
+            (item.unit, TOKENS if item.per_token else next(rows) if item.ragged else SAMPLES)
+            for item in self.fields
+        )
 
     def difference(self, other: "Schema") -> str:
         """How `other` differs from this schema, field by field, in words for an error message."""
@@ -150,11 +187,12 @@ class Schema(SpanLayout):
 class Sample(NamedTuple):
     """One finished rollout; a tuple, as there are many and a dataclass takes five times as long.
 
-    payload: the span described by `schema`, `schema.nbytes(tokens)` bytes, or where it is.
+    payload: the span described by `schema`, `schema.nbytes(tokens, rows)` bytes, or where it is.
     loss_tokens: tokens that the loss counts, 0 to `tokens`.
     group_size: members that `group_id` will have in the end, or a word of its own, see
         `SIZE_AT_CLOSE`; 1 without a group.
     policy_version: version of the weights that wrote its oldest token; None if not tracked.
+    rows: of each ragged field, in the order of the schema.
     """
 
     sample_id: str
@@ -165,6 +203,7 @@ class Sample(NamedTuple):
     group_id: str | None = None
     group_size: int = 1
     policy_version: int | None = None
+    rows: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -205,6 +244,7 @@ class SamplesByField(NamedTuple):
     group_ids: tuple[str | None, ...] = ()
     group_sizes: tuple[int, ...] = ()
     policy_versions: tuple[int | None, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:

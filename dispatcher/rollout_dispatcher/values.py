@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from rollout_dispatcher.sample import DType
 
-#: numpy's own object of each type on the wire; it has none for bfloat16.
+#: numpy's own object of each type on the wire; it has none for bfloat16 and for a byte of text.
 NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
-    item: np.dtype(str(item)) for item in DType if item is not DType.BFLOAT16
+    item: np.dtype(str(item)) for item in DType if item not in (DType.BFLOAT16, DType.STR)
 }
 
 #: Where a value stands: its index in each dimension.

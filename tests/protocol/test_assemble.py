@@ -16,7 +16,7 @@ from rollout_dispatcher.protocol.assemble import (
     samples_of,
     step_header,
 )
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.frame import Frame, FrameLimits, FrameReader
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import (
     SIZE_NOT_TOLD,
@@ -26,40 +26,40 @@ from rollout_dispatcher.sample import (
     Schema,
 )
 from rollout_dispatcher.spans import ALIGNMENT, aligned
+from rollout_dispatcher.values import NUMPY_DTYPES
 from tests.support.client import SCHEMA, make_push, make_span
 from tests.support.samples import span_of
+from tests.support.schemas import schemas
 
 LIMITS = FrameLimits(1 << 24, 1 << 24)
-#: bfloat16 is not numpy's; to the dispatcher it is two bytes like any.
-NUMPY = {dtype: np.dtype("uint16" if dtype is DType.BFLOAT16 else str(dtype)) for dtype in DType}
+#: bfloat16 and text are not numpy's; to the dispatcher they are bytes like any.
+NUMPY = NUMPY_DTYPES | {DType.BFLOAT16: np.dtype("uint16"), DType.STR: np.dtype("uint8")}
+IDS = Field("input_ids", DType.INT64)
+PIXELS = Field("pixels", DType.UINT8, per_token=False, shape=(3,), ragged=True)
+ENV = Field.text("env")
 
 Values = dict[str, bytes]
-
-schemas = st.lists(
-    st.builds(
-        Field,
-        name=st.sampled_from("abcdef"),
-        dtype=st.sampled_from(DType),
-        per_token=st.booleans(),
-        shape=st.lists(st.integers(1, 3), max_size=2).map(tuple),
-    ),
-    min_size=1,
-    max_size=5,
-    unique_by=lambda item: item.name,
-).map(lambda fields: Schema(tuple(fields)))
 
 
 def push_of(schema: Schema, values: list[Values], tokens: list[int]) -> tuple[m.Push, bytes]:
     """A push built from the raw bytes of every field, the way a producer does."""
     bare = make_push("p", 0, tokens)[0]
-    push = bare.model_copy(update={"fields": m.field_headers(schema)})
+    rows = {
+        item.name: [len(sample[item.name]) // item.unit for sample in values]
+        for item in schema.fields
+        if item.ragged
+    }
+    push = bare.model_copy(update={"fields": m.field_headers(schema), "rows": rows or None})
     parts = [sample[item.name] for sample in values for item in schema.fields]
     return push, b"".join(part.ljust(aligned(len(part)), b"\0") for part in parts)
 
 
 def random_values(schema: Schema, tokens: int, seed: int) -> Values:
     chance = np.random.default_rng(seed)
-    return {item.name: chance.bytes(item.nbytes(tokens)) for item in schema.fields}
+    return {
+        item.name: chance.bytes(item.nbytes(tokens, int(chance.integers(6))))
+        for item in schema.fields
+    }
 
 
 def pushed(push: m.Push, payload: bytes, group_size: int | None = None) -> tuple[Sample, ...]:
@@ -74,7 +74,7 @@ def sent(buffers: list[Buffer]) -> tuple[m.Message, memoryview]:
     return codec.decode(frame), frame.payload
 
 
-@given(schema=schemas, tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@given(schema=schemas(), tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_a_micro_batch_is_numpys_concatenation_field_by_field(
     schema: Schema, tokens: list[int]
 ) -> None:
@@ -85,28 +85,27 @@ def test_a_micro_batch_is_numpys_concatenation_field_by_field(
     assert isinstance(header, m.MicroBatch)
     offset = 0
     for item in schema.fields:
-        lead = sum(tokens) if item.per_token else len(tokens)
         dtype = NUMPY[item.dtype]
         arrays = [
-            np.frombuffer(sample[item.name], dtype).reshape(
-                size if item.per_token else 1, *item.shape
-            )
-            for sample, size in zip(values, tokens, strict=True)
+            np.frombuffer(sample[item.name], dtype).reshape(-1, *item.shape) for sample in values
         ]
         expected = np.concatenate(arrays)
-        assert expected.shape == (lead, *item.shape)
+        if item.ragged:
+            assert (header.rows or {})[item.name] == list(map(len, arrays))
+        else:
+            assert len(expected) == (sum(tokens) if item.per_token else len(tokens))
         assert offset % ALIGNMENT == 0
         assert bytes(received[offset : offset + expected.nbytes]) == expected.tobytes()
         offset = aligned(offset + expected.nbytes)
     assert offset == received.nbytes
 
 
-@given(schema=schemas, tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@given(schema=schemas(), tokens=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_a_pushed_sample_keeps_its_bytes(schema: Schema, tokens: list[int]) -> None:
     values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
     push, payload = push_of(schema, values, tokens)
     for sample, kept in zip(pushed(push, payload), values, strict=True):
-        cuts = schema.slices(sample.tokens)
+        cuts = schema.slices(sample.tokens, sample.rows)
         found = {
             item.name: bytes(span_of(sample)[cut])
             for item, cut in zip(schema.fields, cuts, strict=True)
@@ -114,7 +113,7 @@ def test_a_pushed_sample_keeps_its_bytes(schema: Schema, tokens: list[int]) -> N
         assert found == kept
 
 
-@given(schema=schemas, tokens=st.integers(1, 9))
+@given(schema=schemas(), tokens=st.integers(1, 9))
 def test_a_filler_is_the_first_real_token_without_loss(schema: Schema, tokens: int) -> None:
     values = random_values(schema, tokens, 0)
     push, payload = push_of(schema, [values], [tokens])
@@ -122,9 +121,11 @@ def test_a_filler_is_the_first_real_token_without_loss(schema: Schema, tokens: i
     header, received = sent(filler(3, 1, sample))
     assert isinstance(header, m.MicroBatch)
     assert (header.is_filler, header.tokens, header.loss_tokens) == (True, [1], [0])
-    for item, cut in zip(schema.fields, schema.slices(1), strict=True):
+    none = (0,) * len(schema.ragged)
+    for item, cut in zip(schema.fields, schema.slices(1, none), strict=True):
         assert bytes(received[cut]) == values[item.name][: item.nbytes(1)]
-    assert received.nbytes == schema.nbytes(1)
+    assert received.nbytes == schema.nbytes(1, none)
+    assert header.rows == ({name: [0] for name in schema.ragged} or None)
 
 
 def test_the_header_of_a_micro_batch_describes_its_samples_in_order() -> None:
@@ -191,6 +192,57 @@ def test_sizes_beyond_all_memory_are_refused_and_not_allocated() -> None:
     lie = push.model_copy(update={"fields": [field], "tokens": [2**31 - 1]})
     with pytest.raises(ProtocolError, match="payload bytes, the frame carries"):
         pushed(lie, payload)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (None, "Push has rows of none, the ragged fields are env, pixels"),
+        ({"env": [3]}, "Push has rows of env, the ragged fields are env, pixels"),
+        (
+            {"env": [3], "pixels": [1], "input_ids": [2]},
+            "Push has rows of env, pixels, input_ids, the ragged fields are env, pixels",
+        ),
+        ({"env": [3], "pixels": [3]}, "describes 32 payload bytes, the frame carries 24"),
+        (
+            {"env": [3], "pixels": [2**31 - 1]},
+            "6442450960 payload bytes, the frame carries 24; rows: env 3, pixels 2147483647",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(rows: dict[str, list[int]] | None, words: str) -> None:
+    values = {"env": b"abc", "input_ids": bytes(8), "pixels": bytes(6)}
+    push, payload = push_of(Schema((ENV, IDS, PIXELS)), [values], [1])
+    assert pushed(push, payload)[0].rows == (3, 2)
+    with pytest.raises(ProtocolError, match=words):
+        pushed(push.model_copy(update={"rows": rows}), payload[:24])
+
+
+def test_rows_are_one_number_a_sample() -> None:
+    push, _ = push_of(Schema((ENV, IDS)), [{"env": b"abc", "input_ids": bytes(8)}], [1])
+    for wrong, words in (
+        ([3, 4], "rows of env has 2 entries for 1 samples"),
+        ([-1], "greater than or equal to 0"),
+        ([2**31], "less than 2147483648"),
+    ):
+        text = push.model_dump_json(exclude_none=True).replace("[3]", str(wrong))
+        with pytest.raises(ProtocolError, match=words):
+            codec.decode(Frame(m.Push.type_code, memoryview(text.encode())))
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (Field("x", DType.INT8, ragged=True), "x is ragged, and has a row a token at once"),
+        (Field("x", DType.STR), "x is text: one a sample, ragged and of no shape"),
+        (Field("x", DType.STR, per_token=False, shape=(2,), ragged=True), "x is text"),
+    ],
+)
+def test_fields_that_nobody_could_read_are_refused(field: Field, words: str) -> None:
+    push, payload = make_push("p", 0, [1])
+    fields = m.field_headers(Schema((field,)))
+    with pytest.raises(ProtocolError, match=words):
+        pushed(push.model_copy(update={"fields": fields}), payload)
 
 
 def test_the_totals_of_a_step_are_over_all_its_samples() -> None:

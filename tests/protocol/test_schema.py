@@ -6,22 +6,15 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_dispatcher.spans import ALIGNMENT, aligned
+from tests.support.schemas import rows, schemas
 
 IDS = Field("input_ids", DType.INT64)
 MASK = Field("loss_mask", DType.BOOL)
 EMBEDDING = Field("embedding", DType.FLOAT16, per_token=True, shape=(3, 2))
 REWARD = Field("reward", DType.FLOAT32, per_token=False)
 
-fields = st.builds(
-    Field,
-    name=st.sampled_from("abcdefgh"),
-    dtype=st.sampled_from(DType),
-    per_token=st.booleans(),
-    shape=st.lists(st.integers(1, 4), max_size=3).map(tuple),
-)
-schemas = st.lists(fields, min_size=1, max_size=6, unique_by=lambda item: item.name).map(
-    lambda found: Schema(tuple(found))
-)
+PIXELS = Field("pixels", DType.UINT8, per_token=False, shape=(3,), ragged=True)
+ENV = Field.text("env")
 
 
 def test_a_worked_example() -> None:
@@ -36,15 +29,37 @@ def test_a_worked_example_of_a_micro_batch() -> None:
     assert Schema((REWARD, MASK)).blocks([5, 2, 2]) == ([slice(0, 12), slice(16, 25)], 32)
 
 
-@given(schemas, st.lists(st.integers(0, 2**31 - 1), max_size=5))
-def test_a_span_is_as_large_as_its_fields_each_padded(schema: Schema, tokens: list[int]) -> None:
-    sizes = [sum(aligned(item.nbytes(count)) for item in schema.fields) for count in tokens]
-    assert schema.sizes(tokens) == sizes == [schema.nbytes(count) for count in tokens]
+def test_a_worked_example_of_ragged_fields() -> None:
+    schema = Schema((ENV, IDS, PIXELS))
+    assert schema.ragged == ("env", "pixels")
+    assert schema.slices(2, (5, 3)) == [slice(0, 5), slice(8, 24), slice(24, 33)]
+    assert schema.nbytes(2, (5, 3)) == 40
+    assert schema.nbytes(2, (0, 0)) == 16
+    blocks = schema.blocks([2, 1], [[5, 0], [3, 1]])
+    assert blocks == ([slice(0, 5), slice(8, 32), slice(32, 44)], 48)
+
+
+@given(st.data(), schemas(), st.lists(st.integers(0, 2**31 - 1), max_size=5))
+def test_a_span_is_as_large_as_its_fields_each_padded(
+    data: st.DataObject, schema: Schema, tokens: list[int]
+) -> None:
+    own = [data.draw(rows(schema)) for _ in tokens]
+    sizes = [sum(map(aligned, nbytes(schema, *item))) for item in zip(tokens, own, strict=True)]
+    by_field = tuple(zip(*own, strict=True)) or ((),) * len(schema.ragged)
+    assert schema.sizes(tokens, by_field) == sizes
+    assert sizes == [schema.nbytes(*item) for item in zip(tokens, own, strict=True)]
+
+
+def nbytes(schema: Schema, tokens: int, own: tuple[int, ...]) -> list[int]:
+    """Of each field in a sample, without padding."""
+    of_ragged = iter(own)
+    return [item.nbytes(tokens, next(of_ragged) if item.ragged else 0) for item in schema.fields]
 
 
 def test_a_field_has_its_bytes_by_token_or_by_sample() -> None:
     assert EMBEDDING.nbytes(5) == 5 * 3 * 2 * 2
     assert REWARD.nbytes(5) == REWARD.nbytes(1) == 4
+    assert PIXELS.nbytes(5, 2) == PIXELS.nbytes(1, 2) == 6
 
 
 def test_item_sizes_are_those_of_the_names() -> None:
@@ -53,19 +68,22 @@ def test_item_sizes_are_those_of_the_names() -> None:
     assert all(
         size * 8 == int("".join(char for char in dtype if char.isdigit()))
         for dtype, size in sizes.items()
-        if dtype is not DType.BOOL
+        if dtype not in (DType.BOOL, DType.STR)
     )
 
 
-@given(schema=schemas, tokens=st.integers(0, 100))
-def test_fields_follow_each_other_aligned_and_fill_the_span(schema: Schema, tokens: int) -> None:
-    stop = 0
-    for item, cut in zip(schema.fields, schema.slices(tokens), strict=True):
+@given(data=st.data(), schema=schemas(), tokens=st.integers(0, 100))
+def test_fields_follow_each_other_aligned_and_fill_the_span(
+    data: st.DataObject, schema: Schema, tokens: int
+) -> None:
+    own, stop = data.draw(rows(schema)), 0
+    cuts = schema.slices(tokens, own)
+    for size, cut in zip(nbytes(schema, tokens, own), cuts, strict=True):
         assert cut.start == aligned(stop)
         assert cut.start % ALIGNMENT == 0
-        assert cut.stop - cut.start == item.nbytes(tokens)
+        assert cut.stop - cut.start == size
         stop = cut.stop
-    assert schema.nbytes(tokens) == aligned(stop)
+    assert schema.nbytes(tokens, own) == aligned(stop)
 
 
 @given(st.integers(0, 10**12))
@@ -93,6 +111,13 @@ def test_alignment_rounds_up_to_the_next_multiple(size: int) -> None:
         (
             (IDS, Field("loss_mask", DType.BOOL, per_token=False)),
             "loss_mask is bool per sample, not bool[tokens]",
+        ),
+        (
+            (IDS, MASK, PIXELS, ENV),
+            (
+                "pixels is unexpected (uint8[rows, 3] per sample); "
+                "env is unexpected (str per sample)"
+            ),
         ),
         ((MASK, IDS), "its fields come in the order loss_mask, input_ids"),
     ],

@@ -17,7 +17,8 @@ from rollout_dispatcher.sample import Sample, Schema
 class Kept:
     """A sample that is neither done with nor dropped; the order of the fields is the row's.
 
-    arrived: wall time. step: the open or retained step that holds it, -1 for none.
+    arrived: wall time. rows: of ragged fields. step: the open or retained step that holds it, -1
+    for none.
     """
 
     ticket: int
@@ -36,6 +37,7 @@ class Kept:
     producer: str
     segment: int
     offset: int
+    rows: Sequence[int] = ()
     step: int = -1
 
     def row(self) -> Row:
@@ -44,13 +46,14 @@ class Kept:
             self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
             self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
             self.group, self.skips, self.producer, self.segment, self.offset,
+            *([self.rows] if self.rows else ()),
         ]  # fmt: skip
 
     def entry(self, schema: Schema, payload: Payload, arrived: float) -> Entry:
         """As the core has it."""
         sample = Sample(
             self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
-            self.group_size, self.policy_version,
+            self.group_size, self.policy_version, tuple(self.rows),
         )  # fmt: skip
         return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
 

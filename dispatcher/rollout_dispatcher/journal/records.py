@@ -47,8 +47,9 @@ KEYED, LEFT = "keyed", "left"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
-#: Where an accepted row has its producer, and what follows is of that and not of the sample.
-PRODUCER = 14
+#: Where an accepted row has its producer, and what follows is of that and not of the sample; but
+#: for the rows of ragged fields, which come last where there are any.
+PRODUCER, ROWS = 14, 17
 #: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
 #: row without names; and what a block takes besides rows, totals and payloads.
 _CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
@@ -79,8 +80,9 @@ def most_bytes(rows: Sequence[Row], totals: str) -> int:
     found = _BLOCK_BYTES + 2 * len(totals)
     for row in rows:
         if row[0] == ACCEPTED:  # of these there are many, with the names that users give
-            names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[-1] or "")
+            names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[ROWS - 1] or "")
             found += _ACCEPTED_BYTES + _CHARACTER_BYTES * names
+            found += sum(map(_most_bytes_of, row[ROWS:]))
         else:
             found += _most_bytes_of(row)
     return found
@@ -129,6 +131,7 @@ class Encoder:
             sample.sample_id, sample.group_id, sample.group_size, sample.policy_version,
             self._to_wall(entry.arrived), self._number(sample.schema, before), entry.group,
             entry.skips, fact.producer, fact.seq, fact.given_id,
+            *([sample.rows] if sample.rows else ()),
         ]  # fmt: skip
 
     def _row(self, fact: Fact) -> Row:
@@ -185,15 +188,18 @@ class Encoder:
 
 
 def schema_row(schema: Schema) -> Row:
-    """A schema as plain values."""
-    return [[item.name, item.dtype, item.per_token, item.shape] for item in schema.fields]
+    """A schema as plain values; that a field is ragged stands behind them."""
+    return [
+        [item.name, item.dtype, item.per_token, item.shape, *([True] if item.ragged else ())]
+        for item in schema.fields
+    ]
 
 
 def schema_of(row: Iterable[Row]) -> Schema:
     """The schema of such a row."""
     return Schema(
         tuple(
-            Field(name, DType(dtype), per_token, tuple(shape))
-            for name, dtype, per_token, shape in row
+            Field(name, DType(dtype), per_token, tuple(shape), *ragged)
+            for name, dtype, per_token, shape, *ragged in row
         )
     )

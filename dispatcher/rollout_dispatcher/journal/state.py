@@ -118,13 +118,13 @@ class State:
     # -- samples ----------------------------------------------------------------------------
 
     def _accept(self, row: Row, segment: int, offset: int) -> None:
-        kept = Kept(*(*row[1 : records.PRODUCER + 1], segment, offset))
+        kept = Kept(*row[1 : records.PRODUCER + 1], segment, offset, *row[records.ROWS :])
         if kept.ticket in self.kept:
             raise ValueError(f"ticket {kept.ticket} is accepted twice")
         self.keep(kept)
         self.changed.shelves.add(kept.ticket // SHELF)
         self.ledger.next_ticket = max(self.ledger.next_ticket, kept.ticket + 1)
-        name, seq, given_id = row[records.PRODUCER :]
+        name, seq, given_id = row[records.PRODUCER : records.ROWS]
         producer = self._producer(name)
         producer.left = False
         if seq >= producer.floor:

@@ -19,7 +19,7 @@ from rollout_dispatcher.sample import (
     SamplesByField,
     Schema,
 )
-from rollout_dispatcher.spans import ALIGNMENT, PADDING
+from rollout_dispatcher.spans import ALIGNMENT, PADDING, RowsByField
 
 #: The sample of these values: `Sample._make` without its check of their number.
 _SAMPLE = partial(tuple.__new__, Sample)
@@ -39,11 +39,13 @@ def samples_of(
         if push.group_sizes is not None:
             given = (size or SIZE_AT_CLOSE for size in push.group_sizes)
         sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=False)]
-    rows = zip(
+    rows = push.rows_of(push.schema_)
+    values = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
         push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
+        zip(*rows, strict=True) if rows else repeat(()),
     )  # fmt: skip
-    return tuple(map(_SAMPLE, rows))
+    return tuple(map(_SAMPLE, values))
 
 
 def step_header(
@@ -89,16 +91,21 @@ def micro_batch(
         header["policy_versions"] = held.policy_versions
     if group_numbers is not None:
         header["group_numbers"] = group_numbers
+    schema, rows = held.schemas[0], tuple(zip(*held.rows, strict=True))
+    if rows:
+        header["rows"] = dict(zip(schema.ragged, rows, strict=True))
     assert are_in_memory(held.payloads)
-    payload, nbytes = _gather(held.schemas[0], held.payloads, held.tokens)
+    payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 
 def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
-    """A micro-batch of one real token and no loss, for a rank that has nothing to do."""
+    """A micro-batch of one real token, no rows and no loss, for a rank that has nothing to do."""
     assert isinstance(sample.payload, InMemory)
-    first = sample.schema.first_token(sample.payload, sample.tokens)
-    payload, nbytes = _gather(sample.schema, [memoryview(first)], [1])
+    schema = sample.schema
+    first = schema.first_token(sample.payload, sample.tokens, sample.rows)
+    rows = {name: [0] for name in schema.ragged}
+    payload, nbytes = _gather(schema, [memoryview(first)], [1], list(rows.values()))
     header = m.MicroBatch(
         step=step,
         index=index,
@@ -106,16 +113,17 @@ def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
         tokens=[1],
         loss_tokens=[0],
         sample_ids=[sample.sample_id],
+        rows=rows or None,
     )
     return [codec.encode(header, nbytes), *payload]
 
 
 def _gather(
-    schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int]
+    schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int], rows: RowsByField
 ) -> tuple[list[Buffer], int]:
     """Field after field, the values of all spans, each field padded; and the bytes in all."""
-    values, stride = schema.cut(spans, tokens), len(schema.units)
-    blocks, nbytes = schema.blocks(tokens)
+    values, stride = schema.cut(spans, tokens, rows), len(schema.units)
+    blocks, nbytes = schema.blocks(tokens, rows)
     buffers: list[Buffer] = []
     for at, block in enumerate(blocks):
         padding = PADDING[block.stop % ALIGNMENT]

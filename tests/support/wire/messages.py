@@ -66,6 +66,7 @@ _fields = st.lists(
         dtype=st.sampled_from(DType),
         per_token=st.booleans(),
         shape=st.lists(_extents, max_size=8),
+        ragged=st.sampled_from([None, True]),
     ),
     min_size=1,
     max_size=5,
@@ -93,6 +94,7 @@ def _columns(size: int) -> dict[str, st.SearchStrategy[object]]:
         "sample_ids": column(_names),
         "group_ids": st.none() | column(st.none() | _names),
         "policy_versions": st.none() | column(st.none() | _counts),
+        "rows": st.none() | st.dictionaries(_names, column(st.integers(0, 2**31 - 1)), max_size=3),
     }
 
 

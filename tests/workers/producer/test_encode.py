@@ -50,7 +50,7 @@ def test_lists_arrays_and_tensors_make_the_same_span() -> None:
     assert len(spans) == 1
 
 
-@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.STR])
 def test_every_tensor_type_keeps_its_bits(dtype: DType) -> None:
     tensor = torch.tensor([0, 1, 1]).to(getattr(torch, dtype))
     encoded = encode(x=tensor)
@@ -105,7 +105,7 @@ def test_loss_tokens_are_those_of_the_mask_or_all_that_have_one_before_them() ->
         ({"x": [[1], [2, 3], []]}, "x is no array"),
         ({"x": np.array([1, 2, 3], np.uint32)}, "x is uint32; accepted are bool"),
         ({"x": torch.zeros(3, dtype=torch.complex64)}, "x is complex64"),
-        ({"x": ["a", "b", "c"]}, "x is str"),
+        ({"x": ["a", "b", "c"]}, "x holds strings; text is one str a sample"),
         ({"loss_mask": [0.5, 1, 1]}, r"loss_mask\[0\] is 0.5"),
         ({"loss_mask": np.array([0.5, 1, 1])}, "zeros and ones"),
         ({"loss_mask": 1}, "one a token"),

@@ -9,6 +9,7 @@ an array too, would cost more.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from rollout_dispatcher.errors import ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType
+from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import layouts
-from rollout_workers.micro_batch.layouts import Collation, Placement
+from rollout_workers.micro_batch.layouts import Collation, Placement, bounds
 from rollout_workers.micro_batch.loss.config import MAIN, LossConfig
 from rollout_workers.micro_batch.loss.totals import StepTotals
 from rollout_workers.micro_batch.loss.weights import token_weights
@@ -28,7 +29,9 @@ from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import Block
 
-_TORCH: dict[DType, torch.dtype] = {item: getattr(torch, item.value) for item in DType}
+_TORCH: dict[DType, torch.dtype] = {
+    item: getattr(torch, item.value) for item in DType if item is not DType.STR
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def collate(
     """
     header = received.header
     copy = not (give_away or config.copies)
-    per_token, per_sample = _fields(received.copied(config.memory) if copy else received)
+    per_token, others, text = _fields(received.copied(config.memory) if copy else received)
     totals = totals or StepTotals(step, config.loss)
     weights = {
         loss.weights: token_weights(
@@ -102,14 +105,15 @@ def collate(
     per_token |= weights
     placement = config.placement(header.tokens)
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
-        per_sample = {name: values.clone() for name, values in per_sample.items()}
-    tensors = layouts.lay_out(per_token, placement) | per_sample
+        others = {name: values.clone() for name, values in others.items()}
+    tensors = layouts.lay_out(per_token, placement) | others
     if config.device is not None:
         tensors = {name: item.to(config.device) for name, item in tensors.items()}
     scales = totals.scales()
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,
+        text=text,
         step=header.step,
         index=header.index,
         tokens=sum(header.tokens),
@@ -131,19 +135,40 @@ def field_of(received: Received, name: str) -> Tensor:
     return _view(block, received.payload)
 
 
-def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Per-token tensors [total, ...] and per-sample tensors [n, ...]: views of the payload."""
+def _fields(
+    received: Received,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, tuple[str, ...]]]:
+    """Per-token tensors [total, ...] and all others, as views of the payload; and texts."""
     per_token: dict[str, Tensor] = {}
-    per_sample: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    text: dict[str, tuple[str, ...]] = {}
     for block in received.blocks:
-        home = per_token if block.field.per_token else per_sample
-        home[block.field.name] = _view(block, received.payload)
+        name = block.field.name
+        if block.field.per_token:
+            per_token[name] = _view(block, received.payload)
+        elif block.field.is_text:
+            text[name] = _texts(block, received.payload)
+        else:
+            others[name] = _view(block, received.payload)
+            if block.field.ragged:
+                others[name + CU_ROWS] = torch.tensor(bounds(block.own), dtype=torch.int32)
     if "input_ids" not in per_token:
         raise ProtocolError("the samples have no per-token field input_ids")
-    return per_token, per_sample
+    return per_token, others, text
+
+
+def _texts(block: Block, payload: memoryview) -> tuple[str, ...]:
+    """The text of each sample. What is no UTF-8 becomes U+FFFD: nobody checks it on its way, and on
+    one rank alone it would be no error but a hang.
+    """
+    text = payload[block.offset : block.offset + block.rows]
+    each = pairwise(bounds(block.own))
+    return tuple(str(text[start:stop], "utf-8", "replace") for start, stop in each)
 
 
 def _view(block: Block, payload: memoryview) -> Tensor:
+    if not block.rows:  # torch makes no tensor of an empty buffer
+        return torch.empty(block.shape, dtype=_TORCH[block.field.dtype])
     values = torch.frombuffer(
         payload, dtype=_TORCH[block.field.dtype], count=block.values, offset=block.offset
     )

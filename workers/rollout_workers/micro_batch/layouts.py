@@ -5,7 +5,7 @@ Tokens of all samples, end to end and nothing between them, are *dense*: what ar
 of dense tensors by `lay_out`, and gives them back by `dense`, so each can be made of each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -32,7 +32,7 @@ class Side(StrEnum):
     LEFT = "left"
 
 
-def bounds(tokens: list[int]) -> list[int]:
+def bounds(tokens: Sequence[int]) -> list[int]:
     """Where each sample starts, and where the last one ends: [n + 1]."""
     return [0, *accumulate(tokens)]
 

@@ -28,7 +28,8 @@ class MicroBatch(Mapping[str, Tensor]):
     attribute too, unless the name is taken below: `micro_batch.logprobs`.
 
     Per-token tensors are [total, ...] packed, [n, longest, ...] padded with zeros, or nested
-    [n, jagged, ...]; per-sample ones [n, ...].
+    [n, jagged, ...]; per-sample ones [n, ...]; ragged ones [rows of all samples, ...] in every
+    layout.
 
         input_ids, position_ids  int64, per token; positions restart at 0 with every sample
         loss_weights             `weights_dtype`, per token: weight of the loss of predicting this
@@ -37,6 +38,8 @@ class MicroBatch(Mapping[str, Tensor]):
         NAME_weights             the same for each of the stream's other `losses`
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
+        NAME_cu_rows             of each ragged field: int32 [n + 1], where the rows of each sample
+                                 begin in it: `pixel_values[cu[i]:cu[i + 1]]` are sample i's
 
     With a multiple for samples' lengths, or a fixed packed length, packed ones have padding too: it
     is zero, and weighs nothing; it lies behind each sample's tokens, in its segment of
@@ -47,6 +50,7 @@ class MicroBatch(Mapping[str, Tensor]):
                                  TransformerEngine calls this cu_seqlens_q, and cu_seqlens
                                  cu_seqlens_q_padded
 
+    text: of each field of text the n texts: `micro_batch.text["env"]`.
     loss_scale: factor of the summed, weighted token losses, to apply exactly once; whether it was,
         nobody can see from here.
     loss_scales: the factor of every loss by its name, for the sum of its token losses weighted by
@@ -70,6 +74,7 @@ class MicroBatch(Mapping[str, Tensor]):
     policy_versions: tuple[int | None, ...]
     per_token: frozenset[str] = field(repr=False)
     placement: Placement = field(repr=False)
+    text: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     # -- a mapping
 

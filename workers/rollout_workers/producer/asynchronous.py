@@ -36,6 +36,8 @@ class AsyncRolloutProducer:
     endpoint: `host:port`, `tls://host:port` or `unix:/path`.
     per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
         without dimensions are per-sample anyway, every other field is per-token.
+    ragged: names of fields whose first dimension is a number of rows of each sample's own, 0 or
+        more (`pixel_values` [patches, 1176], `image_grid_thw` [images, 3]); a str is text anyway.
     group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
         nobody knows before `close_group`.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
@@ -50,12 +52,13 @@ class AsyncRolloutProducer:
         endpoint: str,
         *,
         per_sample: Collection[str] = (),
+        ragged: Collection[str] = (),
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
     ) -> None:
         shown = Credentials.from_environment() if credentials is None else credentials
-        self._encoder = Encoder(per_sample)
+        self._encoder = Encoder(per_sample, ragged)
         self._client = ProducerClient(
             Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed
         )
@@ -95,8 +98,9 @@ class AsyncRolloutProducer:
     ) -> Outcome:
         """Push one sample; returns when the dispatcher holds it.
 
-        fields: `input_ids` [tokens] and other tensors, arrays or lists; see `RolloutSample`. Leave
-            them unchanged until this returns or raises: large ones are sent from where they are.
+        fields: `input_ids` [tokens] and other tensors, arrays, lists or texts; see `RolloutSample`.
+            Leave them unchanged until this returns or raises: large ones are sent from where they
+            are.
         timeout: seconds to wait, for a cap of the buffer for instance.
 
         Raises SampleRefused when it is not acceptable; after `timeout` BufferFull, which names

@@ -54,6 +54,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
             group_ids=group_ids,
             group_sizes=[_size(sample) for sample in samples] if sized else None,
             policy_versions=_unless_empty([sample.policy_version for sample in samples]),
+            rows=_rows(samples),
             first_seq=first_seq,
             floor=first_seq,
             named=samples[0].sample_id is not None,
@@ -92,6 +93,14 @@ def _alike(one: EncodedSample, other: EncodedSample) -> bool:
         and (one.sample_id is None) == (other.sample_id is None)
         and _is_sized(one) == _is_sized(other)
     )
+
+
+def _rows(samples: Sequence[EncodedSample]) -> dict[str, list[int]] | None:
+    """Of each ragged field the rows of each sample; None without any."""
+    if not samples[0].rows:
+        return None
+    each = zip(*(sample.rows for sample in samples), strict=True)
+    return dict(zip(samples[0].schema.ragged, map(list, each), strict=True))
 
 
 def _size(sample: EncodedSample) -> int:

@@ -38,6 +38,7 @@ class RolloutProducer:
         endpoint: str,
         *,
         per_sample: Collection[str] = (),
+        ragged: Collection[str] = (),
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
@@ -45,6 +46,7 @@ class RolloutProducer:
         self._inner = AsyncRolloutProducer(
             endpoint,
             per_sample=per_sample,
+            ragged=ragged,
             group_size=group_size,
             reconnect_timeout=reconnect_timeout,
             credentials=credentials,

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Schema
-from rollout_workers.producer.layout import Layout, lay_out, layout_of
+from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
 from rollout_workers.producer.to_array import Array, ArrayLike
 
 #: Members of a group: a number, or that it is told when the group is closed.
@@ -28,8 +28,9 @@ class RolloutSample:
 
     fields: `input_ids` [tokens] and any others. `loss_mask` [tokens] of zeros and ones: with
         `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
-        in its sample; without a mask all tokens but the first are. Large arrays and tensors are
-        sent from where they are: leave them as they are until the push has returned or raised.
+        in its sample; without a mask all tokens but the first are. A str is one text a sample.
+        Large arrays and tensors are sent from where they are: leave them as they are until the push
+        has returned or raised.
     group_size: members that the group will have in the end, or `at-close` if nobody knows before
         `close_group`.
     policy_version: version of the weights that generated the oldest token.
@@ -50,8 +51,8 @@ class EncodedSample(NamedTuple):
     """A sample ready to be sent.
 
     arrays: its fields in the order of `schema`, C-contiguous and little-endian; the caller's own
-        memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens)`. group_size: 0 if it is
-        told when the group is closed.
+        memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens, rows)`. group_size: 0 if it
+        is told when the group is closed. rows: of each ragged field, in the order of `schema`.
     """
 
     schema: Schema
@@ -63,6 +64,7 @@ class EncodedSample(NamedTuple):
     group_id: str | None = None
     group_size: int | None = None
     policy_version: int | None = None
+    rows: tuple[int, ...] = ()
 
 
 def rollout_samples(given: object) -> list[RolloutSample]:
@@ -92,10 +94,11 @@ class Encoder:
     """Encodes samples, faster the more they are alike; safe to share by threads.
 
     per_sample: names of fields that have one value a sample although they have dimensions.
+    ragged: names of fields whose first dimension is a number of rows of each sample's own.
     """
 
-    def __init__(self, per_sample: Collection[str] = ()) -> None:
-        self._per_sample = frozenset(per_sample)
+    def __init__(self, per_sample: Collection[str] = (), ragged: Collection[str] = ()) -> None:
+        self._named = Named.of(per_sample, ragged)
         # Two, as one thread is told of the run's samples while others encode.
         self._known: Layout | None = None  # of the run's samples
         self._latest: Layout | None = None  # of the sample before, while those are not known
@@ -124,16 +127,18 @@ class Encoder:
             )
         layout, arrays = self._lay_out(sample.fields)
         tokens = len(arrays[layout.ids])
+        rows = layout.rows(arrays) if layout.ragged else ()
         return EncodedSample(
             layout.schema,
             tokens,
             layout.loss_tokens(arrays, tokens),
             arrays,
-            layout.schema.nbytes(tokens),
+            layout.schema.nbytes(tokens, rows),
             sample.sample_id,
             sample.group_id,
             TOLD_AT_CLOSE if sample.group_size == AT_CLOSE else sample.group_size,
             sample.policy_version,
+            rows,
         )
 
     def refit(
@@ -151,9 +156,10 @@ class Encoder:
             if isinstance(answer, SampleRefused) and sample.schema != known.schema:
                 arrays = known.refit(sample.schema, sample.arrays, sample.tokens)
                 if arrays is not None:
-                    nbytes = known.schema.nbytes(sample.tokens)
+                    rows = known.rows(arrays)
+                    nbytes = known.schema.nbytes(sample.tokens, rows)
                     found[index] = sample._replace(
-                        schema=known.schema, arrays=arrays, nbytes=nbytes
+                        schema=known.schema, arrays=arrays, nbytes=nbytes, rows=rows
                     )
         members = Counter(sample.group_id for sample in found.values())
         return {
@@ -167,7 +173,7 @@ class Encoder:
         layout = self._latest if known is None else known
         if layout is not None and (arrays := layout.arrays(fields)) is not None:
             return layout, arrays
-        found = lay_out(fields, self._per_sample, known)
+        found = lay_out(fields, self._named, known)
         if known is None:
             self._latest = found[0]
         return found

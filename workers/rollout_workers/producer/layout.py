@@ -1,6 +1,7 @@
 """What samples of one kind have in common: worked out for the first, recognised in the others.
 
-A field is *per-sample* if it has no dimensions or is named in `per_sample`; every other field is
+A field is *per-sample* if it has no dimensions or is named in `per_sample`, and *ragged* if it is
+named in `ragged`, or text: its first dimension is a number of rows of its own. Every other field is
 *per-token*: its first dimension must be the number of tokens, which is the length of `input_ids`.
 Fields are ordered by name, so that the order of a dict never matters.
 
@@ -10,18 +11,42 @@ layout of the one before, which is several times faster than to check and descri
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
+from rollout_dispatcher.errors import ConfigError, SampleRefused
+from rollout_dispatcher.sample import METADATA, DType, Field, Schema, is_reserved
 from rollout_dispatcher.values import NUMPY_DTYPES
 from rollout_workers.producer.to_array import Array, ArrayLike, recast, to_array, to_typed
 
+#: How the shape of a ragged field begins.
+ANY = (-1,)
+
+
+class Named(NamedTuple):
+    """The fields of which a name says that they are not per-token."""
+
+    per_sample: frozenset[str]
+    ragged: frozenset[str]
+
+    @classmethod
+    def of(cls, per_sample: Collection[str], ragged: Collection[str]) -> Self:
+        """Raises ConfigError for a field that is named as both, or cannot be either."""
+        found = cls(frozenset(per_sample), frozenset(ragged))
+        if both := sorted(found.per_sample & found.ragged):
+            raise ConfigError(f"{both[0]} is named in per_sample and in ragged; it can be one")
+        if "input_ids" in found.per_sample | found.ragged:
+            raise ConfigError("input_ids is per token: it says how many tokens a sample has")
+        return found
+
 
 class Trait(NamedTuple):
-    """What a field's value is compared with; numpy_dtype: None where numpy has no such type."""
+    """What a field's value is compared with.
+
+    numpy_dtype: None where numpy has no such type. shape: of a token's value, or a sample's; of a
+    ragged field (-1, ...), which is no array's shape.
+    """
 
     name: str
     dtype: DType
@@ -29,19 +54,26 @@ class Trait(NamedTuple):
     per_token: bool
     shape: tuple[int, ...]
 
+    def fitted(self, array: Array, tokens: int) -> Array | None:
+        """This array of a sample of so many tokens, if it is shaped like this; else None."""
+        if array.shape == ((tokens, *self.shape) if self.per_token else self.shape):
+            return array
+        return None if self.per_token else _rows_of(array, self.shape)
+
 
 class Layout(NamedTuple):
     """The schema of checked fields, and what it takes to recognise others like them.
 
-    ids, mask: which of the traits are `input_ids` and `loss_mask`, None without a mask.
-    set_by: in words, who has decided that the run's samples are laid out like this; None if it is
-    only those before.
+    ids, mask: which of the traits are `input_ids` and `loss_mask`, None without a mask. ragged:
+    which are ragged. set_by: in words, who has decided that the run's samples are laid out like
+    this; None if it is only those before.
     """
 
     schema: Schema
     traits: tuple[Trait, ...]
     ids: int
     mask: int | None
+    ragged: tuple[int, ...] = ()
     set_by: str | None = None
 
     def arrays(self, fields: Mapping[str, ArrayLike]) -> list[Array] | None:
@@ -68,7 +100,9 @@ class Layout(NamedTuple):
                         if found is not dtype:
                             return None
                 if value.shape != (rows + shape if per_token else shape):
-                    return None
+                    value = None if per_token else _rows_of(value, shape)
+                    if value is None:
+                        return None
                 arrays.append(value)
         except (KeyError, TypeError):  # a field is missing, or input_ids has no length
             return None
@@ -80,13 +114,18 @@ class Layout(NamedTuple):
             return None
         found = []
         for item, array, trait in zip(schema.fields, arrays, self.traits, strict=True):
-            if array.shape != ((tokens, *trait.shape) if trait.per_token else trait.shape):
+            fitting = trait.fitted(array, tokens)
+            if fitting is None:
                 return None
             try:
-                found.append(recast(item.name, array, item.dtype, trait.dtype, self.set_by or ""))
+                found.append(recast(item.name, fitting, item.dtype, trait.dtype, self.set_by or ""))
             except SampleRefused:
                 return None
         return found
+
+    def rows(self, arrays: list[Array]) -> tuple[int, ...]:
+        """The rows of each ragged field."""
+        return tuple([len(arrays[at]) for at in self.ragged])
 
     def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
         """How many tokens the loss counts. Raises SampleRefused for a mask of other values.
@@ -105,12 +144,11 @@ class Layout(NamedTuple):
 
 def layout_of(schema: Schema, set_by: str) -> Layout:
     """The layout of a run's samples. Raises SampleRefused for what no sample can have."""
-    traits = tuple((item.name, item.dtype, item.per_token, item.shape) for item in schema.fields)
-    return _layout(traits)._replace(set_by=set_by)
+    return _layout(schema.fields)._replace(set_by=set_by)
 
 
 def lay_out(
-    fields: Mapping[str, ArrayLike], per_sample: Collection[str], known: Layout | None = None
+    fields: Mapping[str, ArrayLike], named: Named, known: Layout | None = None
 ) -> tuple[Layout, list[Array]]:
     """The layout of these fields, and their arrays in span order.
 
@@ -120,10 +158,12 @@ def lay_out(
     """
     if "input_ids" not in fields:
         raise SampleRefused("no-input-ids", "the sample has no field input_ids")
-    decided, set_by = dict[str, DType](), ""
+    decided, set_by, per_sample, ragged = dict[str, DType](), "", *named
     if known is not None:
-        per_sample = {*per_sample, *(trait.name for trait in known.traits if not trait.per_token)}
-        decided, set_by = {trait.name: trait.dtype for trait in known.traits}, known.set_by or ""
+        items = known.schema.fields
+        ragged = ragged | {item.name for item in items if item.ragged}
+        per_sample = per_sample | {item.name for item in items if not item.per_token}
+        decided, set_by = {item.name: item.dtype for item in items}, known.set_by or ""
     found = dict[str, tuple[Array, DType]]()
     for name in sorted(fields):
         dtype = decided.get(name)
@@ -133,20 +173,25 @@ def lay_out(
             else (to_typed(name, fields[name], dtype, set_by), dtype)
         )
     tokens = _token_count(*found["input_ids"])
-    traits = []
+    items = []
     for name, (array, dtype) in found.items():
-        per_token = array.ndim > 0 and name not in per_sample
+        is_ragged = name in ragged or dtype is DType.STR
+        if is_ragged and not array.ndim:
+            raise SampleRefused("bad-field", f"{name} is ragged, and one number has no rows")
+        per_token = array.ndim > 0 and not is_ragged and name not in per_sample
         if per_token and array.shape[0] != tokens:
             raise _not_per_token(name, array.shape[0], tokens)
-        traits.append((name, dtype, per_token, array.shape[1:] if per_token else array.shape))
-    return _layout(tuple(traits)), [array for array, _ in found.values()]
+        shape = array.shape[1:] if per_token or is_ragged else array.shape
+        items.append(Field(name, dtype, per_token, shape, is_ragged))
+    return _layout(tuple(items)), [array for array, _ in found.values()]
 
 
 @lru_cache(maxsize=64)
-def _layout(traits: tuple[tuple[str, DType, bool, tuple[int, ...]], ...]) -> Layout:
-    """The layout of fields with these names, types and shapes; raises SampleRefused."""
-    for name, _, per_token, shape in traits:
-        if name in RESERVED or not 1 <= len(name) <= 128:
+def _layout(fields: tuple[Field, ...]) -> Layout:
+    """The layout of these fields; raises SampleRefused."""
+    for item in fields:
+        name, shape = item.name, item.shape
+        if is_reserved(name) or not 1 <= len(name) <= 128:
             raise SampleRefused("bad-field", f"a field may not be called {name!r}")
         if name in METADATA:
             raise SampleRefused(
@@ -156,21 +201,36 @@ def _layout(traits: tuple[tuple[str, DType, bool, tuple[int, ...]], ...]) -> Lay
             )
         if len(shape) > 8 or 0 in shape:
             raise SampleRefused("bad-field", f"{name} has values of the shape {list(shape)}")
-        if name == "loss_mask" and not (per_token and shape == ()):
+        if name == "loss_mask" and not (item.per_token and shape == ()):
             raise _bad_mask()
-    schema = Schema(tuple(Field(*trait) for trait in traits))
-    expected = tuple(
-        Trait(name, dtype, NUMPY_DTYPES.get(dtype), per_token, shape)
-        for name, dtype, per_token, shape in traits
-    )
+    schema = Schema(fields)
+    traits = tuple(map(_trait, fields))
     mask = schema.names.index("loss_mask") if "loss_mask" in schema.names else None
-    return Layout(schema, expected, schema.names.index("input_ids"), mask)
+    ragged = tuple(at for at, item in enumerate(fields) if item.ragged)
+    return Layout(schema, traits, schema.names.index("input_ids"), mask, ragged)
+
+
+def _trait(item: Field) -> Trait:
+    shape = ANY + item.shape if item.ragged else item.shape
+    return Trait(item.name, item.dtype, NUMPY_DTYPES.get(item.dtype), item.per_token, shape)
+
+
+def _rows_of(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """The rows of a ragged field, whose trait has this shape; None if they do not fit.
+
+    An empty list is no rows, whatever their shape.
+    """
+    if shape[:1] != ANY:
+        return None
+    if array.shape == (0,):
+        return array.reshape(0, *shape[1:])
+    return array if array.ndim == len(shape) and array.shape[1:] == shape[1:] else None
 
 
 def _token_count(array: Array, dtype: DType) -> int:
     if not array.size:
         raise SampleRefused("empty", "the sample has no tokens: input_ids is empty")
-    if array.ndim != 1 or array.dtype.kind not in "iu" or dtype is DType.BFLOAT16:
+    if array.ndim != 1 or array.dtype.kind not in "iu" or dtype in (DType.BFLOAT16, DType.STR):
         raise SampleRefused(
             "bad-field", f"input_ids must be integers [tokens], not {dtype}{list(array.shape)}"
         )
@@ -181,7 +241,8 @@ def _not_per_token(name: str, rows: int, tokens: int) -> SampleRefused:
     return SampleRefused(
         "bad-field",
         f"{name} has {rows} rows for {tokens} tokens; a field with one value a sample is named in "
-        f"per_sample=({name!r},) when the producer is made",
+        f"per_sample=({name!r},) when the producer is made, one whose rows differ by sample in "
+        f"ragged=({name!r},)",
     )
 
 

@@ -1,7 +1,7 @@
 """What a rollout worker holds (a tensor, an array, a list) as an array whose memory can travel.
 
 torch tensors are recognised without importing torch. Memory is copied only where it has to be: out
-of lists, off a GPU, into C order and little endian, into another type.
+of lists, off a GPU, into C order and little endian, into another type. Text becomes its UTF-8.
 
 A value never decides on a type. Arrays and tensors keep theirs; Python's numbers, those in lists
 too, have that of their field's name (`values.py:type_of_numbers`). Where the schema of the run's
@@ -12,6 +12,7 @@ samples is known, what stays the same number is made of its type:
     0.0 and 1.0               bool
     Python's floats           any float, rounded, unless that makes a number infinite
     float64                   float32, in the same way
+    text                      text, and nothing else into it
     other floats              floats that hold each value exactly
     floats                    integers: never, whatever their values
 
@@ -28,14 +29,14 @@ from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_of, type_of_numbers
 
-#: A tensor, an array, or nested lists of numbers.
+#: A tensor, an array, nested lists of numbers, or a str.
 ArrayLike = Any
 Array = NDArray[Any]
 
 #: Arrays of these types travel as they are.
 _AS_IS = {dtype.newbyteorder("<"): item for item, dtype in NUMPY_DTYPES.items()}
 _NAMES = tuple(map(str, DType))
-
+_NUMBERS = frozenset(_NAMES) - {DType.STR}
 
 #: Python's own numbers, and lists of numbers; numpy.float64 is a float to Python as well.
 _PLAIN = (float, int, list, tuple, range)
@@ -74,6 +75,10 @@ def recast(
     """
     if found is dtype:
         return array
+    if DType.STR in (found, dtype):
+        raise SampleRefused(
+            "bad-dtype", f"{name} is {found}; the run's samples have it as {dtype} ({set_by})"
+        )
     rounds |= (found, dtype) == (DType.FLOAT64, DType.FLOAT32)
     why = f"the run's samples have {name} as {dtype} ({set_by})"
     return cast(name, array, found, dtype, why, rounds=rounds)
@@ -85,19 +90,30 @@ def _found(name: str, value: ArrayLike) -> tuple[Array, DType]:
         known = _AS_IS.get(value.dtype)
         if known is not None:
             return value, known
+    if isinstance(value, str):
+        return _from_text(name, value), DType.STR
     if type(value).__module__.partition(".")[0] == "torch":
         return _from_torch(name, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise SampleRefused("bad-field", f"{name} is no array: {error}") from error
-    if array.dtype.name not in _NAMES:
+    if array.dtype.kind == "U":
+        raise SampleRefused("bad-dtype", f"{name} holds strings; text is one str a sample")
+    if array.dtype.name not in _NUMBERS:
         raise SampleRefused(
             "bad-dtype", f"{name} is {array.dtype.name}; accepted are {', '.join(_NAMES)}"
         )
     # order="C", not ascontiguousarray: that one makes a dimension out of none.
     array = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
     return array, DType(array.dtype.name)
+
+
+def _from_text(name: str, value: str) -> Array:
+    try:
+        return np.frombuffer(value.encode(), np.uint8)
+    except UnicodeEncodeError as error:
+        raise SampleRefused("bad-field", f"{name} is no text that UTF-8 has: {error}") from None
 
 
 def _from_torch(name: str, tensor: Any) -> tuple[Array, DType]:
@@ -114,7 +130,7 @@ def _from_torch(name: str, tensor: Any) -> tuple[Array, DType]:
 def _torch_dtype(name: str, dtype: object) -> DType:
     """The type on the wire of a torch.dtype; raises SampleRefused that names the field."""
     word = str(dtype).removeprefix("torch.")
-    if word not in _NAMES:
+    if word not in _NUMBERS:
         raise SampleRefused("bad-dtype", f"{name} is {word}; accepted are {', '.join(_NAMES)}")
     return DType(word)
 

@@ -16,6 +16,7 @@ MAX_NAME = 128
 Name = Annotated[str, Declared(min_length=1, max_length=MAX_NAME)]
 Count = Annotated[int, Declared(ge=0, lt=2**53)]
 Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
+Rows = Annotated[int, Declared(ge=0, lt=2**31)]
 Version = Annotated[int, Declared(ge=0, lt=2**53)]
 Extent = Annotated[int, Declared(ge=1, lt=2**31)]
 Total = Annotated[int, Declared(ge=1, lt=2**53)]

@@ -49,10 +49,11 @@ class Push(HasSamples, HasFields):
 
     def spans(self, nbytes: int) -> list[int]:
         """The size of each sample's span."""
-        sizes = self.schema_.sizes(self.tokens)
+        sizes = self.schema_.sizes(self.tokens, self.rows_of(self.schema_))
         if sum(sizes) != nbytes:
             raise ProtocolError(
                 f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
+                f"{self.rows_in_words()}"
             )
         return sizes
 

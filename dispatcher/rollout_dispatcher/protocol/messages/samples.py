@@ -3,22 +3,26 @@
 Facts (`tokens`, `sample_ids`, ...) come as lists with one entry a sample.
 """
 
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field as Declared
 from pydantic import model_validator
 
+from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol.messages.base import (
     Count,
     Extent,
     Message,
     Name,
     Part,
+    Rows,
     Tokens,
     Version,
 )
 from rollout_dispatcher.sample import DType, Field, Schema
+from rollout_dispatcher.spans import RowsByField
 
 #: Samples of one push. To read and decide on as many takes some milliseconds, in which nobody else
 #: is heard; a larger batch is pushed in parts.
@@ -31,7 +35,15 @@ MAX_DIMENSIONS = 8
 
 @lru_cache(maxsize=64)
 def _schema(fields: tuple[Field, ...]) -> Schema:
-    """One object a schema, so that comparing the schemas of samples costs next to nothing."""
+    """One object a schema, so that comparing the schemas of samples costs next to nothing.
+
+    Raises ProtocolError for a field of which nobody could say how large it is, or how to read it.
+    """
+    for item in fields:
+        if item.ragged and item.per_token:
+            raise ProtocolError(f"field {item.name} is ragged, and has a row a token at once")
+        if item.is_text and item != Field.text(item.name):
+            raise ProtocolError(f"field {item.name} is text: one a sample, ragged and of no shape")
     return Schema(fields)
 
 
@@ -41,14 +53,18 @@ class FieldHeader(Part):
     name: of the field.
     dtype: type of its elements, little endian.
     per_token: whether the first dimension is the sample's tokens, followed by `shape`; if not,
-        `shape` is all there is.
-    shape: its dimensions, without that of tokens.
+        and if it is not ragged, `shape` is all there is.
+    shape: its dimensions, without that of tokens or rows.
+    ragged: true if the first dimension is a number of rows of each sample's own, followed by
+        `shape`; left out otherwise. A field of type str is ragged, and its rows are one text a
+        sample, in UTF-8.
     """
 
     name: Name
     dtype: Annotated[DType, Declared(strict=False)]
     per_token: bool = True
     shape: list[Extent] = Declared(default_factory=list, max_length=MAX_DIMENSIONS)
+    ragged: Literal[True] | None = None
 
 
 class HasFields(Message):
@@ -70,7 +86,7 @@ class HasFields(Message):
         """The schema that all these samples share."""
         return _schema(
             tuple(
-                Field(item.name, item.dtype, item.per_token, tuple(item.shape))
+                Field(item.name, item.dtype, item.per_token, tuple(item.shape), bool(item.ragged))
                 for item in self.fields
             )
         )
@@ -98,6 +114,7 @@ class HasSamples(Message):
     group_ids: the group of each, null for none; left out where no sample has one.
     policy_versions: version of the weights that wrote the oldest token of each; left out where
         none is known.
+    rows: of each ragged field by its name, those of each sample; left out where no field is ragged.
     """
 
     #: The lists that have one entry a sample, beside `tokens`.
@@ -112,6 +129,7 @@ class HasSamples(Message):
     sample_ids: list[Name]
     group_ids: list[Name | None] | None = None
     policy_versions: list[Version | None] | None = None
+    rows: Annotated[dict[Name, list[Rows]], Declared(max_length=MAX_FIELDS)] | None = None
 
     @model_validator(mode="after")
     def _lists_agree(self) -> Self:
@@ -120,7 +138,38 @@ class HasSamples(Message):
             values = getattr(self, name)
             if values is not None and len(values) != size:
                 raise ValueError(f"{name} has {len(values)} entries for {size} samples")
+        if self.rows is not None:
+            self._rows_agree(self.rows, size)
         return self
+
+    def _rows_agree(self, rows: dict[str, list[int]], size: int) -> None:
+        for name, values in rows.items():
+            if len(values) != size:
+                raise ValueError(f"rows of {name} has {len(values)} entries for {size} samples")
+
+    def rows_of(self, schema: Schema) -> RowsByField:
+        """Of each ragged field of the schema the rows of each sample.
+
+        Raises ProtocolError where they are given of other fields than those.
+        """
+        given = self.rows or {}
+        if not given and not schema.ragged:
+            return ()
+        if len(given) != len(schema.ragged) or not all(map(given.__contains__, schema.ragged)):
+            raise ProtocolError(
+                f"{type(self).__name__} has rows of {_listed(given)}, the ragged fields are "
+                f"{_listed(schema.ragged)}"
+            )
+        return [given[name] for name in schema.ragged]
+
+    def rows_in_words(self) -> str:
+        """How many there are of each ragged field, for an error message."""
+        found = ", ".join(f"{name} {sum(rows)}" for name, rows in (self.rows or {}).items())
+        return f"; rows: {found}" if found else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 @lru_cache(maxsize=64)
@@ -128,7 +177,11 @@ def field_headers(schema: Schema) -> list[FieldHeader]:
     """A schema as it goes over the wire; the same list for all who ask, so do not change it."""
     return [
         FieldHeader(
-            name=item.name, dtype=item.dtype, per_token=item.per_token, shape=list(item.shape)
+            name=item.name,
+            dtype=item.dtype,
+            per_token=item.per_token,
+            shape=list(item.shape),
+            ragged=True if item.ragged else None,
         )
         for item in schema.fields
     ]

@@ -1,8 +1,9 @@
 """Fields as operators write them: `input_ids:int64, reward:float32:per-sample, image:uint8[3x8]`.
 
 Reading what was written gives the same field again. A field's name, its element type, the shape of
-what it has for each token (or sample) if that is more than one number, and whether it has one value
-a sample instead of one a token.
+what it has for each token (or sample, or row) if that is more than one number, and whether it has
+one value a sample, or rows of each sample's own (`ragged`), instead of one value a token. Text says
+it all by its type: `env:str`.
 """
 
 import difflib
@@ -14,9 +15,9 @@ from pydantic import AfterValidator
 
 from rollout_dispatcher.protocol.messages.base import MAX_NAME
 from rollout_dispatcher.protocol.messages.samples import MAX_DIMENSIONS, MAX_FIELDS
-from rollout_dispatcher.sample import METADATA, RESERVED, DType, Field, Schema
+from rollout_dispatcher.sample import METADATA, DType, Field, Schema, is_reserved
 
-PER_SAMPLE, PER_TOKEN = "per-sample", "per-token"
+PER_SAMPLE, PER_TOKEN, RAGGED = PLACES = "per-sample", "per-token", "ragged"
 _TYPE = re.compile(r"(\w+)(?:\[(\d+(?:x\d+)*)\])?", re.ASCII)
 #: What other languages and frameworks call the same.
 _ALIASES = {
@@ -26,7 +27,8 @@ _ALIASES = {
     "long": DType.INT64, "integer": DType.INT64, "short": DType.INT16, "byte": DType.UINT8,
     "char": DType.INT8, "i8": DType.INT8, "i16": DType.INT16, "i32": DType.INT32,
     "i64": DType.INT64, "u8": DType.UINT8, "boolean": DType.BOOL, "uint64": DType.INT64,
-    "uint32": DType.INT64, "uint16": DType.INT32,
+    "uint32": DType.INT64, "uint16": DType.INT32, "string": DType.STR, "text": DType.STR,
+    "utf8": DType.STR, "utf-8": DType.STR,
 }  # fmt: skip
 
 
@@ -46,16 +48,22 @@ def parse_field(text: str) -> Field:
     name, *rest = (part.strip() for part in text.split(":"))
     if not 1 <= len(rest) <= 2 or not name:
         raise ValueError(
-            f"write name:dtype or name:dtype:{PER_SAMPLE}, as in reward:float32:{PER_SAMPLE}, not "
-            f"{text!r}"
+            f"write name:dtype, name:dtype:{PER_SAMPLE} or name:dtype:{RAGGED}, as in "
+            f"reward:float32:{PER_SAMPLE}, not {text!r}"
         )
-    if name in RESERVED or name in METADATA or len(name) > MAX_NAME:
+    if is_reserved(name) or name in METADATA or len(name) > MAX_NAME:
         raise ValueError(f"a field may not be called {name!r}")
     where = rest[1] if len(rest) > 1 else PER_TOKEN
-    if where not in (PER_SAMPLE, PER_TOKEN):
-        raise ValueError(f"{name} is {PER_TOKEN} (the default) or {PER_SAMPLE}, not {where!r}")
+    if where not in PLACES:
+        raise ValueError(
+            f"{name} is {PER_TOKEN} (the default), {PER_SAMPLE} or {RAGGED}, not {where!r}"
+        )
     dtype, shape = _type(name, rest[0])
-    field = Field(name, dtype, where == PER_TOKEN, shape)
+    field = Field(name, dtype, where == PER_TOKEN, shape, where == RAGGED)
+    if field.is_text:
+        if shape or len(rest) > 1:
+            raise ValueError(f"{name} is one text a sample; write {name}:{DType.STR}, not {text!r}")
+        field = Field.text(name)
     expected = _EXPECTED.get(name)
     if expected is not None and not expected(field):
         raise ValueError(f"{name} is one number a token ({_WORDS[name]}), not {field}")
@@ -85,7 +93,9 @@ def _nearest(word: str) -> str:
 def format_field(field: Field) -> str:
     """The inverse of `parse_field`."""
     shape = f"[{'x'.join(map(str, field.shape))}]" if field.shape else ""
-    return f"{field.name}:{field.dtype}{shape}" + ("" if field.per_token else f":{PER_SAMPLE}")
+    where = f":{RAGGED if field.ragged else PER_SAMPLE}"
+    is_plain = field.per_token or field.is_text
+    return f"{field.name}:{field.dtype}{shape}{'' if is_plain else where}"
 
 
 def split_fields(value: object) -> object:
@@ -116,5 +126,5 @@ def schema_of(fields: Iterable[str]) -> Schema | None:
     return Schema(tuple(found))
 
 
-#: One field, written `name:dtype` or `name:dtype:per-sample`.
+#: One field, written `name:dtype`, `name:dtype:per-sample` or `name:dtype:ragged`.
 DeclaredField = Annotated[str, AfterValidator(lambda text: format_field(parse_field(text)))]

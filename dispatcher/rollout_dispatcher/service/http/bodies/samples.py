@@ -4,8 +4,9 @@
      "group_id": "p17", "group_size": 8, "policy_version": 3}
 
 A list of numbers is a tensor, whose element type is found in `tensors`;
-`{"dtype": "float64", "data": [...]}` says otherwise. A field whose first dimension has as many
-entries as `input_ids` is per token, any other is per sample, unless the run's samples have it so.
+`{"dtype": "float64", "data": [...]}` says otherwise. A string is a text. A field whose first
+dimension has as many entries as `input_ids` is per token, any other is per sample, unless the run's
+samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
 `loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
 without one, all but the first are.
 """
@@ -21,13 +22,13 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader, Name, Version
 from rollout_dispatcher.sample import (
     METADATA,
-    RESERVED,
     SIZE_AT_CLOSE,
     SIZE_NOT_TOLD,
     DType,
     Field,
     Sample,
     Schema,
+    is_reserved,
 )
 from rollout_dispatcher.service.http.bodies.json_text import CLOSE, END, OPEN, JsonText
 from rollout_dispatcher.service.http.bodies.pieces import Work
@@ -38,7 +39,6 @@ from rollout_dispatcher.service.http.bodies.tensors import (
     Tensor,
     element_type,
 )
-from rollout_dispatcher.values import NUMPY_DTYPES
 
 #: What a `group_size` says that is told when the group is closed.
 AT_CLOSE = "at-close"
@@ -50,11 +50,15 @@ SAMPLE_WORK: Final = 4096
 
 
 class TypedTensor(BaseModel):
-    """A tensor whose element type is given."""
+    """A tensor whose element type is given, or a text, whose type is str.
+
+    ragged: each sample has a number of rows of its own.
+    """
 
     model_config = ConfigDict(extra="forbid")
     dtype: DType
     data: Any
+    ragged: bool = False
 
 
 class PushRequest(BaseModel):
@@ -121,14 +125,15 @@ def first_of(error: ValidationError) -> str:
 def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
     given = {name: _tensor(name, request.fields[name], reading) for name in sorted(request.fields)}
     ids = given.get("input_ids")
-    if ids is None or len(ids[0].shape) != 1 or NUMPY_DTYPES[ids[1].dtype].kind not in "iu":
+    if ids is None or len(ids[0].shape) != 1 or ids[1].kind not in "iu":
         raise FieldRefused("fields.input_ids must be a list of integers")
     (tokens,) = ids[0].shape
     mask = given.get("loss_mask")
     loss_tokens = max(0, tokens - 1) if mask is None else _loss_tokens(mask[0], ids[0].shape)
     schema = _schema(given, tokens, reading)
-    span = memoryview(bytearray(schema.nbytes(tokens)))
-    places = schema.slices(tokens)
+    rows = tuple(given[name][0].shape[0] for name in schema.ragged)
+    span = memoryview(bytearray(schema.nbytes(tokens, rows)))
+    places = schema.slices(tokens, rows)
     for (name, (tensor, element)), place in zip(given.items(), places, strict=True):
         yield from tensor.written(name, element, span[place])
     size = SIZE_NOT_TOLD if reading.group_size is None else reading.group_size
@@ -143,13 +148,14 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
         group_id=request.group_id,
         group_size=size if request.group_id is not None else 1,
         policy_version=request.policy_version,
+        rows=rows,
     )
 
 
 def _schema(given: dict[str, tuple[Tensor, ElementType]], tokens: int, reading: Reading) -> Schema:
     found = Schema(
         tuple(
-            _field(name, element.dtype, tensor.shape, tokens, reading.known(name))
+            _field(name, element.dtype, tensor, tokens, reading.known(name))
             for name, (tensor, element) in given.items()
         )
     )
@@ -167,7 +173,7 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
 
 def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementType]:
     """A field's values, and their element type."""
-    if name in RESERVED:
+    if is_reserved(name):
         raise FieldRefused(f"a field may not be called {name!r}")
     if name in METADATA:
         raise FieldRefused(f"{name} is no field of a sample; give it beside them, not in fields")
@@ -178,25 +184,42 @@ def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementTyp
     if typed is not None and typed.dtype is DType.BFLOAT16:
         raise FieldRefused(f"fields.{name}: bfloat16 has no JSON form; send float32")
     values = value if typed is None else typed.data
+    if isinstance(values, str) and (typed is None or typed.dtype is DType.STR):
+        values = Tensor.text(values)
     if not isinstance(values, Tensor):
         try:
             values = Tensor.scalar(values)
         except ValueError:
             raise FieldRefused(f"fields.{name} is no tensor of numbers or booleans") from None
     given = None if typed is None else typed.dtype
+    values.ragged |= typed is not None and typed.ragged
     return values, element_type(name, values, given, reading)
 
 
-def _field(
-    name: str, dtype: DType, shape: tuple[int, ...], tokens: int, known: Field | None
-) -> Field:
+def _field(name: str, dtype: DType, tensor: Tensor, tokens: int, known: Field | None) -> Field:
+    shape = tensor.shape
+    if tensor.ragged or (known is not None and known.ragged):
+        return _ragged(name, dtype, shape, known)
     per_token = len(shape) > 0 and shape[0] == tokens
     if known is not None and not known.per_token and known.shape == shape:
         per_token = False  # a sample of as many tokens as this field has values
-    beyond = shape[1:] if per_token else shape
+    return _checked(name, dtype, shape, Field(name, dtype, per_token, shape[per_token:]))
+
+
+def _ragged(name: str, dtype: DType, shape: tuple[int, ...], known: Field | None) -> Field:
+    """A field whose rows are its own; an empty list is no rows, whatever their shape."""
+    if name in ("input_ids", "loss_mask"):
+        raise FieldRefused(f"fields.{name} is a list of numbers, one a token")
+    if not shape:
+        raise FieldRefused(f"fields.{name} is ragged, and one number has no rows")
+    beyond = known.shape if known is not None and shape == (0,) else shape[1:]
+    return _checked(name, dtype, shape, Field(name, dtype, False, beyond, True))
+
+
+def _checked(name: str, dtype: DType, shape: tuple[int, ...], field: Field) -> Field:
     try:  # ranks are told of the field in these words, so it has to keep to their limits
-        FieldHeader(name=name, dtype=dtype, per_token=per_token, shape=list(beyond))
+        FieldHeader(name=name, dtype=dtype, per_token=field.per_token, shape=list(field.shape))
     except ValidationError as error:
         why = error.errors(include_url=False)[0]["msg"]
         raise FieldRefused(f"fields.{name} has shape {shape}: {why}") from None
-    return Field(name, dtype, per_token, beyond)
+    return field

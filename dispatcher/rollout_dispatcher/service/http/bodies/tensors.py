@@ -2,6 +2,7 @@
 
 A field's type is, the first that applies:
 
+    text                                    for a string, and for nothing else
     what the run's samples have, once that is known
     what is said with it                    {"dtype": "int64", "data": [...]}
     that of numbers, by the field's name    `values.py:type_of_numbers`
@@ -22,6 +23,10 @@ from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_
 
 #: Values that are written at once, in much less than a millisecond.
 VALUES_AT_ONCE: Final = 16 * 1024
+
+
+#: Of which text is made.
+BYTE: Final = np.dtype(np.uint8)
 
 
 class FieldRefused(ProtocolError):
@@ -52,14 +57,26 @@ class ElementType:
     dtype: DType
     why: str
 
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """As it is written."""
+        return NUMPY_DTYPES.get(self.dtype, BYTE)
+
+    @property
+    def kind(self) -> str:
+        """As numpy's `kind`; "U" for text."""
+        return "U" if self.dtype is DType.STR else self.numpy.kind
+
 
 class Tensor:
     """Rows of one shape, as they are added; of numbers alone the shape of a row is ().
 
     pieces: flat arrays, one after the other all values, each of the type that it was found in.
+    ragged: whether its rows are said to be its own; is_text: they are bytes of UTF-8.
     """
 
     def __init__(self) -> None:
+        self.ragged = self.is_text = False
         self.pieces: list[NDArray[Any]] = []
         self._rows = 0
         self._row: tuple[int, ...] | None = None
@@ -72,6 +89,14 @@ class Tensor:
             raise ValueError("no number or boolean")
         found = cls()
         found.pieces, found._rows = [array.reshape(1)], -1
+        return found
+
+    @classmethod
+    def text(cls, value: str) -> "Tensor":
+        """The bytes of a text."""
+        found = cls()
+        found.add(np.frombuffer(value.encode(), BYTE))
+        found.ragged = found.is_text = True
         return found
 
     @property
@@ -104,7 +129,7 @@ class Tensor:
 
         Raises FieldRefused for a value that the type does not hold.
         """
-        dtype = NUMPY_DTYPES[element.dtype]
+        dtype = element.numpy
         target, rounds, at, since = np.frombuffer(place, dtype), self.kind == "f", 0, 0
         self.pieces.reverse()
         while self.pieces:
@@ -135,8 +160,14 @@ class Tensor:
 
 
 def element_type(name: str, tensor: Tensor, given: DType | None, reading: Reading) -> ElementType:
-    """The type that a field's values are written in."""
+    """The type that a field's values are written in. Raises FieldRefused: text is no number."""
     known = reading.known(name)
+    if tensor.is_text and (known is None or known.is_text):
+        return ElementType(DType.STR, "as it is")
+    if tensor.is_text:
+        raise FieldRefused(f"fields.{name} is a string, and the run's samples have it as {known}")
+    if given is DType.STR or (known is not None and known.is_text):
+        raise FieldRefused(f"fields.{name} is no string, and has to be")
     if known is not None and known.dtype is not DType.BFLOAT16:
         return ElementType(known.dtype, "as the run's samples have it")
     if given is not None:
