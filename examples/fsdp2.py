@@ -35,7 +35,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, hidden: Tensor, bounds: list[int]) -> Tensor:
         qkv = self.qkv(self.norm(hidden)).view(len(hidden), 3, HEADS, -1).permute(1, 2, 0, 3)
