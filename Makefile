@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test smoke bench bench-plane results chaos fuzz fuzz-nightly soak lint clean
+.PHONY: help demo test test-frameworks smoke bench bench-plane results chaos fuzz fuzz-nightly soak lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
+	@echo "make test-frameworks  the examples that need other people's trainers, against those (5 minutes)"
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
 	@echo "make bench  how long planning takes, how good the plans are, what the journal and HTTP bodies cost"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
@@ -37,6 +38,10 @@ lint: $(STAMP)
 
 test: lint
 	PYTHONASYNCIODEBUG=1 $(BIN)/pytest
+
+# ONLY="hf" tests these environments and leaves the others. See tests/frameworks/run.py.
+test-frameworks: $(STAMP)
+	$(BIN)/python -m tests.frameworks.run $(ONLY)
 
 # In environments of their own under build/smoke, made with PYTHON.
 smoke: $(STAMP)

@@ -12,7 +12,7 @@ from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
 from tests.bench import approaches, plain, planner
 from tests.chaos import figures as chaos
-from tests.results.files import Measured, load
+from tests.results.files import FOLDER, Measured, load
 from tests.support.generated import replaced
 from tests.support.source import ROOT
 
@@ -201,6 +201,28 @@ def simulation(name: str) -> Callable[[], str]:
     return shown
 
 
+def integrations_table() -> str:
+    """docs/integrate.md: every framework that an example trains with."""
+    rows: list[Sequence[str]] = []
+    told = []
+    for name in sorted(path.stem for path in FOLDER.glob("frameworks-*.json")):
+        found = load(name)
+        rows += [
+            (
+                one["framework"],
+                f"[{one['example']}](../{one['example']})",
+                f"{one['lines']}",
+                f"{one['ranks']}",
+                f"{one['gradient_difference']:.1e}",
+            )
+            for one in found.figures["integrations"]
+        ]
+        versions = (f"{package} {said}" for package, said in found.figures["versions"].items())
+        told.append(f"{_from(found)}\nWith {', '.join(versions)}.")
+    heading = "framework | example | lines | ranks | largest difference of a gradient"
+    return "\n\n".join([_rows(heading, rows), *told])
+
+
 #: Document -> name of the generated part -> what writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "balance.md": {
@@ -218,6 +240,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "journal-service": journal_service_table,
         "journal": journal_table,
     },
+    "integrate.md": {"integrations": integrations_table},
     "performance.md": {"plane": plane_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
@@ -258,6 +281,9 @@ def _printed(lines: Sequence[str], found: Measured) -> str:
 
 
 def _table(heading: str, rows: Rows, found: Measured) -> str:
+    return "\n".join([_rows(heading, rows), "", _from(found)])
+
+
+def _rows(heading: str, rows: Rows) -> str:
     lines = [f"| {heading} |", "|" + "---|" * (heading.count("|") + 1)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*lines, "", _from(found)])
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -1,0 +1,33 @@
+"""`examples/ddp_grpo.py`: the reward rises, and every group that was pushed is trained on once."""
+
+import re
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from tests.examples.run import example, finish, torchrun
+from tests.support.server import ServeProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+GROUPS = 176
+
+
+def test_the_reward_rises_and_each_sample_is_trained_on_once(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    with ServeProcess(
+        tmp_path, dp_size=2, dispatch_batch_groups=8, group_size=8, micro_batch_tokens=512
+    ) as server:
+        where = ("--endpoint", server.endpoint, "--weights", weights)
+        with (
+            torchrun(tmp_path, 2, "ddp_grpo.py", "train", *where) as trainers,
+            example("ddp_grpo.py", "rollout", *where, "--groups", GROUPS) as rollouts,
+        ):
+            finish(rollouts)
+            printed = finish(trainers)
+        assert server.wait() == 0
+    assert f"trained on {8 * GROUPS} samples" in printed
+    rewards = [float(found) for found in re.findall(r"mean reward ([\d.]+)", printed)]
+    assert len(rewards) == GROUPS // 8
+    assert mean(rewards[:3]) < 0.25
+    assert mean(rewards[-3:]) > 0.75
