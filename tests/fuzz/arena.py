@@ -24,7 +24,7 @@ GOOD = "good"
 LIMITS = FrameLimits(header=4 << 20, payload=64 << 10)
 KNOWN_CODES = {
     "protocol", "frame-too-large", "version", "rank-refused", "fenced", "connection-limit",
-    "made-room", "too-slow",
+    "made-room", "too-slow", "unauthorized",
 }  # fmt: skip
 
 
