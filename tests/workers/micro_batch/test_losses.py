@@ -50,7 +50,11 @@ NAMED = {
 def sample(weights: Sequence[float], group: str | None = None, name: str = "s") -> Sample:
     """A sample whose mask is where it has a weight; its ids are 1, 2, 3, ..."""
     size, mask = len(weights), np.array(weights) > 0
-    values = np.arange(1, size + 1).tobytes(), mask.tobytes(), np.float32(weights).tobytes()
+    values = (
+        np.arange(1, size + 1).tobytes(),
+        mask.tobytes(),
+        np.array(weights, np.float32).tobytes(),
+    )
     rest = np.zeros(2 * size, np.float32).tobytes(), np.zeros(1, np.float32).tobytes()
     span = memoryview(join((*values, *rest)))
     return Sample(name, size, int(mask.sum()), SCHEMA, span, group)
@@ -119,7 +123,7 @@ def value(weights: Sequence[float]) -> float:
     return sum(w * (at + 1) for at, w in enumerate(weights))
 
 
-def expected(name: str, found: list[tuple[object, list[float]]]) -> float:
+def expected(name: str, found: Sequence[tuple[object, list[float]]]) -> float:
     """The formula of a loss, of samples' groups and weights; 0 where there is no weight."""
     weighty = [w for _, w in found if sum(w)]
     if not weighty:
@@ -184,8 +188,8 @@ def test_a_group_mean_counts_members_on_other_ranks() -> None:
 @pytest.mark.parametrize("layout", list(Collation))
 def test_weights_have_the_layout_and_the_type_of_the_others(layout: Collation) -> None:
     losses = {"kl": Loss("sequence-mean", weights="importance")}
-    options = {"collation": layout, "weights_dtype": torch.bfloat16}
-    (one,) = Dispatched([[sample([1, 3]), sample([2.0])]]).collated(config(losses, **options))
+    settings = config(losses, collation=layout, weights_dtype=torch.bfloat16)
+    (one,) = Dispatched([[sample([1, 3]), sample([2.0])]]).collated(settings)
     assert one.kl_weights.dtype is torch.bfloat16
     values = one.kl_weights.values() if layout is Collation.JAGGED else one.kl_weights
     padded = [[0.25, 0.75], [1, 0]]
