@@ -260,6 +260,19 @@ def test_the_totals_of_a_step_are_over_all_its_samples() -> None:
     )
 
 
+def test_groups_are_told_only_where_they_are_given() -> None:
+    push, payload = make_push("p", 0, [2, 4])
+    samples = pushed(push, payload)
+    header, _ = sent([step_header(4, "digest", 1, samples, group_loss_tokens=(2, 4))])
+    assert isinstance(header, m.StepHeader)
+    assert header.group_loss_tokens == [2, 4]
+    batch, _ = sent(micro_batch(4, 0, samples, (1, 0)))
+    assert isinstance(batch, m.MicroBatch)
+    assert batch.group_numbers == [1, 0]
+    assert b"group_" not in step_header(4, "digest", 1, samples)
+    assert b"group_" not in micro_batch(4, 0, samples)[0]
+
+
 def test_a_step_may_have_more_tokens_than_32_bits_count() -> None:
     longest = 2**31 - 1
     sample = Sample("s", longest, longest, SCHEMA, memoryview(b""))

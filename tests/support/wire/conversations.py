@@ -105,31 +105,32 @@ def _pushing() -> Iterator[Vector]:
 
 
 def _training() -> Iterator[Vector]:
-    it, other = Side.RANK, Side.DISPATCHER
+    it, other, able = Side.RANK, Side.DISPATCHER, ["group-totals"]
 
     def welcome(committed: int) -> m.WelcomeRank:
         return m.WelcomeRank(
-            run_id="run", generation=1, committed=committed, max_open_steps=4, layout="packed",
-            heartbeat_interval_s=5.0,
+            capabilities=able, run_id="run", generation=1, committed=committed, max_open_steps=4,
+            layout="packed", heartbeat_interval_s=5.0,
         )  # fmt: skip
 
     yield Vector(
         it,
-        m.HelloRank(client_id="r", dp_rank=0, dp_size=1),
+        m.HelloRank(client_id="r", capabilities=able, dp_rank=0, dp_size=1),
         "DP rank 0 of 1 asks for a generation",
     )
     yield Vector(other, welcome(-1), "it has begun generation 1 of the run; no step is committed")
     resume = m.CheckpointPosition(run_id="run", step=6)
     again = m.HelloRank(
-        client_id="r", dp_rank=0, dp_size=1, generation=1, run_id="run", resume=resume
-    )
+        client_id="r", capabilities=able, dp_rank=0, dp_size=1, generation=1, run_id="run",
+        resume=resume,
+    )  # fmt: skip
     yield Vector(it, again, "it has loaded a checkpoint that was taken after step 6")
     yield Vector(other, welcome(6), "its next step is 7")
     yield Vector(it, m.PolicyVersion(policy_version=3, first_step=7), "step 7 trains version 3")
     yield Vector(it, m.Demand(taken=6, hungry=True), "its training loop waits for a step")
-    header, _ = _read(assemble.step_header(7, "d1", 1, (FIRST, SECOND)))
-    yield Vector(other, header, "step 7 has one micro-batch a rank, and 5 tokens in all")
-    batch, payload = _read(b"".join(assemble.micro_batch(7, 0, (FIRST, SECOND))))
+    header, _ = _read(assemble.step_header(7, "d1", 1, (FIRST, SECOND), group_loss_tokens=[3]))
+    yield Vector(other, header, "step 7 has one micro-batch a rank, and 5 tokens in one group")
+    batch, payload = _read(b"".join(assemble.micro_batch(7, 0, (FIRST, SECOND), [0, 0])))
     yield Vector(other, batch, "input_ids of both samples at 0..40, loss_mask at 40..45", payload)
     yield Vector(it, m.Prepared(step=7, digest="d1"), "it can train the step")
     yield Vector(other, m.Release(step=7), "so can every other rank: it may begin")

@@ -113,7 +113,12 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
 
 def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
     return st.builds(
-        m.MicroBatch, step=_counts, index=_counts, is_filler=st.booleans(), **_columns(size)
+        m.MicroBatch,
+        step=_counts,
+        index=_counts,
+        is_filler=st.booleans(),
+        group_numbers=st.none() | st.lists(_counts, min_size=size, max_size=size),
+        **_columns(size),
     )
 
 
@@ -203,6 +208,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         tokens=_totals,
         loss_tokens=_counts,
         loss_samples=_counts,
+        group_loss_tokens=st.none() | st.lists(_counts, max_size=3),
         fields=_fields,
     ),
     m.MicroBatch: st.integers(0, 4).flatmap(_micro_batches),

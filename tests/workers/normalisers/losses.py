@@ -38,7 +38,7 @@ def rollouts() -> list[RolloutSample]:
     Every seventh sample has no token that the loss counts, every fifth no importance.
     """
     random = np.random.default_rng(5)
-    made = []
+    made: list[RolloutSample] = []
     for group in range(GROUPS):
         for member in range(1 if group == GROUPS - 1 else 4):
             index, tokens = len(made), int(random.integers(2, LONGEST))

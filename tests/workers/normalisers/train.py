@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatch, MicroBatchStream, Step
@@ -128,10 +129,11 @@ def by_ddp() -> Trainer:
 
 def by_fsdp2() -> Trainer:
     world = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("all",))
-    model = fully_shard(TinyModel(), mesh=world)
+    model = TinyModel()
+    sharded = fully_shard(model, mesh=world)
 
     def syncing(last: bool) -> AbstractContextManager[object]:
-        model.set_requires_gradient_sync(last)
+        sharded.set_requires_gradient_sync(last)
         return nullcontext()
 
     return Trainer(model, syncing)
@@ -147,9 +149,10 @@ def gradient(trainer: Trainer, batches: list[Batch], loss: str, mesh: DeviceMesh
             weighted = (losses * one.weights[loss])[place::cp].sum() * one.scales[loss]
             divided = weighted / one.count if cp > 1 else weighted
             divided.backward()
-    gradients = [p.grad for p in trainer.model.parameters()]
-    whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
-    return torch.cat([one.reshape(-1) for one in whole if one is not None]).tolist()
+    gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in gradients]
+    found: list[float] = torch.cat([one.reshape(-1) for one in whole]).tolist()
+    return found
 
 
 if __name__ == "__main__":

@@ -2,7 +2,12 @@
 
 import pytest
 
-from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
+from rollout_dispatcher.errors import (
+    ConfigError,
+    GenerationFenced,
+    ProtocolError,
+    StepContractError,
+)
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
@@ -61,6 +66,17 @@ def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
     hear(core, m.Release(step=4))
     assert take(core) == 4
     assert spoken(core) == [m.Demand(taken=4, hungry=False)]
+
+
+def test_a_dispatcher_that_lacks_what_the_rank_needs_is_refused_whenever_it_is_met() -> None:
+    core = RankCore("me", 0, 2, None, prefetch=1, capabilities=["group-totals"])
+    assert core.hello().capabilities == ["group-totals"]
+    able = welcome().model_copy(update={"capabilities": ["group-totals"]})
+    hear(core, able)
+    core.lost()
+    core.hello()
+    with pytest.raises(ConfigError, match="of a release without group-totals, which a loss that"):
+        hear(core, welcome())
 
 
 def test_hunger_is_said_once_and_ends_with_the_step() -> None:

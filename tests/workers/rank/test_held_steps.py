@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_dispatcher.errors import ProtocolError, StepContractError
-from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.held_steps import HeldState, HeldSteps
@@ -47,6 +47,19 @@ def test_a_step_that_comes_again_once_some_of_it_is_here_is_the_same_step() -> N
     deliver(steps, 0, 0)
     assert steps.announce(step(0))
     assert steps.received() == [(0, 1)]
+
+
+@pytest.mark.parametrize("groups", [None, [], [4, 4]])
+def test_a_group_that_the_step_does_not_have_is_an_error(groups: list[int] | None) -> None:
+    steps = HeldSteps()
+    steps.announce(step(0).model_copy(update={"group_loss_tokens": groups}))
+    data = b"".join(assemble.micro_batch(0, 0, [sample([1])], [2]))
+    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(data)
+    header = codec.decode(frame)
+    assert isinstance(header, m.MicroBatch)
+    with pytest.raises(ProtocolError, match=f"samples of group 2, of {len(groups or ())}"):
+        steps.receive(header, frame.payload)
+    assert steps.received() == [(0, 0)]
 
 
 def test_steps_come_in_order() -> None:

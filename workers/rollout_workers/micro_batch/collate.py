@@ -93,10 +93,10 @@ def collate(
         loss.weights: token_weights(
             loss, header, per_token.get(loss.field), totals[loss], config.loss
         )
-        for loss in config.loss.losses
+        for loss in totals.losses
     }
     if header.is_filler:
-        for loss in config.loss.losses:
+        for loss in totals.losses:
             if loss.field in per_token:
                 per_token[loss.field] = torch.zeros_like(per_token[loss.field])
     per_token["input_ids"] = per_token["input_ids"].long()
@@ -109,7 +109,7 @@ def collate(
     tensors = layouts.lay_out(per_token, placement) | others
     if config.device is not None:
         tensors = {name: item.to(config.device) for name, item in tensors.items()}
-    scales = totals.scales()
+    scales = totals.scales
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,
@@ -118,7 +118,7 @@ def collate(
         index=header.index,
         tokens=sum(header.tokens),
         loss_scale=scales[MAIN],
-        loss_scales=scales,
+        loss_scales=dict(scales),
         is_last=header.index == step.num_micro_batches - 1,
         is_filler=header.is_filler,
         sample_ids=tuple(header.sample_ids),

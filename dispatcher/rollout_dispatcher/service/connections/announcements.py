@@ -56,6 +56,6 @@ def _announcement(step: OpenStep, *, grouped: bool) -> _Announcement:
     groups = GroupTotals.of(step.micro_batches) if grouped else None
     header = step_header(
         step.number, step.digest, len(step.micro_batches[0]), step.samples(),
-        group_loss_tokens=groups and groups.loss_tokens,
+        group_loss_tokens=None if groups is None else groups.loss_tokens,
     )  # fmt: skip
     return _Announcement(step.digest, header, groups)

@@ -15,7 +15,7 @@ import torch
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import RESERVED
-from rollout_workers.micro_batch.loss.normalisers.base import Normaliser
+from rollout_workers.micro_batch.loss.normalisers.base import Normaliser, Share
 from rollout_workers.micro_batch.loss.normalisers.table import normaliser
 from rollout_workers.micro_batch.loss.normalisers.token_mean import TokenMean
 
@@ -94,7 +94,7 @@ class LossConfig:
 
     @property
     def losses(self) -> tuple[NamedLoss, ...]:
-        """All of them, the main one first."""
+        """All of them, the main one first; made anew each time."""
         return (NamedLoss(MAIN, self.normalisation), *self.others)
 
     @property
@@ -105,7 +105,7 @@ class LossConfig:
     @property
     def by_group(self) -> bool:
         """Whether any of them has to be told of groups."""
-        return any(loss.normaliser.by_group for loss in self.losses)
+        return any(loss.normaliser.share is Share.GROUP for loss in self.losses)
 
     def scale(self, denominator: float, num_micro_batches: int) -> float:
         """The factor of a loss that is to be averaged over `denominator`; 0 for nothing.

@@ -85,7 +85,7 @@ class RankTotals:
         rows = self._gathered(_status(what, len(values)), self._check)
         if bool((rows == rows[0]).all()):
             return
-        words = self._words(f"has {len(values)} numbers for {what}", self._check)
+        words = self._words(f"takes {what} ({len(values)} long)", self._check)
         failed = [rank for rank, row in enumerate(rows.tolist()) if row[0]]
         who = failed or range(self._place.dp_size)
         said = "; ".join(f"DP rank {rank} {words[rank]}" for rank in who)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.micro_batch.loss.config import MAIN, LossConfig, NamedLoss
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Totals
+from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Share, Totals
 from rollout_workers.micro_batch.loss.weights import sample_weights
 
 #: What the fields with weights say of every token, [total], by their names.
@@ -27,7 +27,8 @@ class StepTotals:
     """
 
     def __init__(self, header: m.StepHeader, config: LossConfig) -> None:
-        for loss in config.losses:
+        self.losses, self._uncounted = config.losses, config.uncounted
+        for loss in self.losses:
             _check_fields(loss, header)
         self._header, self._config = header, config
         self._counted = Totals(
@@ -37,6 +38,7 @@ class StepTotals:
             _array(header.group_loss_tokens),
         )
         self._found: dict[str, Totals] = {}
+        self._scales: dict[str, float] = {}
 
     def __getitem__(self, loss: NamedLoss) -> Totals:
         return self._counted if loss.is_counted else self._found[loss.name]
@@ -44,11 +46,14 @@ class StepTotals:
     @property
     def are_known(self) -> bool:
         """Whether no rank has to add anything up any more."""
-        return len(self._found) == len(self._config.uncounted)
+        return len(self._found) == len(self._uncounted)
 
-    def scales(self) -> dict[str, float]:
+    @property
+    def scales(self) -> Mapping[str, float]:
         """The factor of every loss, by name."""
-        return {loss.name: self._scale(loss) for loss in self._config.losses}
+        if not self._scales:
+            self._scales = {loss.name: self._scale(loss) for loss in self.losses}
+        return self._scales
 
     def _scale(self, loss: NamedLoss) -> float:
         denominator = loss.normaliser.denominator(self[loss])
@@ -61,7 +66,7 @@ class StepTotals:
 
         Raises SampleRefused where a weight is none.
         """
-        losses = self._config.uncounted
+        losses = self._uncounted
         parts = {loss.name: np.zeros(self._size(loss)) for loss in losses}
         for header, values in micro_batches:
             if header.is_filler:
@@ -77,7 +82,7 @@ class StepTotals:
     def know(self, total: FloatArray) -> None:
         """All ranks' parts have been added up."""
         at = 0
-        for loss in self._config.uncounted:
+        for loss in self._uncounted:
             size = self._size(loss)
             weight, samples, *_ = part = total[at : at + size]
             groups = part[2:] if size > 2 else None
@@ -87,7 +92,7 @@ class StepTotals:
             at += size
 
     def _size(self, loss: NamedLoss) -> int:
-        groups = self._header.group_loss_tokens if loss.normaliser.by_group else None
+        groups = self._header.group_loss_tokens if loss.normaliser.share is Share.GROUP else None
         return 2 + len(groups or ())
 
 

@@ -10,7 +10,7 @@ from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.micro_batch.layouts import bounds
 from rollout_workers.micro_batch.loss.config import LossConfig, NamedLoss
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Samples, Totals
+from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Share, Totals
 
 
 def token_weights(
@@ -24,21 +24,24 @@ def token_weights(
         return torch.zeros(sum(header.tokens), dtype=config.weights_dtype)
     counted = _all_but_first(header.tokens) if values is None else _as_floats(values)
     weights = counted.to(config.weights_dtype, copy=counted is values)
-    shares = loss.normaliser.shares(_samples(loss, header, values), totals)
-    if shares is None:
-        return weights
-    shares = np.where(shares > 0, shares, 1.0)
-    each = torch.from_numpy(np.repeat(shares, header.tokens))
-    return weights / each.to(config.weights_dtype)
+    if loss.normaliser.share is not Share.NOTHING:
+        shares = _shares(loss, header, values, totals)
+        exact = np.float64 if config.weights_dtype is torch.float64 else np.float32
+        divisors = np.where(shares > 0, shares, 1.0).astype(exact)
+        weights /= torch.from_numpy(np.repeat(divisors, header.tokens))
+    return weights
 
 
-def _samples(loss: NamedLoss, header: m.MicroBatch, values: Tensor | None) -> Samples:
+def _shares(
+    loss: NamedLoss, header: m.MicroBatch, values: Tensor | None, totals: Totals
+) -> FloatArray:
+    """What the weights of each sample are divided by, [n]; 0 only where all of them are 0."""
+    by_group = loss.normaliser.share is Share.GROUP
+    if by_group and totals.groups is not None and header.group_numbers is not None:
+        return totals.groups[header.group_numbers]
     if loss.is_counted or values is None:
-        weights = np.array(header.loss_tokens, np.float64)
-    else:
-        weights = sample_weights(loss, header, values)
-    groups = header.group_numbers
-    return Samples(weights, None if groups is None else np.array(groups, np.int64))
+        return np.array(header.loss_tokens, np.float64)
+    return sample_weights(loss, header, values)
 
 
 def sample_weights(loss: NamedLoss, header: m.MicroBatch, values: Tensor) -> FloatArray:

@@ -12,6 +12,7 @@ whole step, whatever its size.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
@@ -33,26 +34,20 @@ class Totals:
     groups: FloatArray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Of one micro-batch: W of each sample, float64[n], and the number of its group, int[n]."""
+class Share(Enum):
+    """What every weight is divided by: nothing, W of its sample, or V of its sample's group."""
 
-    weights: FloatArray
-    groups: NDArray[np.int64] | None = None
+    NOTHING = 0
+    SAMPLE = 1
+    GROUP = 2
 
 
 class Normaliser(Protocol):
     """A way to average: the loss is the sum of l * w / share, over a denominator."""
 
     @property
-    def by_group(self) -> bool:
-        """Whether it has to be told of groups."""
-
-    def shares(self, samples: Samples, totals: Totals) -> FloatArray | None:
-        """What the weights of each sample are divided by, [n]; None for nothing.
-
-        0 only where the weights are 0.
-        """
+    def share(self) -> Share:
+        """What every weight is divided by."""
 
     def denominator(self, totals: Totals) -> float:
         """What the loss of the whole step is divided by."""

@@ -1,8 +1,9 @@
 """`constant:C`: the sum over all tokens, over a number of tokens that the data have no say in."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Samples, Totals
+from rollout_workers.micro_batch.loss.normalisers.base import Share, Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +16,7 @@ class Constant:
     """
 
     tokens: float
-
-    @property
-    def by_group(self) -> bool:
-        """It heeds no groups."""
-        return False
-
-    def shares(self, samples: Samples, totals: Totals) -> FloatArray | None:  # noqa: ARG002
-        """Nothing: the weights stay what they are."""
-        return None
+    share: ClassVar = Share.NOTHING
 
     def denominator(self, totals: Totals) -> float:
         """So many tokens for each sample of the step."""

@@ -1,6 +1,6 @@
 """`group-mean`: every group of the step weighs the same, and every token within a group."""
 
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Samples, Totals
+from rollout_workers.micro_batch.loss.normalisers.base import Share, Totals
 
 
 class GroupMean:
@@ -10,13 +10,7 @@ class GroupMean:
     of its own. Members of a group may be on any ranks; those that were dropped do not count.
     """
 
-    by_group = True
-
-    def shares(self, samples: Samples, totals: Totals) -> FloatArray:
-        """The weight of each sample's whole group."""
-        if samples.groups is None or totals.groups is None:
-            return samples.weights
-        return totals.groups[samples.groups]
+    share = Share.GROUP
 
     def denominator(self, totals: Totals) -> float:
         """Groups that have any weight."""

@@ -1,6 +1,6 @@
 """`sequence-mean`: every sample of the step weighs the same, however long it is."""
 
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Samples, Totals
+from rollout_workers.micro_batch.loss.normalisers.base import Share, Totals
 
 
 class SequenceMean:
@@ -10,11 +10,7 @@ class SequenceMean:
     without any weight too.
     """
 
-    by_group = False
-
-    def shares(self, samples: Samples, totals: Totals) -> FloatArray:  # noqa: ARG002
-        """The weight of each sample."""
-        return samples.weights
+    share = Share.SAMPLE
 
     def denominator(self, totals: Totals) -> float:
         """Samples that have any weight."""

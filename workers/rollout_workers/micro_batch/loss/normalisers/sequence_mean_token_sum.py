@@ -1,6 +1,6 @@
 """`sequence-mean-token-sum`: the mean over samples of the sum over their tokens."""
 
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Samples, Totals
+from rollout_workers.micro_batch.loss.normalisers.base import Share, Totals
 
 
 class SequenceMeanTokenSum:
@@ -10,11 +10,7 @@ class SequenceMeanTokenSum:
     verl's `seq-mean-token-sum`.
     """
 
-    by_group = False
-
-    def shares(self, samples: Samples, totals: Totals) -> FloatArray | None:  # noqa: ARG002
-        """Nothing: the weights stay what they are."""
-        return None
+    share = Share.NOTHING
 
     def denominator(self, totals: Totals) -> float:
         """Samples that have any weight."""

@@ -1,6 +1,6 @@
 """`token-mean`: every token of the step weighs the same."""
 
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray, Samples, Totals
+from rollout_workers.micro_batch.loss.normalisers.base import Share, Totals
 
 
 class TokenMean:
@@ -9,11 +9,7 @@ class TokenMean:
     Long samples weigh more. DAPO; verl's `token-mean`, TRL's `dapo`.
     """
 
-    by_group = False
-
-    def shares(self, samples: Samples, totals: Totals) -> FloatArray | None:  # noqa: ARG002
-        """Nothing: the weights stay what they are."""
-        return None
+    share = Share.NOTHING
 
     def denominator(self, totals: Totals) -> float:
         """The sum of all weights; of a mask, the number of tokens that it counts."""

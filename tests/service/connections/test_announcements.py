@@ -1,0 +1,68 @@
+"""What ranks are told of a step's groups: those that ask for it, and the same after a reconnect."""
+
+from typing import Any
+
+from tests.service.conftest import Serve
+from tests.support.client import HeldStep, Producer, Rank
+
+ABLE: dict[str, Any] = {"capabilities": ["group-totals"]}
+GROUPS: dict[str, Any] = {"group_ids": ["g", "g", None, "g"], "group_sizes": [3, 3, 1, 3]}
+
+
+def weights(step: HeldStep) -> dict[str, int | None]:
+    """The loss tokens of each sample's group, as far as the rank is told."""
+    totals = step.header.group_loss_tokens
+    return {
+        name: totals[number]
+        for head, _ in step.micro_batches
+        if totals is not None and not head.is_filler
+        for name, number in zip(head.sample_ids, head.group_numbers or (), strict=True)
+    }
+
+
+def untold(step: HeldStep) -> bool:
+    told = [step.header.group_loss_tokens, *(head.group_numbers for head, _ in step.micro_batches)]
+    return told == [None] * len(told)
+
+
+def test_a_rank_that_asks_knows_the_loss_tokens_of_every_group_of_the_step(serve: Serve) -> None:
+    server = serve(micro_batch_size=1)
+    Producer(server.endpoint, "p").push([3, 4, 5, 6], loss_tokens=[1, 2, 3, 0], **GROUPS)
+    first = Rank(server.endpoint, 0, 2, **ABLE)
+    other = Rank(server.endpoint, 1, 2, generation=first.generation)
+    assert (first.welcome.capabilities, other.welcome.capabilities) == (["group-totals"], [])
+    for rank in (first, other):
+        rank.demand(taken=-1)
+    held = first.hold(0)
+    expected = {"p/0": 3, "p/1": 3, "p/2": 3, "p/3": 3}
+    assert sorted(held.header.group_loss_tokens or ()) == [3, 3]
+    assert weights(held) == {name: expected[name] for name in held.sample_ids}
+    assert untold(other.hold(0))
+    first.close()
+    again = Rank(
+        server.endpoint, 0, 2, generation=first.generation, client_id=first.client_id, **ABLE
+    )
+    repeated = again.hold(0)
+    assert repeated.header == held.header
+    assert [head for head, _ in repeated.micro_batches] == [head for head, _ in held.micro_batches]
+
+
+def test_where_no_sample_has_a_group_nothing_is_told(serve: Serve) -> None:
+    server = serve(dp_size=1)
+    Producer(server.endpoint, "p").push([3] * 4)
+    rank = Rank(server.endpoint, 0, 1, **ABLE)
+    rank.demand(taken=-1)
+    assert untold(rank.hold(0))
+
+
+def test_a_filler_is_in_no_group(serve: Serve) -> None:
+    server = serve(dispatch_batch_size=3, micro_batch_tokens=3)
+    Producer(server.endpoint, "p").push([3] * 3, group_ids=["g"] * 3, group_sizes=[3] * 3)
+    first = Rank(server.endpoint, 0, 2, **ABLE)
+    other = Rank(server.endpoint, 1, 2, generation=first.generation, **ABLE)
+    for rank in (first, other):
+        rank.demand(taken=-1)
+    heads = [head for rank in (first, other) for head, _ in rank.hold(0).micro_batches]
+    numbers = [head.group_numbers for head in heads]
+    assert [None if head.is_filler else [0] for head in heads] == numbers
+    assert numbers.count(None) == 1

@@ -1,0 +1,285 @@
+"""Several losses of a step: their weights and scales, whatever the cut, and what is refused."""
+
+from collections.abc import Sequence
+from itertools import count
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.errors import ConfigError, SampleRefused
+from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.spans import join
+from rollout_workers import Loss
+from rollout_workers.micro_batch.collate import CollateConfig, collate, field_of
+from rollout_workers.micro_batch.layouts import Collation
+from rollout_workers.micro_batch.loss.config import (
+    GradReduction,
+    LossConfig,
+    divisor,
+    named_losses,
+)
+from rollout_workers.micro_batch.loss.normalisers.table import WORDS, normaliser
+from rollout_workers.micro_batch.loss.totals import StepTotals
+from rollout_workers.micro_batch.micro_batch import MicroBatch
+from rollout_workers.rank.held_steps import Received
+from rollout_workers.rank.payload import cut
+
+SCHEMA = Schema(
+    (
+        Field("input_ids", DType.INT64),
+        Field("loss_mask", DType.BOOL),
+        Field("importance", DType.FLOAT32),
+        Field("pairs", DType.FLOAT32, shape=(2,)),
+        Field("reward", DType.FLOAT32, per_token=False),
+    )
+)
+#: Every normaliser, by its word as a name.
+NAMED = {
+    word.partition(":")[0].replace("-", "_"): Loss(word.replace("NUMBER", "4"), "importance")
+    for word in WORDS
+}
+
+
+def sample(weights: Sequence[float], group: str | None = None, name: str = "s") -> Sample:
+    """A sample whose mask is where it has a weight; its ids are 1, 2, 3, ..."""
+    size, mask = len(weights), np.array(weights) > 0
+    values = (
+        np.arange(1, size + 1).tobytes(),
+        mask.tobytes(),
+        np.array(weights, np.float32).tobytes(),
+    )
+    rest = np.zeros(2 * size, np.float32).tobytes(), np.zeros(1, np.float32).tobytes()
+    span = memoryview(join((*values, *rest)))
+    return Sample(name, size, int(mask.sum()), SCHEMA, span, group)
+
+
+def received(frame: bytes) -> Received:
+    (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+    message = codec.decode(found)
+    assert isinstance(message, m.MicroBatch)
+    return Received(message, found.payload, cut(SCHEMA, message, found.payload))
+
+
+class Dispatched:
+    """Samples as a step of micro-batches; groups are told of where a sample has one."""
+
+    def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
+        samples = [one for part in parts for one in part]
+        known: dict[str, int] = {}
+        fresh = count()
+        numbers = [
+            [known.setdefault(s.group_id, next(fresh)) if s.group_id else next(fresh) for s in part]
+            for part in parts
+        ]
+        totals = [0] * next(fresh)
+        for part, given_ in zip(parts, numbers, strict=True):
+            for one, number in zip(part, given_, strict=True):
+                totals[number] += one.loss_tokens
+        grouped = bool(known)
+        frame = assemble.step_header(
+            0, "d", len(parts), samples, group_loss_tokens=totals if grouped else None
+        )
+        (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+        header = codec.decode(found)
+        assert isinstance(header, m.StepHeader)
+        self.header = header
+        self.received = [
+            received(b"".join(assemble.micro_batch(0, i, part, number if grouped else None)))
+            for i, (part, number) in enumerate(zip(parts, numbers, strict=True))
+        ]
+
+    def collated(self, config: CollateConfig) -> list[MicroBatch]:
+        """Every micro-batch, as if each were on a rank of its own."""
+        totals = StepTotals(self.header, config.loss)
+        fields = [loss.field for loss in config.loss.uncounted]
+        if not totals.are_known:
+            parts = [
+                totals.local([(one.header, {name: field_of(one, name) for name in fields})])
+                for one in self.received
+            ]
+            totals.know(np.sum(parts, axis=0))
+        return [collate(one, self.header, config, totals=totals) for one in self.received]
+
+
+def config(losses: dict[str, Loss], main: str = "token-mean", **options: object) -> CollateConfig:
+    dtype = options.pop("weights_dtype", torch.float64)
+    others = named_losses(losses)
+    loss = LossConfig(1, normaliser("", main), weights_dtype=dtype, others=others)  # type: ignore[arg-type]
+    return CollateConfig(loss, **options)  # type: ignore[arg-type]
+
+
+# -- what they add up to
+
+
+def value(weights: Sequence[float]) -> float:
+    """The weighted sum of one sample, whose token losses are 1, 2, 3, ..."""
+    return sum(w * (at + 1) for at, w in enumerate(weights))
+
+
+def expected(name: str, found: Sequence[tuple[object, list[float]]]) -> float:
+    """The formula of a loss, of samples' groups and weights; 0 where there is no weight."""
+    weighty = [w for _, w in found if sum(w)]
+    if not weighty:
+        return 0.0
+    match name:
+        case "token_mean":
+            return sum(map(value, weighty)) / sum(map(sum, weighty))
+        case "sequence_mean":
+            return sum(value(w) / sum(w) for w in weighty) / len(weighty)
+        case "sequence_mean_token_sum":
+            return sum(map(value, weighty)) / len(weighty)
+        case "constant":
+            return sum(map(value, weighty)) / (4 * len(found))
+    groups: dict[object, list[list[float]]] = {}
+    for group, w in found:
+        groups.setdefault(group, []).append(w)
+    means = [
+        sum(map(value, members)) / sum(map(sum, members))
+        for members in groups.values()
+        if sum(map(sum, members))
+    ]
+    return sum(means) / len(means)
+
+
+WEIGHTS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0]), min_size=1, max_size=5)
+SAMPLES = st.lists(st.tuples(st.sampled_from([None, "g", "h"]), WEIGHTS), min_size=1, max_size=8)
+
+
+@given(SAMPLES, st.randoms(use_true_random=False))
+def test_however_a_step_is_cut_every_loss_is_that_of_one_batch(
+    given_: list[tuple[str | None, list[float]]], random: Random
+) -> None:
+    parts: list[list[Sample]] = [[] for _ in range(4)]
+    for at, (group, weights) in enumerate(given_):
+        random.choice(parts).append(sample(weights, group, f"s{at}"))
+    batches = Dispatched([part for part in parts if part]).collated(config(NAMED))
+    alone = [(group or at, weights) for at, (group, weights) in enumerate(given_)]
+    for name in NAMED:
+        losses = [
+            (one.position_ids + 1.0).mul(one[f"{name}_weights"]).sum() * one.loss_scales[name]
+            for one in batches
+        ]
+        found = float(torch.stack(losses).sum())
+        assert found == pytest.approx(expected(name, alone), rel=1e-12, abs=1e-12), name
+
+
+@pytest.mark.parametrize("word", ["sequence-mean", "group-mean"])
+def test_without_groups_a_group_mean_is_a_sequence_mean(word: str) -> None:
+    step = Dispatched([[sample([1, 1, 0]), sample([1], name="t")]])
+    (one,) = step.collated(config({}, word))
+    assert (one.loss_scale, one.loss_weights.tolist()) == (0.5, [0.5, 0.5, 0, 1])
+
+
+def test_a_group_mean_counts_members_on_other_ranks() -> None:
+    step = Dispatched([[sample([1, 1], "g")], [sample([1, 1], "g", "t"), sample([1], None, "u")]])
+    first, second = step.collated(config({}, "group-mean"))
+    assert first.loss_weights.tolist() == [0.25, 0.25]
+    assert second.loss_weights.tolist() == [0.25, 0.25, 1.0]
+    assert first.loss_scale == second.loss_scale == first.loss_scales["loss"] == 0.5
+
+
+@pytest.mark.parametrize("layout", list(Collation))
+def test_weights_have_the_layout_and_the_type_of_the_others(layout: Collation) -> None:
+    losses = {"kl": Loss("sequence-mean", weights="importance")}
+    settings = config(losses, collation=layout, weights_dtype=torch.bfloat16)
+    (one,) = Dispatched([[sample([1, 3]), sample([2.0])]]).collated(settings)
+    assert one.kl_weights.dtype is torch.bfloat16
+    values = one.kl_weights.values() if layout is Collation.JAGGED else one.kl_weights
+    padded = [[0.25, 0.75], [1, 0]]
+    assert values.tolist() == (padded if layout is Collation.PADDED else [0.25, 0.75, 1])
+
+
+def test_a_loss_over_the_loss_mask_needs_no_total_of_the_ranks() -> None:
+    loss = config({"kl": Loss("sequence-mean")}).loss
+    assert StepTotals(Dispatched([[sample([1, 1])]]).header, loss).are_known
+
+
+@pytest.mark.parametrize("field", ["loss_mask", "importance"])
+def test_a_filler_weighs_nothing_in_any_loss(field: str) -> None:
+    step = Dispatched([[sample([2.0, 1.0])]])
+    step.received.append(received(b"".join(assemble.filler(0, 1, sample([5.0])))))
+    whole, filler = step.collated(config({"kl": Loss(weights=field)}))
+    assert filler.kl_weights.tolist() == filler[field].tolist() == [0]
+    assert whole.loss_scales["kl"] == (1 / 2 if field == "loss_mask" else 1 / 3)
+
+
+# -- scales
+
+
+def test_what_the_trainer_averages_and_divides_by_is_made_good() -> None:
+    assert LossConfig(4).scale(8, 3) == 4 / 8
+    assert LossConfig(4, grad_reduction=GradReduction.SUM).scale(8, 3) == 1 / 8
+    assert LossConfig(4, divides_by=divisor("micro-batches")).scale(8, 3) == 4 * 3 / 8
+    assert LossConfig(4, divides_by=divisor(5)).scale(8, 3) == 4 * 5 / 8
+    assert LossConfig(4).scale(0.0, 3) == 0.0
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "word", ["constant", "constant:", "constant:0", "constant:x", "constant:inf"]
+)
+def test_a_constant_is_a_positive_number(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{word}'; behind the colon stands a positive number"):
+        Loss(word)
+
+
+@pytest.mark.parametrize("word", ["mean", "token-mean:3", "", None])
+def test_an_unknown_word_names_those_there_are(word: object) -> None:
+    with pytest.raises(ConfigError, match=f"choose from {', '.join(WORDS)}"):
+        Loss(word)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["loss", "k l", "", 3])
+def test_a_name_that_no_tensor_can_have_is_refused(name: object) -> None:
+    with pytest.raises(ConfigError, match="choose a name like a variable's"):
+        named_losses({name: Loss()})  # type: ignore[dict-item]
+
+
+def test_a_word_in_place_of_a_loss_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"losses\['kl'\] is 'token-mean'; give a Loss"):
+        named_losses({"kl": "token-mean"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("given_", ["steps", 0, -1, 1.5, True, None])
+def test_what_a_trainer_cannot_divide_by_is_refused(given_: object) -> None:
+    with pytest.raises(ConfigError, match=r"trainer_divides_by is .*; it is 'micro-batches', or"):
+        divisor(given_)
+
+
+@pytest.mark.parametrize(
+    ("losses", "complaint"),
+    [
+        ({"kl": Loss(weights="kl_mask")}, "'kl' are in kl_mask, .* the samples have no such field"),
+        ({"kl": Loss(weights="pairs")}, r"but it is float32\[tokens, 2\]"),
+        ({"kl": Loss(weights="reward")}, "but it is float32 per sample"),
+    ],
+)
+def test_samples_without_the_weights_of_a_loss_are_told(
+    losses: dict[str, Loss], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        StepTotals(Dispatched([[sample([1.0])]]).header, config(losses).loss)
+
+
+def test_a_field_that_a_losss_weights_would_hide_is_told() -> None:
+    header = Dispatched([[sample([1.0])]]).header
+    taken = m.FieldHeader(name="kl_weights", dtype=DType.FLOAT32)
+    header = header.model_copy(update={"fields": [*header.fields, taken]})
+    with pytest.raises(ConfigError, match="have a field kl_weights, which is what a micro-batch"):
+        StepTotals(header, config({"kl": Loss()}).loss)
+
+
+@pytest.mark.parametrize("bad", [-0.5, float("nan"), float("inf")])
+def test_a_weight_that_is_none_names_its_sample(bad: float) -> None:
+    step = Dispatched([[sample([1.0, 2.0]), sample([1.0, bad, 1.0], name="culprit")]])
+    with pytest.raises(SampleRefused, match=f"importance of sample culprit is {bad:g} at token 1"):
+        step.collated(config({"kl": Loss(weights="importance")}))
