@@ -63,6 +63,8 @@ class MicroBatchStream:
     prefetch_steps: steps to receive ahead of the training loop.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
     credentials: what to show and trust; default: what the environment says.
+    packed_length: pad every packed micro-batch to so many tokens, at least the dispatcher's token
+        budget, so that shapes are static (torch.compile).
     device: where tensors go, through pinned memory if that is a GPU; default: host memory.
     weights_dtype: of `loss_weights`.
 
@@ -88,6 +90,7 @@ class MicroBatchStream:
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
+        packed_length: int | None = None,
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -112,6 +115,7 @@ class MicroBatchStream:
                 generation=agreed,
                 prefetch_steps=prefetch_steps,
                 reconnect_timeout=reconnect_timeout,
+                packed_length=packed_length,
                 memory=_memory_for(target) or pool,
                 credentials=credentials,
             )
@@ -126,9 +130,21 @@ class MicroBatchStream:
         self._config = CollateConfig(
             LossConfig(place.dp_size, normalisation, reduction, weights_dtype),
             collation=collation or _choice(Collation, "layout", self._client.layout),
+            sample_length_multiple=client.sample_length_multiple,
+            packed_length=packed_length,
             device=target,
             memory=pool,
         )
+        self._check_packed_length()
+
+    def _check_packed_length(self) -> None:
+        layout = self._config.collation
+        if self._config.packed_length is not None and layout is not Collation.PACKED:
+            self.close()
+            raise ConfigError(
+                f"packed_length is for packed micro-batches, and these are {layout}; leave it out, "
+                "or pass layout='packed'"
+            )
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("stream")

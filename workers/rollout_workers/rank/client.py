@@ -72,7 +72,7 @@ class RankClient:
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then, as for
         every other failure, each call raises the error.
     credentials: what to show and trust; default: what the environment says.
-
+    packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
@@ -89,11 +89,14 @@ class RankClient:
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
+        packed_length: int | None = None,
         memory: Memory | None = None,
     ) -> None:
         address = Endpoint.parse(endpoint)
         shown = Credentials.from_environment() if credentials is None else credentials
-        core = RankCore(uuid4().hex, dp_rank, dp_size, generation, prefetch_steps)
+        core = RankCore(
+            uuid4().hex, dp_rank, dp_size, generation, prefetch_steps, packed_length=packed_length
+        )
         validated(core.hello)
         self._core, self._condition = core, threading.Condition()
         self._process = OwnProcess("stream")
@@ -111,6 +114,7 @@ class RankClient:
         self.run_id = self._welcome.run_id
         self.generation = self._welcome.generation
         self.layout = self._welcome.layout
+        self.sample_length_multiple = self._welcome.sample_length_multiple or 1
 
     def __enter__(self) -> Self:
         return self
