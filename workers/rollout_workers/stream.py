@@ -22,6 +22,7 @@ from rollout_workers.checkpoint import position_of, state_of
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import REMEDY, refuse_to_travel
 from rollout_workers.micro_batch.collate import CollateConfig
+from rollout_workers.micro_batch.delivery import delivery_to
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import GradReduction, LossConfig, LossNormalisation
 from rollout_workers.process_group import (
@@ -65,7 +66,8 @@ class MicroBatchStream:
     credentials: what to show and trust; default: what the environment says.
     packed_length: pad every packed micro-batch to so many tokens, at least the dispatcher's token
         budget, so that shapes are static (torch.compile).
-    device: where tensors go, through pinned memory if that is a GPU; default: host memory.
+    device: where tensors go; default: host memory. To a GPU they are copied from pinned memory, on
+        a stream of their own, while the micro-batch before is computed.
     weights_dtype: of `loss_weights`.
 
     It belongs to the process that makes it: a forked child, and a DataLoader with workers, get
@@ -132,7 +134,7 @@ class MicroBatchStream:
             collation=collation or _choice(Collation, "layout", self._client.layout),
             sample_length_multiple=client.sample_length_multiple,
             packed_length=packed_length,
-            device=target,
+            delivery=delivery_to(target),
             memory=pool,
         )
         self._check_packed_length()

@@ -57,7 +57,15 @@ class RankStep:
         return self.header.num_micro_batches
 
     def __iter__(self) -> Iterator[Received]:
-        return (self._client.micro_batch(self.header.step, i) for i in range(len(self)))
+        return map(self.micro_batch, range(len(self)))
+
+    def micro_batch(self, index: int) -> Received:
+        """Wait for one of its micro-batches; see `RankClient.micro_batch`."""
+        return self._client.micro_batch(self.header.step, index)
+
+    def has(self, index: int) -> bool:
+        """Whether one of its micro-batches is here; raises StepContractError once committed."""
+        return self._client.has(self.header.step, index)
 
     def commit(self) -> None:
         """Queue the step's commit; see `RankClient.commit`."""
@@ -177,6 +185,11 @@ class RankClient:
                 self._micro_batch_wait_s += monotonic() - began
             self._micro_batches += 1
             return found
+
+    def has(self, step: int, index: int) -> bool:
+        """Whether `micro_batch` would return at once; raises StepContractError once committed."""
+        with self._changed:
+            return self._received(step, index) is not None
 
     def commit(self, step: int) -> None:
         """Queue the commit of the oldest taken step and return.
