@@ -36,8 +36,10 @@ SCHEMA = "schema"
 GROUP_TOTALS = "group-totals"
 #: The dispatcher says where the trainer is, and which accepted samples it has dropped.
 FEEDBACK = "feedback"
+#: The dispatcher says to what multiple samples are to be padded, and DP ranks do it.
+PADDING = "padding"
 #: What this release speaks.
-OURS = Offer((1, 1), frozenset({SCHEMA, GROUP_TOTALS, FEEDBACK}))
+OURS = Offer((1, 1), frozenset({SCHEMA, GROUP_TOTALS, FEEDBACK, PADDING}))
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

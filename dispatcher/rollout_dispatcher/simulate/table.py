@@ -100,6 +100,8 @@ def headline(result: Result) -> list[str]:
         f"{options['dispatch_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
         f"that meet at every {place}, {options['layout']} micro-batches of {micro_batch}"
     )
+    if (multiple := options.get("sample_length_multiple", 1)) > 1:
+        shape += f", samples padded to multiples of {multiple:,}"
     course = (
         f"{first.steps} steps, {options['arrivals']} arrivals, cost {options['cost']}, "
         f"seed {options['seed']}"

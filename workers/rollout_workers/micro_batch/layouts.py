@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollout_dispatcher.plan import IntArray
+from rollout_dispatcher.plan import IntArray, round_up
 
 
 class Collation(StrEnum):
@@ -92,11 +92,6 @@ class Placement:
         ends = np.cumsum(sizes)
         found: IntArray = np.repeat(self.starts - ends + sizes, sizes) + np.arange(ends[-1])
         return found
-
-
-def round_up(count: int, multiple: int) -> int:
-    """The smallest multiple that is not below `count`."""
-    return -(-count // multiple) * multiple
 
 
 def packed(tokens: list[int], multiple: int = 1, length: int | None = None) -> Placement:

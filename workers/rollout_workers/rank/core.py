@@ -18,8 +18,12 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import GROUP_TOTALS, OURS
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
+
+#: What every rank has; it is told of groups only if it asks, as that makes headers longer.
+CAPABILITIES = OURS.capabilities - {GROUP_TOTALS}
 
 
 class RankCore:
@@ -33,13 +37,15 @@ class RankCore:
         generation: int | None,
         prefetch: int,
         *,
-        capabilities: Iterable[str] = (),
+        needs: Iterable[str] = (),
+        packed_length: int | None = None,
     ) -> None:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
         self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         #: What the dispatcher has to be capable of, for this rank to train what it is told to.
-        self._capabilities = frozenset(capabilities)
+        self._needs = frozenset(needs)
+        self._packed_length = packed_length
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
         self.taken = -1
@@ -65,7 +71,7 @@ class RankCore:
         hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
-            capabilities=sorted(self._capabilities),
+            capabilities=sorted(CAPABILITIES | self._needs),
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
@@ -79,6 +85,7 @@ class RankCore:
             policy_step=version.first_step if version else None,
             resume=self._resume,
             saved=self._saved,
+            packed_length=self._packed_length,
         )
         self._introduced, self._hello_due, self._told_resume = True, False, self._resume
         self._outbox.clear()
@@ -282,7 +289,7 @@ class RankCore:
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
         if self._connected:
             raise ProtocolError("a second welcome")
-        if missing := self._capabilities - set(welcome.capabilities):
+        if missing := self._needs - set(welcome.capabilities):
             raise ConfigError(
                 f"this dispatcher is of a release without {', '.join(sorted(missing))}, which a "
                 "loss that is averaged by group needs; install the trainers' release of "
