@@ -3,7 +3,7 @@
 A field's type is, the first that applies:
 
     what the run's samples have, once that is known
-    what is said with it                    {"dtype": "int64", "data": [...]}
+    what is said with it                    {"dtype": "int64", "data": [...]}, or in base64
     that of numbers, by the field's name    `values.py:type_of_numbers`
 
 Only float32 and narrower floats round; whatever else a type does not hold exactly is refused.
@@ -20,6 +20,11 @@ from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.service.http.bodies.pieces import Work
 from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_of, type_of_numbers
 
+#: numpy's object for the memory of each type on the wire; bfloat16 is moved as it is.
+ELEMENTS: Final[dict[DType, np.dtype[Any]]] = {
+    **{item: dtype.newbyteorder("<") for item, dtype in NUMPY_DTYPES.items()},
+    DType.BFLOAT16: np.dtype("<i2"),
+}
 #: Values that are written at once, in much less than a millisecond.
 VALUES_AT_ONCE: Final = 16 * 1024
 
@@ -74,6 +79,13 @@ class Tensor:
         found.pieces, found._rows = [array.reshape(1)], -1
         return found
 
+    @classmethod
+    def of_shape(cls, shape: tuple[int, ...]) -> "Tensor":
+        """A tensor of which the pieces are to come."""
+        found = cls()
+        found._rows, found._row = (shape[0], shape[1:]) if shape else (-1, None)
+        return found
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Rows, and the shape of each."""
@@ -104,7 +116,7 @@ class Tensor:
 
         Raises FieldRefused for a value that the type does not hold.
         """
-        dtype = NUMPY_DTYPES[element.dtype]
+        dtype = ELEMENTS[element.dtype]
         target, rounds, at, since = np.frombuffer(place, dtype), self.kind == "f", 0, 0
         self.pieces.reverse()
         while self.pieces:
