@@ -204,9 +204,18 @@ class Router:
     def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
         """Push on behalf of an HTTP request; what finds no room is answered `full`."""
         push = Push("", 0, samples, 0, named)
-        decision = self.core.push(push, self.clock(), may_hold=False)
-        self.perform(decision)
+        decision = self.ask(partial(self.core.push, push, self.clock(), may_hold=False))
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
+
+    def ask(self, say: Callable[[], Decision]) -> Decision:
+        """Tell the core something on behalf of an HTTP request, and perform what it decides.
+
+        Raises DispatcherError for what is the client's fault; for a bug of ours, which ends the
+        service, what that has raised.
+        """
+        decision = self._failure.guard_asking(say)
+        self.perform(decision)
+        return decision
 
     def _says_goodbye(self, peer: Peer) -> None:
         if self._connections.producers.get(peer.client_id) is peer:

@@ -14,6 +14,7 @@ from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.errors import (
     BodyTooLarge,
     DispatcherError,
+    IllegalTransition,
     ProtocolError,
     ReceivingFull,
     Stopping,
@@ -134,6 +135,8 @@ def _answer(answers: list[PushAnswered]) -> web.Response:
 
 def _refusal(error: DispatcherError) -> web.Response:
     """Why a body was not taken."""
+    if isinstance(error, IllegalTransition):
+        raise error  # a bug of ours
     status = _REFUSED.get(type(error), 400 if isinstance(error, ProtocolError) else 503)
     code = "invalid" if status == 400 else error.code
     headers = (
