@@ -84,6 +84,7 @@ class Router:
             metrics=metrics,
             clock=clock,
         )
+        self.feedback = self._effect_runner.feedback
         self._hungry_since: dict[int, float] = {}
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
@@ -193,6 +194,7 @@ class Router:
 
     def _journal_takes_more(self) -> None:
         self.perform(self.core.journal_takes_more(self.clock()))
+        self.feedback.changed()
 
     def perform(self, decision: Decision) -> None:
         """Have the core's decision carried out."""
@@ -356,10 +358,12 @@ class Router:
         """Accept nothing more; dispatch what is here, and end the ranks."""
         self.stopping = Stopping("the dispatcher is shutting down")
         self.perform(self.core.drain(self.clock()))
+        self.feedback.wake()
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
         self.stopping = Stopping(why)
+        self.feedback.wake()
         for peer in list(self._connections.peers):
             peer.fail(Stopping(why))
 

@@ -66,7 +66,7 @@ PUSH_ANSWER: Final[Described] = {
     },
 }
 TENSOR: Final[Described] = {
-    "description": "a number, nested arrays of numbers or booleans, or an object that says its type",
+    "description": "a number, arrays of numbers or booleans, or an object that says its type",
     "anyOf": [
         {"type": ["number", "boolean", "array"]},
         {

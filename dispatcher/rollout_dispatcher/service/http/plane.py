@@ -35,7 +35,7 @@ class HttpPlane:
 
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
-        self._pushes = Pushes(router)
+        self._pushes = Pushes(router, guard.places)
 
     def application(self) -> web.Application:
         """The routes."""
