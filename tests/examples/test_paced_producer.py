@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,11 @@ def a_slow_rank(endpoint: str) -> Iterator[None]:
 def test_it_loses_no_sample_to_staleness_and_would_without_its_pace(
     way: str, tmp_path: Path
 ) -> None:
-    options = {"dp_size": 1, "dispatch_batch_size": BATCH, "micro_batch_size": BATCH}
+    options: dict[str, Any] = {
+        "dp_size": 1,
+        "dispatch_batch_size": BATCH,
+        "micro_batch_size": BATCH,
+    }
     with (
         ServeProcess(
             tmp_path, warm=True, buffer_capacity=512, max_staleness=1, window_multiple=1, **options

@@ -87,14 +87,14 @@ class EffectRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
-        self._feedback = Feedback(core, connections, self._run)
+        self.feedback = Feedback(core, connections, self._run)
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
-            e.PushAnswered: self._feedback.answer,
+            e.PushAnswered: self.feedback.answer,
             e.PushHeld: self._tell_held,
             e.PushRecalled: self._recall,
             e.SchemaDecided: self._tell_schema,
-            e.SamplesDropped: self._feedback.dropped,
+            e.SamplesDropped: self.feedback.dropped,
             e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._let_go,
             e.GroupGivenUp: _log_given_up,
@@ -150,7 +150,7 @@ class EffectRunner:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._feedback.close()
+        self.feedback.close()
         self._planner.close()
 
     # -- one method an effect ---------------------------------------------------------------
@@ -180,7 +180,7 @@ class EffectRunner:
             heartbeat_interval_s=self._config.heartbeat_interval,
         )
         peer.send(welcome)
-        self._feedback.welcome(peer)
+        self.feedback.welcome(peer)
 
     def _schema_known(self) -> m.SchemaKnown | None:
         if (decided := self._core.schema) is None:
@@ -197,7 +197,7 @@ class EffectRunner:
                 peer.send(told)
 
     def _tell_of_policy(self, _: e.PolicyReported) -> None:
-        self._feedback.changed()
+        self.feedback.changed()
 
     def _attach(self, effect: e.WelcomeRank) -> RankConnection:
         peer = self._connections.take_hello(effect.client_id)
@@ -259,14 +259,14 @@ class EffectRunner:
     def _observe(self, effect: e.StepPlanned) -> None:
         # Ranks wait for the step, nobody for its metrics: a turn later.
         self._later(self._metrics.step_planned, effect)
-        self._feedback.changed()
+        self.feedback.changed()
 
     def _count_again(self, effect: e.Redelivered) -> None:
         self._metrics.redeliveries.labels(effect.reason).inc()
 
     def _forget(self, effect: e.StepCommitted) -> None:
         self._announcements.forget(effect.step)
-        self._feedback.changed()
+        self.feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
 
     def _tell_held(self, effect: e.PushHeld) -> None:
@@ -289,6 +289,7 @@ class EffectRunner:
 
     def _let_go(self, effect: e.PayloadsToJournal) -> None:
         self.perform(self._core.payloads_durable(effect.entries, self._clock()))
+        self.feedback.changed()
 
     def _answer(self, effect: _Answer, asked: Peer | None) -> None:
         """Answer on the connection that asked; on a newer one the push is sent and asked again."""

@@ -7,12 +7,13 @@ there is told once, loudly, and holds up nobody who comes after it.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _T = TypeVarTuple("_T")
 
 
@@ -59,6 +60,19 @@ class Failure:
             raise
         except Exception as error:
             self.fail(error)
+
+    def guard_asking(self, what: Callable[[], T]) -> T:
+        """The same for who asks over HTTP, and hears of our own error too."""
+        try:
+            return what()
+        except IllegalTransition as bug:
+            self.fail(bug)
+            raise
+        except DispatcherError:
+            raise
+        except Exception as error:
+            self.fail(error)
+            raise
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""

@@ -1,6 +1,7 @@
 """The two planes on their sockets, over TLS where asked for; both end with their context."""
 
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator
 from functools import partial
@@ -118,8 +119,12 @@ def _count(router: Router, role: str, reason: str) -> None:
 
 
 def _speaks_tls_in_http() -> bytes:
-    body = f"{SPEAKS_TLS}, or https:// for HTTP clients\n".encode()
-    head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    message = f"{SPEAKS_TLS}, or https:// for HTTP clients"
+    body = json.dumps({"code": TlsFailed.code, "message": message}).encode()
+    head = (
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
     return head.encode() + body
 
 

@@ -85,6 +85,7 @@ class Router:
             metrics=metrics,
             clock=clock,
         )
+        self.feedback = self._effect_runner.feedback
         self._hungry_since: dict[int, float] = {}
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
@@ -194,6 +195,7 @@ class Router:
 
     def _journal_takes_more(self) -> None:
         self.perform(self.core.journal_takes_more(self.clock()))
+        self.feedback.changed()
 
     def perform(self, decision: Decision) -> None:
         """Have the core's decision carried out."""
@@ -205,9 +207,18 @@ class Router:
     def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
         """Push on behalf of an HTTP request; what finds no room is answered `full`."""
         push = Push("", 0, samples, 0, named)
-        decision = self.core.push(push, self.clock(), may_hold=False)
-        self.perform(decision)
+        decision = self.ask(partial(self.core.push, push, self.clock(), may_hold=False))
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
+
+    def ask(self, say: Callable[[], Decision]) -> Decision:
+        """Tell the core something on behalf of an HTTP request, and perform what it decides.
+
+        Raises DispatcherError for what is the client's fault; for a bug of ours, which ends the
+        service, what that has raised.
+        """
+        decision = self._failure.guard_asking(say)
+        self.perform(decision)
+        return decision
 
     def _says_goodbye(self, peer: Peer) -> None:
         if self._connections.producers.get(peer.client_id) is peer:
@@ -350,10 +361,12 @@ class Router:
         """Accept nothing more; dispatch what is here, and end the ranks."""
         self.stopping = Stopping("the dispatcher is shutting down")
         self.perform(self.core.drain(self.clock()))
+        self.feedback.wake()
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
         self.stopping = Stopping(why)
+        self.feedback.wake()
         for peer in list(self._connections.peers):
             peer.fail(Stopping(why))
 

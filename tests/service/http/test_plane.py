@@ -192,11 +192,13 @@ def test_the_description_is_openapi_with_the_fields_of_the_model(shared: ServePr
     assert described["openapi"].startswith("3.1")
     request = described["components"]["schemas"]["PushRequest"]
     assert set(request["properties"]) == {
-        "fields", "sample_id", "group_id", "group_size", "policy_version",
+        "fields", "sample_id", "group_id", "group_size", "policy_version", "per_sample",
     }  # fmt: skip
     assert request["required"] == ["fields"]
     responses = described["paths"]["/v1/samples"]["post"]["responses"]
-    assert set(responses) == {"200", "400", "401", "408", "413", "415", "422", "429", "503"}
+    assert set(responses) == {
+        "200", "400", "401", "408", "413", "415", "422", "429", "500", "503",
+    }  # fmt: skip
 
 
 def test_metrics_are_prometheus_text_without_created_series(serve: Serve) -> None:

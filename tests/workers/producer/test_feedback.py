@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ FIELDS = {"input_ids": [1, 2, 3]}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServeProcess]:
-    options = {"dp_size": 1, "dispatch_batch_size": 4, "micro_batch_tokens": 64}
+    options: dict[str, Any] = {"dp_size": 1, "dispatch_batch_size": 4, "micro_batch_tokens": 64}
     with ServeProcess(
         tmp_path, warm=True, buffer_capacity=8, max_staleness=1, **options
     ) as process:

@@ -8,6 +8,7 @@ connections (places.py) is answered short questions, and sent away.
 import asyncio
 import logging
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
@@ -29,7 +30,7 @@ SHORT: Final = frozenset({"GET", "HEAD"})
 
 
 def problem(status: int, code: str, message: str, **headers: str) -> web.Response:
-    """An error as every route answers it."""
+    """An error as every route answers it, and whatever no route does."""
     named = {name.replace("_", "-"): text for name, text in headers.items()}
     return web.json_response({"code": code, "message": message}, status=status, headers=named)
 
@@ -52,7 +53,9 @@ class HttpGuard:
 
     def protocol(self, server: web.Server) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
-        return self.places.watched(server())
+        handler = server()
+        handler.__class__ = _RequestHandler  # aiohttp makes them itself, of no class but its own
+        return self.places.watched(handler)
 
     @property
     def middleware(self) -> Middleware:
@@ -103,16 +106,56 @@ class HttpGuard:
                 request.transport.abort()
 
 
+class _RequestHandler(web.RequestHandler):
+    """Says in JSON what no route has a word in: that a request could not be read, or answered."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Log it as aiohttp does; the connection is over afterwards."""
+        super().handle_error(request, status, exc, message)
+        answer = failed() if status == 500 else problem(status, _code(status), message or "")
+        answer.force_close()
+        return answer
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write an answer, be it one that was raised before anything of ours was called."""
+        answer = _said(request, resp) if isinstance(resp, web.HTTPException) else resp
+        return await super().finish_response(request, answer, start_time)
+
+
+def failed() -> web.Response:
+    """What is answered where we have failed: the log says more."""
+    return problem(500, "internal", "the dispatcher has failed to answer; its log says why")
+
+
+def _code(status: int) -> str:
+    return HTTPStatus(status).phrase.lower().replace(" ", "-")
+
+
+def _said(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+    allow = {name: text for name, text in error.headers.items() if name == "Allow"}
+    text = f"{request.method} {request.path}: {error.reason}"
+    return problem(error.status, _code(error.status), text, **allow)
+
+
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What the handler answers; where there is none, or not for this method, an error as ours."""
     try:
         return await handler(request)
     except web.HTTPException as error:
-        allow = {name: text for name, text in error.headers.items() if name == "Allow"}
-        code = error.reason.lower().replace(" ", "-")
-        return problem(
-            error.status, code, f"{request.method} {request.path}: {error.reason}", **allow
-        )
+        return _said(request, error)
+    except Exception as error:
+        log.error("%s %s was not answered", request.method, request.path, exc_info=error)
+        return failed()
 
 
 def _split(header: str) -> tuple[str, str]:

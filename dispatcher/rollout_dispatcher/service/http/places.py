@@ -11,7 +11,8 @@ way is ended for another's sake.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -46,6 +47,7 @@ class HttpPlaces:
         self._newcomers: dict[web.RequestHandler, _Newcomer] = {}
         self._placed: set[web.RequestHandler] = set()
         self._resting: dict[web.RequestHandler, None] = {}  # the longest first
+        self._waiting: dict[web.RequestHandler, asyncio.Task[object]] = {}
 
     def watched(self, handler: web.RequestHandler) -> asyncio.BaseProtocol:
         """The protocol of a new connection, whose requests `handler` serves."""
@@ -94,6 +96,19 @@ class HttpPlaces:
         self._resting.pop(handler, None)
         if (newcomer := self._newcomers.pop(handler, None)) is not None:
             newcomer.leave()
+        if (waiting := self._waiting.get(handler)) is not None:
+            waiting.cancel()
+
+    @contextmanager
+    def cancelled_when_lost(self, handler: web.RequestHandler) -> Iterator[None]:
+        """Cancel the task that runs this block when the connection is over: nobody waits for it."""
+        task = asyncio.current_task()
+        assert task is not None, "requests are served by tasks"
+        self._waiting[handler] = task
+        try:
+            yield
+        finally:
+            del self._waiting[handler]
 
     def _end_longest_resting(self) -> bool:
         """Make room, if there is anybody who rests."""

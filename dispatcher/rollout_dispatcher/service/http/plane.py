@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.decision import Decision
-from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.errors import DispatcherError, IllegalTransition
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of
@@ -35,7 +35,7 @@ class HttpPlane:
 
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
-        self._pushes = Pushes(router)
+        self._pushes = Pushes(router, guard.places)
 
     def application(self) -> web.Application:
         """The routes."""
@@ -74,8 +74,9 @@ class HttpPlane:
         )
         if at.absent_ranks:
             lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
-        text, status = "\n".join(lines) + "\n", 200 if ready else 503
-        return web.Response(text=text, status=status, headers=self._identity())
+        if not ready:
+            return problem(503, "not-ready", "\n".join(lines), **self._identity())
+        return web.Response(text="\n".join(lines) + "\n", headers=self._identity())
 
     def _identity(self) -> dict[str, str]:
         """Who answers, for those who would take another server for this one."""
@@ -148,10 +149,11 @@ class HttpPlane:
         if (failure := self._router.barrier.failure) is not None:
             return problem(503, failure.code, str(failure))
         try:
-            decision = say()
+            self._router.ask(say)
+        except IllegalTransition:
+            raise  # a bug of ours
         except DispatcherError as error:
             return problem(422, error.code, str(error))
-        self._router.perform(decision)
         await self._router.barrier.settled()
         return web.json_response({"waits_for": waits()[:MAX_NAMED]})
 

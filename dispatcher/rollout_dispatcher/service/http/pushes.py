@@ -9,31 +9,31 @@ from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.errors import (
     BodyTooLarge,
     DispatcherError,
+    IllegalTransition,
     ProtocolError,
     ReceivingFull,
     Stopping,
     TooManyBodies,
     UnknownEncoding,
 )
-from rollout_dispatcher.sample import Outcome, Sample
+from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.config.units import Duration
 from rollout_dispatcher.service.http.bodies.body import Body
 from rollout_dispatcher.service.http.bodies.encoding import Decode, decoder
-from rollout_dispatcher.service.http.bodies.pieces import PIECE, Turns, Work, in_pieces
-from rollout_dispatcher.service.http.bodies.samples import read_samples
+from rollout_dispatcher.service.http.bodies.pieces import PIECE, Turns, in_pieces
+from rollout_dispatcher.service.http.bodies.samples import first_of, read_samples
 from rollout_dispatcher.service.http.bodies.tensors import Reading
 from rollout_dispatcher.service.http.guard import problem
+from rollout_dispatcher.service.http.places import HttpPlaces
+from rollout_dispatcher.service.http.sample_push import RETRY_AFTER_SECONDS, SamplePush
+from rollout_dispatcher.service.http.waiting import WaitingPushes
 from rollout_dispatcher.service.router import Router
 
-#: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
-RETRY_AFTER_SECONDS = 1
-#: Samples that the core is told of at once; it takes a millisecond or so.
-PUSHED_AT_ONCE: Final = 64
-_STATUS: Final = {Outcome.REFUSED: 422, Outcome.FULL: 429}
 _REFUSED: Final[dict[type[DispatcherError], int]] = {
     BodyTooLarge: 413,
     UnknownEncoding: 415,
@@ -43,23 +43,40 @@ _REFUSED: Final[dict[type[DispatcherError], int]] = {
 }
 
 
+class PushQuery(BaseModel):
+    """What `POST /v1/samples` can be told, in the query.
+
+    wait: how long the request may be held while a cap is reached.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    wait: Duration | None = None
+
+
 class Pushes:
     """The handler of pushes to one router."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, places: HttpPlaces) -> None:
         self._router = router
+        self._waiting = WaitingPushes(router, places)
         self._turns = Turns(router.config.max_waiting_bodies)
 
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
         config = self._router.config
         try:
+            wait = PushQuery.model_validate(dict(request.query)).wait
+        except ValidationError as error:
+            return problem(400, "invalid", first_of(error))
+        try:
             self._check_serves()
             with Body(self._router.receiving) as room:
                 decode = decoder(",".join(request.headers.getall("Content-Encoding", ())))
                 async with asyncio.timeout(config.request_timeout):
                     chunks = await room.read(request, config.max_body_bytes)
-                answer = await self._take(request, chunks, decode)
+                push = await self._take(request, chunks, decode)
+            if wait is not None and push.is_full:
+                await self._waiting.wait(request, push, min(wait, config.request_timeout))
         except TimeoutError:
             timeout = config.request_timeout
             return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
@@ -68,11 +85,11 @@ class Pushes:
         except DispatcherError as error:
             return _refusal(error)
         await self._router.barrier.settled()
-        return answer
+        return push.answer(self._router)
 
     async def _take(
         self, request: web.Request, chunks: list[bytes], decode: Decode | None
-    ) -> web.Response:
+    ) -> SamplePush:
         """Read a body in its turn, and push what is in it. Raises ConnectionError, DispatcherError.
 
         What nobody waits for any more is left: it was not acknowledged, and may come again.
@@ -88,7 +105,10 @@ class Pushes:
                 body = await in_pieces(decode(body, config.max_body_bytes))
             samples, named = await self._read(body)
             self._check_serves()
-            return _answer(await in_pieces(self._pushed(samples, named=named)))
+            push = SamplePush(samples, named=named)
+            del samples
+            await in_pieces(push.attempt(self._router, all_of_them=True))
+            return push
 
     async def _read(self, body: bytes) -> tuple[list[Sample], bool]:
         """As `read_samples`: once more if the run's fields were decided meanwhile."""
@@ -104,36 +124,16 @@ class Pushes:
         schema = None if known is None else known[0]
         return Reading(config.group_size, schema, config.allow_non_finite)
 
-    def _pushed(self, samples: list[Sample], *, named: bool) -> Work[list[PushAnswered]]:
-        answers: list[PushAnswered] = []
-        for first in range(0, len(samples), PUSHED_AT_ONCE):
-            if answers:
-                yield
-            some = tuple(samples[first : first + PUSHED_AT_ONCE])
-            answers.append(self._router.push_now(some, named=named))
-        return answers
-
     def _check_serves(self) -> None:
         """Raise why nothing can be taken now, if that is so."""
         if (why := self._router.stopping or self._router.barrier.failure) is not None:
             raise why
 
 
-def _answer(answers: list[PushAnswered]) -> web.Response:
-    outcomes = [outcome for answer in answers for outcome in answer.outcomes]
-    errors = {
-        str(at * PUSHED_AT_ONCE + index): text
-        for at, answer in enumerate(answers)
-        for index, text in answer.errors.items()
-    }
-    worst = max((_STATUS.get(outcome, 200) for outcome in set(outcomes)), default=200)
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
-    body = {"outcomes": outcomes, "errors": errors}
-    return web.json_response(body, status=worst, headers=headers)
-
-
 def _refusal(error: DispatcherError) -> web.Response:
     """Why a body was not taken."""
+    if isinstance(error, IllegalTransition):
+        raise error  # a bug of ours
     status = _REFUSED.get(type(error), 400 if isinstance(error, ProtocolError) else 503)
     code = "invalid" if status == 400 else error.code
     headers = (

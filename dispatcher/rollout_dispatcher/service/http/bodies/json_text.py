@@ -13,7 +13,8 @@ are allowed, no NaN, no infinity and no number that becomes one.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -41,7 +42,28 @@ OPEN_OBJECT, CLOSE_OBJECT = b"{}"
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^\[\]{}",:\s]*+')
+#: What base64 has no room for: its string ends at the next quote, and `\\/` is how some write `/`.
+_BASE64 = "base64"
+#: The member of a sample that lists strings; all other arrays are of numbers.
+_NAMES = "per_sample"
 _PLACE = re.compile(r" at line (\d+) column (\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Base64Text:
+    """A string of base64 that was not decoded, where it lies in its body."""
+
+    text: memoryview
+
+    @property
+    def decoded_size(self) -> int | None:
+        """Bytes that it decodes to if it is base64; None if no text of that length is."""
+        groups, rest = divmod(len(self.text), 4)
+        return None if rest else 3 * groups - bytes(self.text[-2:]).count(b"=")
+
+    def pieces(self, nbytes: int) -> Iterator[memoryview]:
+        """So much of it at a time."""
+        return (self.text[at : at + nbytes] for at in range(0, len(self.text), nbytes))
 
 
 class JsonText:
@@ -110,13 +132,18 @@ class JsonText:
     # -- values
 
     def value(self, depth: int = 0) -> Work[Any]:
-        """Whatever comes: a dict, a Tensor for an array, a str, a number, a bool or None."""
+        """Whatever comes: a dict, a Tensor for an array, a str, a number, a bool or None.
+
+        A list of strings for the array `per_sample`, Base64Text for the string of a `base64`.
+        """
         comes = self.peek()
         if comes == OPEN_OBJECT:
             return (yield from self.object(depth))
         if comes == OPEN:
-            return (yield from self._array(1))
-        return self._string() if comes == QUOTE else self._scalar()
+            return self._strings() if self.path == [_NAMES] else (yield from self._array(1))
+        if comes == QUOTE:
+            return self._base64() if self.path[-1:] == [_BASE64] else self._string()
+        return self._scalar()
 
     def _scalar(self) -> Any:
         at = self.at
@@ -169,6 +196,32 @@ class JsonText:
             self.fail("a string holds a NUL")
         self.at = found.end()
         return text
+
+    def _base64(self) -> Base64Text:
+        """A string as it stands, of any length."""
+        start, end = self.at + 1, self.text.find(b'"', self.at + 1)
+        if end < 0:
+            self.fail("a string does not end")
+        self.at, self._since = end + 1, self._since + end - start
+        found = memoryview(self.text)[start:end]
+        if self.text.find(b"\\", start, end) >= 0:  # some write every / with one
+            found = memoryview(bytes(found).replace(b"\\/", b"/"))
+        return Base64Text(found)
+
+    def _strings(self) -> list[str]:
+        """The array of strings that begins here."""
+        self.at += 1
+        found: list[str] = []
+        if self.take(CLOSE):
+            return found
+        while True:
+            if self.peek() != QUOTE:
+                self.fail(f"a name in quotes is expected, and {self._found()} comes")
+            if len(found) == MAX_MEMBERS:
+                self.fail(f"{self._where()} has more than {MAX_MEMBERS} strings")
+            found.append(self._string())
+            if not self.goes_on(CLOSE):
+                return found
 
     def _array(self, depth: int) -> Work[Tensor]:
         """The array that begins here, of numbers, or of arrays that hold as much each."""

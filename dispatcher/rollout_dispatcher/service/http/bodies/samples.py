@@ -4,9 +4,10 @@
      "group_id": "p17", "group_size": 8, "policy_version": 3}
 
 A list of numbers is a tensor, whose element type is found in `tensors`;
-`{"dtype": "float64", "data": [...]}` says otherwise. A string is a text. A field whose first
-dimension has as many entries as `input_ids` is per token, any other is per sample, unless the run's
-samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
+`{"dtype": "float64", "data": [...]}` says otherwise, and `{"dtype": "float32", "shape": [3, 4],
+"base64": "..."}` is a tensor's memory. A string is a text. A field whose first dimension has as
+many entries as `input_ids` is per token, any other is per sample, unless `per_sample` names it, the
+run's samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
 `loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
 without one, all but the first are.
 """
@@ -30,6 +31,7 @@ from rollout_dispatcher.sample import (
     Schema,
     is_reserved,
 )
+from rollout_dispatcher.service.http.bodies.encoded import EncodedTensor, decoded
 from rollout_dispatcher.service.http.bodies.json_text import CLOSE, END, OPEN, JsonText
 from rollout_dispatcher.service.http.bodies.pieces import Work
 from rollout_dispatcher.service.http.bodies.tensors import (
@@ -39,12 +41,16 @@ from rollout_dispatcher.service.http.bodies.tensors import (
     Tensor,
     element_type,
 )
+from rollout_dispatcher.values import NUMPY_DTYPES
 
 #: What a `group_size` says that is told when the group is closed.
 AT_CLOSE = "at-close"
 #: Samples of one request: each takes a kilobyte and a tenth of a millisecond, however
 #: short its text is, and their outcomes are written as one answer.
 MAX_SAMPLES: Final = 4096
+INTEGERS: Final = {item for item, dtype in NUMPY_DTYPES.items() if dtype.kind in "iu"}
+#: Fields that have one value a token, whoever says otherwise.
+PER_TOKEN: Final = frozenset(("input_ids", "loss_mask"))
 #: What it takes to make a sample, in bytes of text that are read meanwhile.
 SAMPLE_WORK: Final = 4096
 
@@ -77,6 +83,13 @@ class PushRequest(BaseModel):
     group_id: Name | None = None
     group_size: Extent | Literal["at-close"] | None = None
     policy_version: Version | None = None
+    per_sample: Annotated[
+        list[Name],
+        Declared(
+            max_length=MAX_FIELDS,
+            description="fields that have one value a sample, whatever their first dimension is",
+        ),
+    ] = []
 
 
 def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool]]:
@@ -123,14 +136,17 @@ def first_of(error: ValidationError) -> str:
 
 
 def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
-    given = {name: _tensor(name, request.fields[name], reading) for name in sorted(request.fields)}
+    given: dict[str, tuple[Tensor, ElementType]] = {}
+    for name in sorted(request.fields):
+        given[name] = yield from _tensor(name, request.fields[name], reading)
+    _check_per_sample(request)
     ids = given.get("input_ids")
-    if ids is None or len(ids[0].shape) != 1 or ids[1].kind not in "iu":
+    if ids is None or len(ids[0].shape) != 1 or ids[1].dtype not in INTEGERS:
         raise FieldRefused("fields.input_ids must be a list of integers")
     (tokens,) = ids[0].shape
     mask = given.get("loss_mask")
     loss_tokens = max(0, tokens - 1) if mask is None else _loss_tokens(mask[0], ids[0].shape)
-    schema = _schema(given, tokens, reading)
+    schema = _schema(given, tokens, frozenset(request.per_sample), reading)
     rows = tuple(given[name][0].shape[0] for name in schema.ragged)
     span = memoryview(bytearray(schema.nbytes(tokens, rows)))
     places = schema.slices(tokens, rows)
@@ -152,13 +168,41 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
     )
 
 
-def _schema(given: dict[str, tuple[Tensor, ElementType]], tokens: int, reading: Reading) -> Schema:
+def _encoded(
+    name: str, value: dict[str, Any], reading: Reading
+) -> Work[tuple[Tensor, ElementType]]:
+    try:
+        given = EncodedTensor.model_validate(value)
+    except ValidationError as error:
+        raise FieldRefused(f"fields.{name}: {first_of(error)}") from None
+    element = element_type(name, Tensor(), given.dtype, reading)
+    finite = not reading.allow_non_finite
+    return (yield from decoded(name, given, element, finite=finite)), element
+
+
+def _check_per_sample(request: PushRequest) -> None:
+    for name in request.per_sample:
+        if name in PER_TOKEN:
+            raise FieldRefused(f"per_sample names {name}, which has one value a token")
+        if name not in request.fields:
+            raise FieldRefused(f"per_sample names {name}, which is not among the fields")
+
+
+def _schema(
+    given: dict[str, tuple[Tensor, ElementType]],
+    tokens: int,
+    per_sample: frozenset[str],
+    reading: Reading,
+) -> Schema:
     found = Schema(
         tuple(
-            _field(name, element.dtype, tensor, tokens, reading.known(name))
+            _field(
+                name, element.dtype, tensor,
+                None if name in per_sample else tokens, reading.known(name),
+            )
             for name, (tensor, element) in given.items()
         )
-    )
+    )  # fmt: skip
     known = reading.schema  # one object is soon compared
     return known if known is not None and found == known else found
 
@@ -171,18 +215,20 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
     return sum(int(np.count_nonzero(piece)) for piece in mask.pieces)
 
 
-def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementType]:
+def _tensor(name: str, value: Any, reading: Reading) -> Work[tuple[Tensor, ElementType]]:
     """A field's values, and their element type."""
     if is_reserved(name):
         raise FieldRefused(f"a field may not be called {name!r}")
     if name in METADATA:
         raise FieldRefused(f"{name} is no field of a sample; give it beside them, not in fields")
+    if isinstance(value, dict) and "base64" in value:
+        return (yield from _encoded(name, value, reading))
     try:
         typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
     except ValidationError as error:
         raise FieldRefused(f"fields.{name}: {first_of(error)}") from None
     if typed is not None and typed.dtype is DType.BFLOAT16:
-        raise FieldRefused(f"fields.{name}: bfloat16 has no JSON form; send float32")
+        raise FieldRefused(f"fields.{name}: numbers are no bfloat16; send float32, or base64")
     values = value if typed is None else typed.data
     if isinstance(values, str) and (typed is None or typed.dtype is DType.STR):
         values = Tensor.text(values)
@@ -196,7 +242,10 @@ def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementTyp
     return values, element_type(name, values, given, reading)
 
 
-def _field(name: str, dtype: DType, tensor: Tensor, tokens: int, known: Field | None) -> Field:
+def _field(
+    name: str, dtype: DType, tensor: Tensor, tokens: int | None, known: Field | None
+) -> Field:
+    """tokens: None for a field that is said to be per sample."""
     shape = tensor.shape
     if tensor.ragged or (known is not None and known.ragged):
         return _ragged(name, dtype, shape, known)

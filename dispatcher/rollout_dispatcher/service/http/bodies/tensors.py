@@ -4,7 +4,7 @@ A field's type is, the first that applies:
 
     text                                    for a string, and for nothing else
     what the run's samples have, once that is known
-    what is said with it                    {"dtype": "int64", "data": [...]}
+    what is said with it                    {"dtype": "int64", "data": [...]}, or in base64
     that of numbers, by the field's name    `values.py:type_of_numbers`
 
 Only float32 and narrower floats round; whatever else a type does not hold exactly is refused.
@@ -21,12 +21,14 @@ from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.service.http.bodies.pieces import Work
 from rollout_dispatcher.values import NUMPY_DTYPES, Place, first_changed, place_of, type_of_numbers
 
+#: numpy's object for the memory of each type on the wire; bfloat16 and text are moved as they are.
+ELEMENTS: Final[dict[DType, np.dtype[Any]]] = {
+    **{item: dtype.newbyteorder("<") for item, dtype in NUMPY_DTYPES.items()},
+    DType.BFLOAT16: np.dtype("<i2"),
+    DType.STR: np.dtype(np.uint8),
+}
 #: Values that are written at once, in much less than a millisecond.
 VALUES_AT_ONCE: Final = 16 * 1024
-
-
-#: Of which text is made.
-BYTE: Final = np.dtype(np.uint8)
 
 
 class FieldRefused(ProtocolError):
@@ -57,16 +59,6 @@ class ElementType:
     dtype: DType
     why: str
 
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        """As it is written."""
-        return NUMPY_DTYPES.get(self.dtype, BYTE)
-
-    @property
-    def kind(self) -> str:
-        """As numpy's `kind`; "U" for text."""
-        return "U" if self.dtype is DType.STR else self.numpy.kind
-
 
 class Tensor:
     """Rows of one shape, as they are added; of numbers alone the shape of a row is ().
@@ -95,8 +87,15 @@ class Tensor:
     def text(cls, value: str) -> "Tensor":
         """The bytes of a text."""
         found = cls()
-        found.add(np.frombuffer(value.encode(), BYTE))
+        found.add(np.frombuffer(value.encode(), ELEMENTS[DType.STR]))
         found.ragged = found.is_text = True
+        return found
+
+    @classmethod
+    def of_shape(cls, shape: tuple[int, ...]) -> "Tensor":
+        """A tensor of which the pieces are to come."""
+        found = cls()
+        found._rows, found._row = (shape[0], shape[1:]) if shape else (-1, None)
         return found
 
     @property
@@ -129,7 +128,7 @@ class Tensor:
 
         Raises FieldRefused for a value that the type does not hold.
         """
-        dtype = element.numpy
+        dtype = ELEMENTS[element.dtype]
         target, rounds, at, since = np.frombuffer(place, dtype), self.kind == "f", 0, 0
         self.pieces.reverse()
         while self.pieces:
