@@ -32,8 +32,10 @@ class Terms(NamedTuple):
 
 #: The dispatcher says which fields samples have, once that is decided, and clients heed it.
 SCHEMA = "schema"
+#: Fields may be ragged, or text: the keys `ragged` and `rows`, and the type `str`.
+RAGGED = "ragged"
 #: What this release speaks.
-OURS = Offer((1, 1), frozenset({SCHEMA}))
+OURS = Offer((1, 1), frozenset({SCHEMA, RAGGED}))
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import RAGGED
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
 
@@ -51,6 +52,7 @@ class RankCore:
         hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
+            capabilities=[RAGGED],
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
