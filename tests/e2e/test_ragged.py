@@ -5,6 +5,7 @@ the name of the environment. Pushed over both planes; the dispatcher is killed i
 """
 
 import json
+import re
 import signal
 from contextlib import ExitStack
 from itertools import chain
@@ -22,6 +23,7 @@ from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
+README = Path(__file__).parents[2] / "README.md"
 BATCH, PATCH, SAMPLES = 8, 24, 16
 RAGGED = ("pixel_values", "image_grid_thw")
 FIELDS = (
@@ -109,6 +111,21 @@ def test_each_sample_is_trained_on_as_it_was_pushed_also_after_a_kill(tmp_path: 
         assert sample.pop("env") == expected.pop("env")
         for name, value in expected.items():
             assert sample[name].tolist() == value.tolist(), (seed, name)
+
+
+def test_what_the_readme_pushes_is_in_the_micro_batch(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    (text,) = (block for block in blocks if "image_grid_thw" in block)
+    address = free_address()
+    with serve(tmp_path, address), RolloutProducer(address, ragged=RAGGED) as producer:
+        for images in range(BATCH):
+            patches = np.ones((4 * images, 1176), np.float32)
+            given = {"ids": [1, 2], "patches": patches, "grids": np.full((images, 3), 2)}
+            exec(text, given | {"producer": producer})
+        ((one, *_),) = as_they_come(address, 1)
+        assert set(one.text["env"]) == {"math/gsm8k"}
+        patches, images = one.pixel_values_cu_rows.diff(), one.image_grid_thw_cu_rows.diff()
+        assert patches.tolist() == (4 * images).tolist()
 
 
 def test_undeclared_fields_are_what_the_first_step_has(tmp_path: Path) -> None:
