@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, encode_frame
+from rollout_dispatcher.sample import DType, Field
 from tests.support.client import make_push
+from tests.support.schemas import rows, schemas
 from tests.support.wire.messages import EXAMPLES, STRATEGIES
 
 #: Numbers at which something may be allocated, overflow or be taken for a sign.
@@ -47,6 +49,15 @@ def _pushes(draw: st.DrawFn) -> bytes:
     """A push whose payload is what its header says, or nearly."""
     tokens = draw(st.lists(st.integers(0, 70), max_size=4))
     push, payload = make_push("fuzz", draw(st.integers(0, 2**21)), tokens)
+    if draw(st.booleans()):
+        schema = draw(schemas(Field("input_ids", DType.INT64)))
+        own = [draw(rows(schema)) for _ in tokens]
+        by_field = tuple(zip(*own, strict=True)) or ((),) * len(schema.ragged)
+        named = {name: list(each) for name, each in zip(schema.ragged, by_field, strict=True)}
+        if named and not draw(st.integers(0, 4)):
+            named.pop(draw(st.sampled_from(sorted(named))))
+        push = push.model_copy(update={"fields": m.field_headers(schema), "rows": named or None})
+        payload = bytes(sum(schema.sizes(tokens, by_field)))
     cut = draw(st.integers(0, 8)) if draw(st.booleans()) else 0
     payload = payload[: len(payload) - cut]
     return codec.encode(push, len(payload)) + payload

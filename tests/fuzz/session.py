@@ -65,7 +65,7 @@ def _check_push(push: m.Push, spans: tuple[bytes, ...]) -> None:
     samples = samples_of(push, map(memoryview, spans))
     assert len(samples) == len(push.tokens)
     for sample in samples:
-        assert sample.nbytes == sample.schema.nbytes(sample.tokens)
+        assert sample.nbytes == sample.schema.nbytes(sample.tokens, sample.rows)
 
 
 def welcome(session: Session, message: m.Message) -> None:

@@ -48,6 +48,13 @@ BATCH, OFF = parse_sync("batch"), parse_sync("off")
 SCHEMAS = (
     Schema((Field("input_ids", DType.INT64),)),
     Schema((Field("input_ids", DType.INT32), Field("image", DType.UINT8, False, (2, 3)))),
+    Schema(
+        (
+            Field.text("env"),
+            Field("input_ids", DType.INT32),
+            Field("pixels", DType.UINT8, False, (3,), ragged=True),
+        )
+    ),
 )
 #: Wall time minus the core's clock; a power of two keeps the arithmetic exact.
 WALL = 2.0**30
@@ -70,10 +77,11 @@ def accepted(
     version: int | None = None,
 ) -> Accepted:
     """A sample of its own bytes enters the buffer."""
+    rows = tuple((ticket + at) % 5 for at in range(len(schema.ragged)))
     sample = Sample(
         given_id or f"s-{ticket}", tokens, tokens // 2, schema,
-        payload_of(ticket, schema.nbytes(tokens)),
-        None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version,
+        payload_of(ticket, schema.nbytes(tokens, rows)),
+        None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version, rows,
     )  # fmt: skip
     return Accepted(Entry(sample, ticket, ticket / 8, group), producer, ticket, given_id)
 
@@ -181,7 +189,7 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
     return (
         entry.ticket, entry.arrived, entry.group, entry.skips, sample.sample_id, sample.tokens,
         sample.loss_tokens, sample.schema, sample.payload, sample.group_id,
-        sample.group_size, sample.policy_version, entry.producer,
+        sample.group_size, sample.policy_version, sample.rows, entry.producer,
     )  # fmt: skip
 
 

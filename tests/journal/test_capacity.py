@@ -24,6 +24,7 @@ from rollout_dispatcher.journal.files.blocks import draft
 from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
+from rollout_dispatcher.sample import DType, Field, Schema
 from tests.journal.support import (
     BATCH,
     OFF,
@@ -116,6 +117,15 @@ def test_names_that_json_makes_long_are_counted_as_long() -> None:
         batch = Encoder({}, float).batch(1, [fact], {})
         block = draft(batch.rows, batch.payloads, batch.totals)
         assert block.head_bytes + block.payload_bytes <= batch.most
+
+
+def test_rows_of_as_many_fields_as_there_may_be_are_counted() -> None:
+    fields = tuple(Field(f"f{n:02}", DType.UINT8, False, (), ragged=True) for n in range(64))
+    fact = accepted(0, schema=Schema(fields))
+    fact.entry.sample = fact.entry.sample._replace(rows=(2**31 - 1,) * 64)
+    batch = Encoder({}, float).batch(1, [fact], {})
+    block = draft(batch.rows, batch.payloads, batch.totals)
+    assert block.head_bytes + block.payload_bytes <= batch.most
 
 
 # -- the journal ----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from rollout_dispatcher.core.facts import (
 )
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
+from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.sample import Schema
 from tests.journal.support import (
     BATCH,
@@ -52,8 +53,18 @@ def test_a_new_journal_remembers_nothing(tmp_path: Path) -> None:
     assert recovered(tmp_path / "journal") == Remembered()
 
 
-def test_a_sample_comes_back_whole(tmp_path: Path) -> None:
-    fact = accepted(7, schema=SCHEMAS[1], given_id="x", group=7, version=3)
+def test_what_has_no_ragged_fields_is_written_as_by_releases_that_knew_of_none() -> None:
+    facts = [accepted(0, schema=SCHEMAS[1], given_id="x"), accepted(1, schema=SCHEMAS[2])]
+    schema, plain, ragged_schema, ragged = Encoder({}, float).batch(1, facts, {}).rows
+    assert [len(field) for field in schema[2]] == [4, 4]
+    assert (len(plain), plain[-1]) == (17, "x")
+    assert [len(field) for field in ragged_schema[2]] == [5, 4, 5]
+    assert ragged[-1] == facts[1].entry.sample.rows == (1, 2)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_sample_comes_back_whole(tmp_path: Path, schema: Schema) -> None:
+    fact = accepted(7, schema=schema, given_id="x", group=7, version=3)
     found = after(tmp_path / "j", [fact])
     (entry,) = found.entries
     assert entry.sample == fact.entry.sample

@@ -118,7 +118,7 @@ class State:
     # -- samples ----------------------------------------------------------------------------
 
     def _accept(self, row: Row, segment: int, offset: int) -> None:
-        kept = Kept(*row[1 : records.PRODUCER + 1], segment, offset, *row[records.ROWS :])
+        kept = Kept(*(*row[1 : records.PRODUCER + 1], segment, offset, *row[records.ROWS :]))
         if kept.ticket in self.kept:
             raise ValueError(f"ticket {kept.ticket} is accepted twice")
         self.keep(kept)

@@ -38,8 +38,14 @@ GROUP_TOTALS = "group-totals"
 FEEDBACK = "feedback"
 #: The dispatcher says to what multiple samples are to be padded, and DP ranks do it.
 PADDING = "padding"
+#: Fields may be ragged, or text: the keys `ragged` and `rows`, and the type `str`.
+RAGGED = "ragged"
+#: What producers of this release have, and DP ranks beside `GROUP_TOTALS`: that makes headers longer,
+#: so only those say it whose losses are averaged over groups.
+OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED})
+OF_RANKS = frozenset({PADDING, RAGGED})
 #: What this release speaks.
-OURS = Offer((1, 1), frozenset({SCHEMA, GROUP_TOTALS, FEEDBACK, PADDING}))
+OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

@@ -20,14 +20,14 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.errors import DispatcherError, ProtocolError
 from rollout_dispatcher.payload import InJournal, InMemory
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.versions import FEEDBACK, PADDING, SCHEMA
+from rollout_dispatcher.protocol.versions import FEEDBACK, PADDING, RAGGED, SCHEMA
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
@@ -173,7 +173,7 @@ class EffectRunner:
             capabilities=sorted(peer.terms.capabilities),
             credits=effect.credits,
             max_payload_bytes=self._config.max_frame_bytes,
-            schema_known=self._schema_known() if SCHEMA in peer.terms.capabilities else None,
+            schema_known=self._schema_for(peer),
             max_staleness=self._config.max_staleness
             if FEEDBACK in peer.terms.capabilities
             else None,
@@ -182,18 +182,20 @@ class EffectRunner:
         peer.send(welcome)
         self.feedback.welcome(peer)
 
-    def _schema_known(self) -> m.SchemaKnown | None:
-        if (decided := self._core.schema) is None:
+    def _schema_for(self, peer: Peer) -> m.SchemaKnown | None:
+        """The run's schema, once it is decided, for a producer that can be told of it."""
+        able = peer.terms.capabilities
+        if SCHEMA not in able or (decided := self._core.schema) is None:
             return None
         schema, set_by = decided
+        if schema.ragged and RAGGED not in able:
+            return None
         return m.SchemaKnown(fields=m.field_headers(schema), set_by=set_by)
 
     def _tell_schema(self, effect: e.SchemaDecided) -> None:
         _log_schema(effect)
-        told = self._schema_known()
-        assert told is not None
         for peer in self._connections.producers.values():
-            if SCHEMA in peer.terms.capabilities:
+            if (told := self._schema_for(peer)) is not None:
                 peer.send(told)
 
     def _tell_of_policy(self, _: e.PolicyReported) -> None:
@@ -241,6 +243,10 @@ class EffectRunner:
         step = self._core.step(effect.step)
         if rank is None or step is None:
             return  # the rank is away: it gets the step when it comes back
+        ragged = next(iter(step.samples())).schema.ragged
+        if ragged and RAGGED not in rank.peer.terms.capabilities:
+            rank.peer.fail(_unreadable(ragged))
+            return
         rank.peer.write(self._announcements.header(step, rank.peer.terms))
         self._deliveries.append((rank, step, effect.dp_rank, effect.first_micro_batch))
         if len(self._deliveries) > 1:
@@ -418,6 +424,13 @@ def _log_rewound(effect: e.Rewound) -> None:
             "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
             effect.after, effect.steps, effect.samples,
         )  # fmt: skip
+
+
+def _unreadable(ragged: Iterable[str]) -> ProtocolError:
+    return ProtocolError(
+        f"the samples have fields that are ragged or text ({', '.join(ragged)}), which this DP "
+        "rank cannot read; install the dispatcher's release of rollout-dispatcher where it runs"
+    )
 
 
 def _log_schema(effect: e.SchemaDecided) -> None:

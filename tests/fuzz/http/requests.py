@@ -62,11 +62,14 @@ _VALUES: list[Any] = [
     None, True, -1, 0, 1, 2**31, 2**53, 2**63, 2**64, 10**40, 1e308, -0.0, "", "x" * 300, "\ud800",
     "\x00", [], [[]], [[1], [1, 2]], {}, {"dtype": "int64", "data": [1]}, [None], ["1"], [1, "a"],
     {"dtype": "float16", "data": [70000.0]}, {"dtype": "bfloat16", "data": [1.0]}, [[[]] * 3],
+    {"dtype": "str", "data": "größe"}, {"dtype": "str", "data": [1]}, {"dtype": "i", "data": "a"},
+    {"dtype": "uint8", "data": [[1, 2]], "ragged": True}, {"dtype": "int8", "data": "a"},
     {"dtype": "uint8", "data": [[1, 2], [3]]}, {"dtype": "nonsense", "data": []}, {"data": [1]},
     [True, 1, 0.5], [2**63], [-(2**63)], [1.5], {"dtype": "bool", "data": 2}, [0] * 40, "at-close",
 ]  # fmt: skip
 _KEYS = ["fields", "sample_id", "group_id", "group_size", "policy_version", "extra", "tokens"]
-_FIELDS = ["input_ids", "loss_mask", "reward", "logprobs", "", "tokens", "\x00", "a" * 300]
+_FIELDS = ["input_ids", "loss_mask", "reward", "logprobs", "", "tokens", "\x00", "a" * 300, "env",
+           "pixels", "pixels_cu_rows"]  # fmt: skip
 
 
 def connection(dice: random.Random) -> bytes:

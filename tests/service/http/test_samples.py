@@ -27,8 +27,9 @@ def field_of(sample: Sample, name: str) -> Field:
 
 def values_of(sample: Sample, name: str) -> list[object]:
     at = sample.schema.names.index(name)
-    raw = span_of(sample)[sample.schema.slices(sample.tokens)[at]]
-    found: list[object] = np.frombuffer(raw, str(sample.schema.fields[at].dtype)).tolist()
+    field = sample.schema.fields[at]
+    raw = span_of(sample)[sample.schema.slices(sample.tokens, sample.rows)[at]]
+    found: list[object] = np.frombuffer(raw, "u1" if field.is_text else str(field.dtype)).tolist()
     return found
 
 
@@ -221,6 +222,64 @@ def test_a_value_that_the_runs_type_does_not_hold_is_refused(
         of_the_run(**fields)
 
 
+IMAGES = Schema(
+    (
+        Field.text("env"),
+        Field("grid", DType.INT64, per_token=False, shape=(3,), ragged=True),
+        Field("input_ids", DType.INT64),
+    )
+)
+
+
+def of_images(**fields: object) -> Sample:
+    body = json.dumps({"fields": {"input_ids": [1, 2]} | fields}).encode()
+    ((sample,), _) = parse_body(body, Reading(schema=IMAGES))
+    return sample
+
+
+@pytest.mark.parametrize("grid", [[], [[1, 2, 3]], [[1, 2, 3], [4, 5, 6]], [[7, 8, 9]] * 5])
+@pytest.mark.parametrize("env", ["", "ab", "math/gsm8k", "größe"])
+def test_declared_ragged_fields_have_rows_of_their_own(grid: list[list[int]], env: str) -> None:
+    sample = of_images(grid=grid, env=env)
+    assert sample.schema is IMAGES
+    assert sample.rows == (len(env.encode()), len(grid))
+    assert values_of(sample, "grid") == [value for row in grid for value in row]
+    assert bytes(values_of(sample, "env")).decode() == env  # type: ignore[arg-type]
+    assert sample.nbytes == IMAGES.nbytes(2, sample.rows)
+
+
+def test_undeclared_a_string_is_text_and_a_tensor_is_ragged_if_it_says_so() -> None:
+    crops = {"dtype": "uint8", "ragged": True, "data": [[1, 2], [3, 4]]}
+    sample = parse(input_ids=[1, 2], env="ab", crops=crops, name={"dtype": "str", "data": "x"})
+    assert field_of(sample, "env") == Field.text("env")
+    assert field_of(sample, "name") == Field.text("name")
+    assert field_of(sample, "crops") == Field("crops", DType.UINT8, False, (2,), ragged=True)
+    assert dict(zip(sample.schema.ragged, sample.rows, strict=True)) == {
+        "crops": 2, "env": 2, "name": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"grid": [], "env": [1, 2]}, "fields.env is no string, and has to be"),
+        ({"grid": "abc", "env": "x"}, r"fields.grid is a string, .* as int64\[rows, 3\]"),
+        ({"grid": 3, "env": "x"}, "fields.grid is ragged, and one number has no rows"),
+        ({"grid": [[0.5, 1, 1]], "env": "x"}, r"grid\[0, 0\] is 0.5, which int64"),
+        ({"env": {"dtype": "str", "data": [1]}}, "fields.env is no string"),
+        ({"x": {"dtype": "int8", "data": "abc"}}, "fields.x is no tensor of numbers"),
+        ({"x": {"dtype": "str", "data": 5}}, "fields.x is no string"),
+        ({"x_cu_rows": [1, 2]}, "may not be called"),
+        ({"input_ids": {"dtype": "int64", "ragged": True, "data": [1]}}, "input_ids is a list of"),
+        ({"input_ids": "ab"}, r"input_ids is a string, .* as int64\[tokens\]"),
+        ({"loss_mask": "\u0001\u0001"}, "loss_mask is a list of numbers, one a token"),
+    ],
+)
+def test_what_is_no_ragged_field_is_refused(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        of_images(**fields)
+
+
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_not_finite_are_refused_unless_allowed(text: str) -> None:
     body = b'{"fields": {"input_ids": [1, 2], "logprobs": [-0.5, %s]}}' % text.encode()
@@ -245,7 +304,7 @@ def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -
     except (ProtocolError, ValidationError):
         return
     for sample in samples:
-        assert sample.nbytes == sample.schema.nbytes(sample.tokens)
+        assert sample.nbytes == sample.schema.nbytes(sample.tokens, sample.rows)
         m.field_headers(sample.schema)
         m.MicroBatch(
             step=0,

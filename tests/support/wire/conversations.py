@@ -104,6 +104,68 @@ def _pushing() -> Iterator[Vector]:
     yield Vector(other, m.Bye(), "what was said is safe; the connection is closed")
 
 
+IMAGES = Schema(
+    (
+        Field.text("env"),
+        Field("image_grid_thw", DType.INT64, per_token=False, shape=(3,), ragged=True),
+        Field("input_ids", DType.INT64),
+    )
+)
+
+
+def _image_sample(name: str, env: str, grids: list[list[int]], ids: list[int]) -> Sample:
+    text, grid = env.encode(), np.array(grids, np.int64).tobytes()
+    span = memoryview(join((text, grid, np.array(ids, np.int64).tobytes())))
+    rows = len(text), len(grids)
+    return Sample(name, len(ids), len(ids) - 1, IMAGES, span, policy_version=3, rows=rows)
+
+
+WEB, MATH = (
+    _image_sample("p/0", "web", [[1, 2, 2], [1, 4, 2]], [101, 7]),
+    _image_sample("p/1", "math", [], [9]),
+)
+
+
+def _pushing_images() -> Iterator[Vector]:
+    it, other = Side.PRODUCER, Side.DISPATCHER
+    hello = m.HelloProducer(client_id="p", capabilities=["ragged", "schema"])
+    yield Vector(it, hello, "a producer that has ragged fields introduces itself")
+    welcome = m.WelcomeProducer(
+        capabilities=["ragged", "schema"], credits=8, max_payload_bytes=1 << 20,
+        heartbeat_interval_s=5.0,
+    )  # fmt: skip
+    yield Vector(other, welcome, "they may be used")
+    push = m.Push(
+        fields=m.field_headers(IMAGES), tokens=[2, 1], loss_tokens=[1, 0],
+        sample_ids=["p/0", "p/1"], policy_versions=[3, 3],
+        rows={"env": [3, 4], "image_grid_thw": [2, 0]}, first_seq=0, floor=0,
+    )  # fmt: skip
+    both = bytes(span_of(WEB)) + bytes(span_of(MATH))
+    meaning = "two samples, of 3 and 4 bytes of text, 2 and 0 images, in spans of 72 and 16"
+    yield Vector(it, push, meaning, both)
+    yield Vector(
+        other, m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED]), "both samples are accepted"
+    )
+
+
+def _training_images() -> Iterator[Vector]:
+    it, other = Side.RANK, Side.DISPATCHER
+    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=1, capabilities=["ragged"])
+    yield Vector(it, hello, "DP rank 0 of 1 can read ragged fields")
+    welcome = m.WelcomeRank(
+        capabilities=["ragged"], run_id="run", generation=1, committed=-1, max_open_steps=4,
+        layout="packed", heartbeat_interval_s=5.0,
+    )  # fmt: skip
+    yield Vector(other, welcome, "so they may come")
+    header, _ = _read(assemble.step_header(0, "d1", 2, (WEB, MATH)))
+    yield Vector(other, header, "step 0 has two micro-batches a rank")
+    batch, payload = _read(b"".join(assemble.micro_batch(0, 0, (WEB, MATH))))
+    meaning = "env of both samples at 0..7, image_grid_thw at 8..56, input_ids at 56..80"
+    yield Vector(other, batch, meaning, payload)
+    batch, payload = _read(b"".join(assemble.filler(0, 1, WEB)))
+    yield Vector(other, batch, "a filler: one token, no rows, no text", payload)
+
+
 def _training() -> Iterator[Vector]:
     it, other, able = Side.RANK, Side.DISPATCHER, ["group-totals"]
 
@@ -154,4 +216,6 @@ CONVERSATIONS = {
     "A producer pushes": tuple(_pushing()),
     "A DP rank trains": tuple(_training()),
     "A DP rank is refused": tuple(_refusal()),
+    "A producer pushes images and text": tuple(_pushing_images()),
+    "A DP rank trains on images and text": tuple(_training_images()),
 }

@@ -20,7 +20,7 @@ from secrets import token_hex
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import SCHEMA
+from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.core import Outgoing
 from rollout_workers.feedback import Hearing
@@ -63,6 +63,7 @@ class ProducerCore:
         self.token: str | None = None
         self.max_payload_bytes = 0
         self.welcomed = self._connected = False
+        self._able = OF_PRODUCERS  # the dispatcher and we
         self._credits = self._in_flight = 0
         self._next_seq = 0
         self._pushes: dict[int, PendingPush] = {}  # by first sequence number, in that order
@@ -81,6 +82,13 @@ class ProducerCore:
 
         Raises SampleRefused for what no dispatcher would take; nothing changes then.
         """
+        ragged = samples[0].schema.ragged
+        if ragged and RAGGED not in self._able:
+            raise SampleRefused(
+                "unsupported",
+                f"{ragged[0]} is ragged or text, which this dispatcher does not know; install this "
+                "release of rollout-dispatcher where it runs",
+            )
         first = self._next_seq
         nbytes = sum(sample.nbytes for sample in samples)
         if nbytes > self.max_payload_bytes:
@@ -139,7 +147,10 @@ class ProducerCore:
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
         return m.HelloProducer(
-            client_id=self.client_id, token=self.token, key=self._key, capabilities=[SCHEMA]
+            client_id=self.client_id,
+            token=self.token,
+            key=self._key,
+            capabilities=sorted(OF_PRODUCERS),
         )
 
     def lost(self) -> None:
@@ -213,6 +224,7 @@ class ProducerCore:
             raise ProtocolError("a second welcome")
         self.welcomed = self._connected = True
         self._credits = welcome.credits
+        self._able = frozenset(welcome.capabilities)
         self.max_payload_bytes = welcome.max_payload_bytes
         self._heed(welcome.schema_known)
         self.hearing.welcomed(welcome)

@@ -18,12 +18,9 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import GROUP_TOTALS, OURS
+from rollout_dispatcher.protocol.versions import OF_RANKS
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
-
-#: What every rank has; it is told of groups only if it asks, as that makes headers longer.
-CAPABILITIES = OURS.capabilities - {GROUP_TOTALS}
 
 
 class RankCore:
@@ -71,7 +68,7 @@ class RankCore:
         hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
-            capabilities=sorted(CAPABILITIES | self._needs),
+            capabilities=sorted(OF_RANKS | self._needs),
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,

@@ -121,8 +121,8 @@ class ServeConfig(BaseModel):
     --max-frame-bytes and --max-body-bytes"""
 
     fields: Annotated[tuple[DeclaredField, ...], BeforeValidator(split_fields)] = ()
-    """what every sample has, as name:dtype or name:dtype:per-sample, repeatable or with commas;
-    others are refused; unset: what the samples of the first step have"""
+    """what every sample has, as name:dtype, name:dtype:per-sample, name:dtype:ragged or name:str,
+    repeatable or with commas; others are refused; unset: what the samples of the first step have"""
     allow_non_finite: bool = False
     """take NaN and infinities over HTTP; rollout workers' arrays are not looked at"""
 
