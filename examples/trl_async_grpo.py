@@ -105,11 +105,11 @@ def samples_of(micro_batch: MicroBatch) -> Iterator[dict[str, Any]]:
         nothing = {"old_log_probs": torch.zeros(2), "advantage": 0.0, "group_id": None}
         yield {"input_ids": ids, "completion_mask": torch.ones(2), **nothing}
         return
-    names = ("input_ids", "loss_mask", "logprobs")
-    parts = (micro_batch[name].split(micro_batch.lengths) for name in names)
-    names = ("input_ids", "completion_mask", "old_log_probs", "advantage", "group_id")
+    ours = ("input_ids", "loss_mask", "logprobs")
+    parts = (micro_batch[name].split(micro_batch.lengths) for name in ours)
+    theirs = ("input_ids", "completion_mask", "old_log_probs", "advantage", "group_id")
     for values in zip(*parts, micro_batch.advantage.tolist(), micro_batch.group_ids, strict=True):
-        yield dict(zip(names, values, strict=True))
+        yield dict(zip(theirs, values, strict=True))
 
 
 # integration: end
@@ -163,7 +163,7 @@ class PlainAttention:
         *_: int, softmax_scale: float | None, **__: object,
     ) -> Tensor:  # fmt: skip
         """[rows, heads, width] each; a segment's last query meets its last key."""
-        found = []
+        found: list[Tensor] = []
         for segment in range(len(starts_q) - 1):
             rows, path = (slice(*at[segment : segment + 2].tolist()) for at in (starts_q, starts_k))
             q, k, v = (x.transpose(0, 1) for x in (query[rows], key[path], value[path]))
@@ -179,7 +179,7 @@ class PlainAttention:
 def rollouts(count: int) -> list[RolloutSample]:
     """Groups of answers to a prompt, which they begin with, of heavy-tailed lengths."""
     rng = np.random.default_rng(0)
-    found = []
+    found: list[RolloutSample] = []
     for _ in range(count // GENERATIONS):
         prompt = rng.integers(2, VOCABULARY, rng.integers(3, 9))
         rewards = rng.random(GENERATIONS)

@@ -43,8 +43,8 @@ def environment(name: str) -> Path:
     shared = sysconfig.get_path("purelib")
     own = sysconfig.get_path("purelib", vars={"base": str(home)})
     Path(own, "shared.pth").write_text(f"{shared}\n")
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "-c", CONSTRAINTS, "-r", required], check=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-c", str(CONSTRAINTS), "-r", str(required)], check=True)
     installed.write_text(asked)
     return python
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader
 
 from rollout_dispatcher.errors import CheckpointRefused, StepContractError
@@ -16,7 +16,7 @@ from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, Strea
 from tests.support.server import ServeProcess
 
 #: Three steps of two micro-batches of a sample each, on one rank.
-SERVE = {"dispatch_batch_size": 2, "micro_batch_size": 1, "strategy": "round-robin"}
+SERVE: dict[str, Any] = {"dispatch_batch_size": 2, "micro_batch_size": 1, "strategy": "round-robin"}
 SAMPLES, STEPS = 6, 3
 
 
@@ -146,7 +146,7 @@ def test_micro_batches_that_are_never_made_use_of_are_told(server: ServeProcess)
 def test_ranks_that_are_started_by_spawn_train(tmp_path: Path) -> None:
     with ServeProcess(tmp_path, dp_size=2, buffer_capacity=99, **SERVE) as server:
         push(server.endpoint)
-        multiprocessing.spawn(rank, (server.endpoint, str(tmp_path / "store")), nprocs=2)
+        spawn(rank, (server.endpoint, str(tmp_path / "store")), nprocs=2)  # type: ignore[no-untyped-call]
         assert server.wait() == 0  # every step is committed
 
 

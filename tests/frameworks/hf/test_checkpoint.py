@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from examples import hf_trainer
 from tests.support.examples import EXAMPLES, torchrun
@@ -13,7 +14,7 @@ RANKS, SAMPLES, BATCH = 2, 56, 16
 
 def test_it_goes_on_from_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
     example, output = EXAMPLES / "hf_trainer.py", tmp_path / "trainer"
-    options = {
+    options: dict[str, Any] = {
         "dispatch_batch_size": BATCH,
         "micro_batch_tokens": 256,
         "journal_dir": tmp_path / "journal",

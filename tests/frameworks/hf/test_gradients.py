@@ -18,7 +18,7 @@ from tests.support.integration import integration_lines
 from tests.support.server import ServeProcess
 
 RANKS, SAMPLES = 2, 56
-SERVE = {"dispatch_batch_size": 16, "micro_batch_tokens": 256, "strategy": "window"}
+SERVE: dict[str, Any] = {"dispatch_batch_size": 16, "micro_batch_tokens": 256, "strategy": "window"}
 #: Of float32; the reference computes in float64.
 TOLERANCE = 1e-5
 
