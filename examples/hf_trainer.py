@@ -3,14 +3,13 @@
     dispatcher serve --dp-size 2 --dispatch-batch-size 16 --micro-batch-tokens 256
     torchrun --nproc-per-node 2 examples/hf_trainer.py
 
-The Trainer keeps its own loss, its own normalisation (`num_items_in_batch` over all ranks), its
-logging and its checkpoints. What it would do itself and the dispatcher has done is left out: no
-`DataLoader` is made, so `accelerate` has nothing to shard or to dispatch, and as many micro-batches
+The Trainer keeps its own loss, its own normalisation (`num_items_in_batch` over all micro-batches
+and ranks), its logging and its checkpoints. What the dispatcher has done is not done again: without
+a `DataLoader` there is nothing for `accelerate` to shard or to dispatch, and as many micro-batches
 are accumulated as the step has, which differs from step to step.
 """
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
@@ -28,81 +27,53 @@ from transformers import (
     TrainingArguments,
 )
 
-from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, RolloutSample, Step
+from rollout_workers import MicroBatchStream, RolloutProducer, RolloutSample, StreamDataset
 
 VOCABULARY = 96
 
 
 # integration: begin
 class StreamTrainer(Trainer):
-    """A Trainer that is fed by a stream, which takes the place of `train_dataset`."""
+    """A Trainer whose batches are the steps of a stream, each a list of micro-batches."""
 
-    def __init__(self, stream: MicroBatchStream, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.stream = stream
-        self.step: Step | None = None
-        self.add_callback(StreamCallback(self))
+    def get_train_dataloader(self) -> StreamDataset:
+        return self.train_dataset
 
-    def get_train_dataloader(self) -> MicroBatchStream:
-        return self.stream
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        steps, _ = super().get_batch_samples(epoch_iterator, 1, device)
+        return steps, self._get_num_items_in_batch(steps[0], device) if steps else None
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Step], num_batches: int, device: torch.device
-    ) -> tuple[list[list[dict[str, Tensor]]], int]:
-        """One batch, which is a step; and the tokens that its loss counts, over all ranks."""
-        self.step = next(epoch_iterator, None)
-        if self.step is None:
-            return [], 0
-        return [[for_model(each) for each in self.step]], max(self.step.loss_tokens, 1)
-
-    def training_step(
-        self, model: nn.Module, inputs: list[dict[str, Tensor]], num_items_in_batch: int
-    ) -> Tensor:
-        """Forward and backward over a step, whose last micro-batch synchronises gradients."""
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
         loss = torch.zeros((), device=self.args.device)
-        for left, each in enumerate(inputs, 1 - len(inputs)):
+        for left, micro_batch in enumerate(inputs, 1 - len(inputs)):
             with self.accelerator.no_sync(model) if left else nullcontext():
-                loss += super().training_step(model, each, num_items_in_batch)
+                loss += super().training_step(model, micro_batch, num_items_in_batch)
         return loss
 
-    def floating_point_ops(self, inputs: list[dict[str, Tensor]]) -> int:
-        return sum(map(super().floating_point_ops, inputs))
 
-
-def for_model(micro_batch: MicroBatch) -> dict[str, Tensor]:
-    """One packed row; the model keeps samples apart by their position_ids."""
-    ids = micro_batch.input_ids
-    labels = ids.masked_fill(micro_batch.loss_weights == 0, -100)
-    rows = {"input_ids": ids, "position_ids": micro_batch.position_ids, "labels": labels}
-    return {name: row[None] for name, row in rows.items()}
-
-
-class StreamCallback(TrainerCallback):
-    """Commits what was trained on, and puts the stream's state into checkpoints."""
-
-    def __init__(self, trainer: StreamTrainer) -> None:
-        self.trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.step.commit()
-
-    def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:  # it is the same on every rank
-            stream = self.trainer.stream.state_dict()
-            torch.save(stream, f"{args.output_dir}/checkpoint-{state.global_step}/stream.pt")
-            self.trainer.stream.checkpoint_saved(stream)
-
-
-def resume(stream: MicroBatchStream, checkpoint: Path) -> None:
-    """Before `trainer.train(resume_from_checkpoint=checkpoint)`, whose data come by themselves."""
-    stream.load_state_dict(torch.load(checkpoint / "stream.pt"))
+def dataset_of(stream: MicroBatchStream) -> StreamDataset:
+    """Its `train_dataset`."""
+    return StreamDataset(stream, lambda step: [[each.as_hf() for each in step]])
 
 
 # integration: end
 
 
+class SaveStream(TrainerCallback):
+    """Checkpoints hold the stream's state; what they cover is freed with `--retain checkpoint`."""
+
+    def __init__(self, dataset: StreamDataset) -> None:
+        self._dataset = dataset
+
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        stream = self._dataset.state_dict()
+        if state.is_world_process_zero:  # it is the same on every rank
+            torch.save(stream, f"{args.output_dir}/checkpoint-{state.global_step}/stream.pt")
+            self._dataset.stream.checkpoint_saved(stream)
+
+
 def tiny_model() -> LlamaForCausalLM:
-    """The same on every rank."""
+    """Of random weights, the same on every rank."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -115,7 +86,7 @@ def tiny_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def make_trainer(stream: MicroBatchStream, output: Path, max_steps: int) -> StreamTrainer:
+def make_trainer(dataset: StreamDataset, output: Path, max_steps: int) -> StreamTrainer:
     """All there is to say about the data is `max_steps`, as the Trainer wants a bound."""
     arguments = TrainingArguments(
         output_dir=str(output),
@@ -127,7 +98,9 @@ def make_trainer(stream: MicroBatchStream, output: Path, max_steps: int) -> Stre
         report_to=[],
         use_cpu=not torch.cuda.is_available(),
     )
-    return StreamTrainer(stream, model=tiny_model(), args=arguments)
+    return StreamTrainer(
+        model=tiny_model(), args=arguments, train_dataset=dataset, callbacks=[SaveStream(dataset)]
+    )
 
 
 def rollouts(count: int) -> list[RolloutSample]:
@@ -161,10 +134,12 @@ def main() -> None:
     if dist.get_rank() == 0 and given.samples:
         Thread(target=roll_out, args=(given.endpoint, given.samples), daemon=True).start()
     with MicroBatchStream(given.endpoint) as stream:
-        trainer = make_trainer(stream, given.output, given.max_steps)
+        dataset = dataset_of(stream)
         if given.checkpoint is not None:
-            resume(stream, given.checkpoint)
+            dataset.load_state_dict(torch.load(given.checkpoint / "stream.pt"))
+        trainer = make_trainer(dataset, given.output, given.max_steps)
         trainer.train(resume_from_checkpoint=given.checkpoint and str(given.checkpoint))
+        dataset.commit()
     dist.destroy_process_group()
 
 

@@ -51,7 +51,7 @@ def largest_difference(
     """
     worst = 0.0
     for views in zip(*ranks, strict=True):
-        _fill(model, views[0]["parameters"])
+        _fill(model, views[0]["parameters"].to(next(model.parameters()).dtype))
         model.zero_grad()
         total = loss(model, [name for view in views for name in view["samples"]])
         total.backward()  # type: ignore[no-untyped-call]

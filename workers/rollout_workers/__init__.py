@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome
     from rollout_workers.client.credentials import Credentials
+    from rollout_workers.dataset import StreamDataset
     from rollout_workers.feedback import DroppedSample, Feedback
     from rollout_workers.micro_batch.loss.config import Loss
     from rollout_workers.micro_batch.micro_batch import MicroBatch
@@ -35,6 +36,7 @@ _HOMES = {
     "RolloutProducer": "rollout_workers.producer.blocking",
     "RolloutSample": "rollout_workers.producer.encode",
     "Step": "rollout_workers.step",
+    "StreamDataset": "rollout_workers.dataset",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "RolloutProducer",
     "RolloutSample",
     "Step",
+    "StreamDataset",
 ]
 
 

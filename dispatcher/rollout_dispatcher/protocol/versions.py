@@ -40,8 +40,8 @@ FEEDBACK = "feedback"
 PADDING = "padding"
 #: Fields may be ragged, or text: the keys `ragged` and `rows`, and the type `str`.
 RAGGED = "ragged"
-#: What producers of this release have, and DP ranks beside `GROUP_TOTALS`: that makes headers longer,
-#: so only those say it whose losses are averaged over groups.
+#: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
+#: averaged over groups: it makes headers longer.
 OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED})
 OF_RANKS = frozenset({PADDING, RAGGED})
 #: What this release speaks.

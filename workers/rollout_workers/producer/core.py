@@ -146,11 +146,9 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
+        able = sorted(OF_PRODUCERS)
         return m.HelloProducer(
-            client_id=self.client_id,
-            token=self.token,
-            key=self._key,
-            capabilities=sorted(OF_PRODUCERS),
+            client_id=self.client_id, token=self.token, key=self._key, capabilities=able
         )
 
     def lost(self) -> None:
