@@ -54,6 +54,7 @@ def train(endpoint: str, weights: Path) -> None:
     model = DistributedDataParallel(Policy())
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     trained = 0
+    # integration: begin
     # Each step is iterated once for the old log-probs and once an epoch; who says so saves a copy.
     with MicroBatchStream(endpoint, layout="padded", epochs=1 + EPOCHS) as stream:
         for step in stream:
@@ -74,6 +75,7 @@ def train(endpoint: str, weights: Path) -> None:
             # The next rollouts come from these weights, and staleness is judged by their version.
             publish(model, weights, version=step.number + 1)
             stream.set_policy_version(step.number + 1)
+            # integration: end
             trained += step.num_samples
             dist.all_reduce(gained)
             say(f"step {step.number}: mean reward {gained / step.num_samples:.3f}")

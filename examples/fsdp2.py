@@ -85,6 +85,7 @@ def train(endpoint: str, folder: Path, every: int, last_step: int | None) -> Non
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
+    # integration: begin
     with MicroBatchStream(endpoint, epochs=1) as stream:
         resume(folder, model, optimizer, stream)
         for step in stream:
@@ -98,6 +99,7 @@ def train(endpoint: str, folder: Path, every: int, last_step: int | None) -> Non
             optimizer.step()
             optimizer.zero_grad()
             step.commit()
+            # integration: end
             dist.all_reduce(lost)
             say(f"step {step.number}: loss {lost / step.loss_tokens:.6f}")
             if (step.number + 1) % every == 0:
