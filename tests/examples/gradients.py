@@ -40,7 +40,7 @@ def measure(
             push(server, pushed)
             words = [word.replace("ENDPOINT", server.endpoint) for word in arguments]
             with torchrun(at, ranks, *command, *words) as process:
-                finish(process)
+                finish(process, within=280)
             assert server.wait() == 0
         found[ranks] = torch.load(at / "gradients.pt", weights_only=True)
     assert len(found[1]) == len(found[RANKS]) > 0
