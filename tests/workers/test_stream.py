@@ -115,6 +115,17 @@ def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, P
         assert reward.item() == 20_000 * number
 
 
+def test_a_loop_that_never_commits_is_told_what_to_call_and_what_to_raise(
+    pair: tuple[MicroBatchStream, Peer],
+) -> None:
+    stream, peer = pair
+    for number in range(2):
+        give(peer, number, [1])
+        next(stream)
+    with pytest.raises(StepContractError, match=r"2 steps .*step\.commit\(\).*--max-open-steps"):
+        next(stream)
+
+
 def test_a_step_tells_its_totals_before_its_first_micro_batch(
     pair: tuple[MicroBatchStream, Peer],
 ) -> None:

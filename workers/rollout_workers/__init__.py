@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome
     from rollout_workers.client.credentials import Credentials
+    from rollout_workers.dataset import StreamDataset
     from rollout_workers.micro_batch.micro_batch import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
     from rollout_workers.producer.blocking import RolloutProducer
@@ -30,6 +31,7 @@ _HOMES = {
     "RolloutProducer": "rollout_workers.producer.blocking",
     "RolloutSample": "rollout_workers.producer.encode",
     "Step": "rollout_workers.step",
+    "StreamDataset": "rollout_workers.dataset",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "RolloutProducer",
     "RolloutSample",
     "Step",
+    "StreamDataset",
 ]
 
 

@@ -10,7 +10,7 @@ Example: a global batch of lengths 9 7 6 5 3 1 for two ranks: 9 | 7, then 5 | 6,
 0 takes 9 5 3 and rank 1 takes 7 6 1.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,15 +86,29 @@ class LengthBucketSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, int]:
         """Where this sampler stands."""
-        return {"epoch": self.epoch, "yielded": self._yielded, "seed": self._seed}
+        return {"epoch": self.epoch, "yielded": self._yielded, **self._order}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another sampler stood. Raises ConfigError if it shuffled otherwise."""
-        if state["seed"] != self._seed:
-            raise ConfigError(
-                f"the state is of seed {state['seed']}, this sampler has seed {self._seed}"
-            )
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where another sampler stood. Raises ConfigError if its order was another."""
+        for name, own in self._order.items():
+            if state[name] != own:
+                raise ConfigError(
+                    f"the state is of a sampler with {name} {state[name]}, this one has {own}: "
+                    "its samples come in another order, in which no state of the other holds; "
+                    "begin an epoch anew"
+                )
         self.epoch, self._yielded = state["epoch"], state["yielded"]
+
+    @property
+    def _order(self) -> dict[str, int]:
+        """What the order of samples depends on, beside their lengths."""
+        return {
+            "seed": self._seed,
+            "samples": self._lengths.size,
+            "dp_size": self._dp_size,
+            "batch_size": self._batch_size,
+            "bucket_batches": self._bucket // self._global_batch,
+        }
 
     @property
     def _per_rank(self) -> int:

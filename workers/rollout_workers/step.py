@@ -59,8 +59,8 @@ class Step:
         Raises StepContractError out of order, naming the step that is due, and where micro-batches
         are left that no iteration has reached yet.
         """
-        reached = len(self._handed_out)
-        if reached < len(self) and not partial:
+        if not (self.handed_out or partial):
+            reached = len(self._handed_out)
             raise StepContractError(
                 f"step {self.number} is to be committed, and {reached} of its {len(self)} "
                 "micro-batches were handed out: the others would count as trained. Iterate the "
@@ -68,6 +68,11 @@ class Step:
                 "commit(partial=True)"
             )
         self._step.commit()
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether some iteration has reached every micro-batch."""
+        return len(self._handed_out) == len(self)
 
     @property
     def number(self) -> int:

@@ -191,7 +191,7 @@ class MicroBatchStream:
         """
         return state_of(self._client.run_id, self._client.position)
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object], *, strict: bool = True) -> None:
         """Go on after the step that `state_dict` was taken after; on every rank, before any step.
 
         With `--retain checkpoint` the steps that were committed since come again, identical. With
@@ -199,8 +199,19 @@ class MicroBatchStream:
         goes on with the next step. Raises CheckpointRefused when the checkpoint is of another run,
         ahead of the dispatcher or older than one reported saved, or when other ranks have loaded
         another one (which iterating may raise too); StepContractError after the first step.
+
+        strict: whether the checkpoint must be of this run. If it need not and is not, as when a
+            new run begins with the weights of another, the stream goes on where this dispatcher
+            stands, with a warning.
         """
         asked = position_of(state)
+        if not strict and asked.run_id != self._client.run_id:
+            log.warning(
+                "the checkpoint was taken after step %d of run %s, and this dispatcher serves run "
+                "%s: training goes on with what it has, after its step %d",
+                asked.step, asked.run_id, self._client.run_id, self._client.position,
+            )  # fmt: skip
+            return
         self._client.resume(asked)
         missing = self._client.position - asked.step
         if missing > 0:

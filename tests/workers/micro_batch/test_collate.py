@@ -12,9 +12,6 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol import codec
-from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
@@ -24,33 +21,11 @@ from rollout_workers.micro_batch.loss import (
     LossNormalisation,
 )
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.held_steps import Received
-from rollout_workers.rank.payload import cut
-from tests.workers.support.peers import SCHEMA, filler, micro_batch, sample, step, unmasked
+from tests.workers.micro_batch.batches import HEADER, TWO, batch, received
+from tests.workers.support.peers import filler, micro_batch, sample, unmasked
 
-HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
 SEQUENCE = CollateConfig(LossConfig(2, LossNormalisation.SEQUENCE_MEAN))
 LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
-
-
-def received(frame: bytes, schema: Schema = SCHEMA) -> Received:
-    (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
-    message = codec.decode(found)
-    assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload, cut(schema, message, found.payload))
-
-
-def batch(
-    *samples: Sample,
-    config: CollateConfig | None = None,
-    header: m.StepHeader = HEADER,
-    index: int = 1,
-) -> MicroBatch:
-    frame = received(micro_batch(3, index, *samples), samples[0].schema)
-    return collate(frame, header, config or CollateConfig(LossConfig(2)))
-
-
-TWO = (sample([5, 6, 7], [0, 1, 1], "a"), sample([8, 9], [1, 1], "b"))
 
 
 def test_packed_is_one_row_and_where_each_sample_starts() -> None:
@@ -58,7 +33,7 @@ def test_packed_is_one_row_and_where_each_sample_starts() -> None:
     assert packed.input_ids.tolist() == [5, 6, 7, 8, 9]
     assert packed.position_ids.tolist() == [0, 1, 2, 0, 1]
     assert (packed.cu_seqlens.tolist(), packed.cu_seqlens.dtype) == ([0, 3, 5], torch.int32)
-    assert (packed.max_seqlen, packed.tokens, len(packed)) == (3, 5, 2)
+    assert (packed.max_seqlen, packed.tokens, packed.num_samples) == (3, 5, 2)
     assert packed.loss_mask.tolist() == [False, True, True, True, True]
     assert packed["reward"].tolist() == [18.0, 17.0]
     assert packed.sample_ids == ("a", "b")

@@ -20,6 +20,7 @@ from rollout_workers import (
     MicroBatchStream,
     RankClient,
     RolloutProducer,
+    StreamDataset,
 )
 from rollout_workers.rank.client import RankStep
 
@@ -27,15 +28,13 @@ FIELDS = {"input_ids": [1, 2, 3]}
 
 
 class MicroBatches(IterableDataset[MicroBatch]):
-    """The micro-batches of a stream that is made before, or by whom iterates."""
+    """The micro-batches of a stream that is made by whom iterates."""
 
-    def __init__(self, endpoint: str, stream: MicroBatchStream | None) -> None:
-        self._endpoint, self._stream = endpoint, stream
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        for step in self._stream or join(self._endpoint):
-            yield from step
-            step.commit()
+        return iter(StreamDataset(join(self._endpoint)))
 
 
 def join(endpoint: str) -> MicroBatchStream:
@@ -45,9 +44,13 @@ def join(endpoint: str) -> MicroBatchStream:
 def loader(endpoint: str, made: str, context: str | None, workers: int) -> object:
     """What iterating a loader comes to, then the parent's own stream if it has one."""
     stream = join(endpoint) if made == "before" else None
-    data = MicroBatches(endpoint, stream)
+    data = MicroBatches(endpoint) if stream is None else StreamDataset(stream)
     loading = DataLoader(
-        data, batch_size=None, num_workers=workers, multiprocessing_context=context
+        data,
+        batch_size=None,
+        collate_fn=StreamDataset.as_it_is,
+        num_workers=workers,
+        multiprocessing_context=context,
     )
     found = attempt(lambda: [batch.input_ids.tolist() for batch in loading])
     own = attempt(lambda: [[b.input_ids.tolist() for b in s] for s in stream]) if stream else None

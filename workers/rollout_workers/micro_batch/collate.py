@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
-from rollout_workers.micro_batch.layouts import LAYOUTS, Collation
+from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.layouts import Collation, Placement
 from rollout_workers.micro_batch.loss import LossConfig, loss_scale, loss_weights
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
@@ -33,18 +34,37 @@ class CollateConfig:
     """What all micro-batches of a stream have in common.
 
     memory: where copies of payloads go.
+    sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
+        the longest is. packed_length: then packed ones are padded to so many tokens in all.
     """
 
     loss: LossConfig
     collation: Collation = Collation.PACKED
     device: torch.device | None = None
     memory: Memory = uninitialised
+    sample_length_multiple: int = 1
+    packed_length: int | None = None
 
     @property
     def copies(self) -> bool:
         """Whether the tensors that a trainer gets are copies by their layout or device."""
         elsewhere = self.device is not None and self.device.type != "cpu"
         return elsewhere or self.collation is Collation.PADDED
+
+    def placement(self, tokens: list[int]) -> Placement:
+        """Where samples of so many tokens lie. Raises StepContractError if they are too many."""
+        match self.collation:
+            case Collation.PADDED:
+                return layouts.padded(tokens, self.sample_length_multiple)
+            case Collation.JAGGED:
+                return layouts.jagged(tokens)
+        found = layouts.packed(tokens, self.sample_length_multiple, self.packed_length)
+        if self.packed_length is not None and found.rows > self.packed_length:
+            raise StepContractError(
+                f"a micro-batch has {found.rows} tokens, padding of samples included, and the "
+                f"stream was made with packed_length={self.packed_length}; make it with more"
+            )
+        return found
 
 
 def collate(
@@ -64,7 +84,10 @@ def collate(
     if "position_ids" not in per_token:
         per_token["position_ids"] = _positions(header.tokens)
     per_token["loss_weights"] = weights
-    tensors = LAYOUTS[config.collation](per_token, per_sample, header.tokens)
+    placement = config.placement(header.tokens)
+    if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
+        per_sample = {name: values.clone() for name, values in per_sample.items()}
+    tensors = layouts.lay_out(per_token, placement) | per_sample
     if config.device is not None:
         tensors = {name: item.to(config.device) for name, item in tensors.items()}
     absent = [None] * len(header.tokens)
@@ -73,13 +96,14 @@ def collate(
         step=header.step,
         index=header.index,
         tokens=sum(header.tokens),
-        max_seqlen=max(header.tokens),
         loss_scale=loss_scale(step, config.loss),
         is_last=header.index == step.num_micro_batches - 1,
         is_filler=header.is_filler,
         sample_ids=tuple(header.sample_ids),
         group_ids=tuple(header.group_ids or absent),
         policy_versions=tuple(header.policy_versions or absent),
+        per_token=frozenset(per_token),
+        placement=placement,
     )
 
 

@@ -1,12 +1,20 @@
-"""How the tensors of a micro-batch are laid out: packed, padded or jagged."""
+"""How the tensors of a micro-batch are laid out: packed, padded or jagged.
 
-from collections.abc import Callable
+Tokens of all samples, end to end and nothing between them, are *dense*: what arrives is. A
+`Placement` says where each of them lies in a tensor that has padding as well; every layout is made
+of dense tensors by `lay_out`, and gives them back by `dense`, so each can be made of each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rollout_dispatcher.plan import IntArray
 
 
 class Collation(StrEnum):
@@ -17,6 +25,13 @@ class Collation(StrEnum):
     JAGGED = "jagged"
 
 
+class Side(StrEnum):
+    """At which end of a sample its padding is."""
+
+    RIGHT = "right"
+    LEFT = "left"
+
+
 def bounds(tokens: list[int]) -> list[int]:
     """Where each sample starts, and where the last one ends: [n + 1]."""
     return [0, *accumulate(tokens)]
@@ -24,39 +39,183 @@ def bounds(tokens: list[int]) -> list[int]:
 
 Tensors = dict[str, Tensor]
 
-
-def _packed(per_token: Tensors, per_sample: Tensors, tokens: list[int]) -> Tensors:
-    starts = torch.from_numpy(np.array(bounds(tokens), np.int32))
-    return {**per_token, "cu_seqlens": starts, **per_sample}
+#: The tensors that a layout has of its own.
+OF_LAYOUT = frozenset({"cu_seqlens", "cu_seqlens_unpadded", "attention_mask"})
 
 
-def _padded(per_token: Tensors, per_sample: Tensors, tokens: list[int]) -> Tensors:
-    lengths, longest = torch.tensor(tokens), max(tokens)
-    mask = torch.arange(longest) < lengths[:, None]
-    found = {}
-    for name, values in per_token.items():
-        found[name] = values.new_zeros((len(tokens), longest, *values.shape[1:]))
-        found[name][mask] = values
-    return {
-        "attention_mask": mask,
-        **found,
-        **{name: values.clone() for name, values in per_sample.items()},
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the tokens of each sample lie among the rows of a per-token tensor.
+
+    Each sample has a segment of rows, which begins, or on the left side ends, with its tokens; the
+    other rows are padding. A padded tensor [n, width, ...] counts as its n * width rows.
+
+    tokens: of each sample, [n]. bounds: where each segment starts, and where the last one ends,
+    [n + 1], or [n + 2] with a last segment that is nobody's.
+    has_padding: whether it may, by what was asked for; a packed one then says which is which.
+    """
+
+    layout: Collation
+    tokens: tuple[int, ...]
+    bounds: tuple[int, ...]
+    side: Side = Side.RIGHT
+    has_padding: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Tokens and padding together."""
+        return self.bounds[-1]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there is no padding at all."""
+        return self.rows == sum(self.tokens)
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest segment."""
+        return max(end - start for start, end in pairwise(self.bounds))
+
+    @property
+    def starts(self) -> IntArray:
+        """The row of each sample's first token, int64[n]."""
+        n = len(self.tokens)
+        found: IntArray = np.array(self.bounds[:n])
+        if self.side is Side.LEFT:
+            found = np.array(self.bounds[1 : n + 1]) - np.array(self.tokens)
+        return found
+
+    @property
+    def rows_of_tokens(self) -> IntArray:
+        """The row of each token, int64[tokens]."""
+        sizes = np.array(self.tokens)
+        ends = np.cumsum(sizes)
+        found: IntArray = np.repeat(self.starts - ends + sizes, sizes) + np.arange(ends[-1])
+        return found
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The smallest multiple that is not below `count`."""
+    return -(-count // multiple) * multiple
+
+
+def packed(tokens: list[int], multiple: int = 1, length: int | None = None) -> Placement:
+    """Segments end to end, each rounded up to the multiple; then one of padding, up to `length`.
+
+    Example: tokens 3 and 2, multiple 4, length 12: segments of 4, 4 and 4 rows. `length` is not
+    below what the segments need.
+    """
+    sizes = tokens if multiple == 1 else [round_up(size, multiple) for size in tokens]
+    edges = bounds(sizes)
+    if length is not None and length > edges[-1]:
+        edges.append(length)
+    asked = multiple > 1 or length is not None
+    return Placement(Collation.PACKED, tuple(tokens), tuple(edges), has_padding=asked)
+
+
+def padded(tokens: list[int], multiple: int = 1, side: Side = Side.RIGHT) -> Placement:
+    """A row of a matrix for each sample, as wide as the longest rounded up to the multiple."""
+    width = round_up(max(tokens), multiple)
+    edges = range(0, width * (len(tokens) + 1), width)
+    return Placement(Collation.PADDED, tuple(tokens), tuple(edges), side, has_padding=True)
+
+
+def jagged(tokens: list[int]) -> Placement:
+    """Nested tensors; they know no padding."""
+    return Placement(Collation.JAGGED, tuple(tokens), tuple(bounds(tokens)))
+
+
+def lay_out(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
+    """Dense tensors [tokens, ...] in another layout, and the tensors that it has of its own."""
+    match placement.layout:
+        case Collation.PACKED:
+            return _packed(per_token, placement)
+        case Collation.PADDED:
+            return _padded(per_token, placement)
+        case Collation.JAGGED:
+            return _jagged(per_token, placement)
+
+
+def dense(values: Tensor, placement: Placement) -> Tensor:
+    """The opposite for one tensor: its tokens end to end, [tokens, ...]."""
+    if placement.layout is Collation.JAGGED:
+        return values.values()
+    flat = as_rows(values, placement)
+    if placement.is_dense:
+        return flat
+    return flat.index_select(0, index(placement.rows_of_tokens, values))
+
+
+def as_rows(values: Tensor, placement: Placement) -> Tensor:
+    """A packed or padded tensor as [rows, ...]."""
+    return values.flatten(0, 1) if placement.layout is Collation.PADDED else values
+
+
+def index(rows: IntArray, like: Tensor) -> Tensor:
+    """Rows as a tensor where another one is."""
+    return torch.from_numpy(rows).to(like.device)
+
+
+def _packed(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
+    found = _spread(per_token, placement)
+    if not placement.is_dense and "position_ids" in found:
+        _count_on(found["position_ids"], placement)
+    device = next(iter(per_token.values())).device
+    own = {"cu_seqlens": placement.bounds}
+    if placement.has_padding:
+        real = (*placement.tokens, 0)[: len(placement.bounds) - 1]
+        own["cu_seqlens_unpadded"] = tuple(bounds(list(real)))
+    return found | {
+        name: torch.from_numpy(np.array(edges, np.int32)).to(device) for name, edges in own.items()
     }
 
 
-def _jagged(per_token: Tensors, per_sample: Tensors, tokens: list[int]) -> Tensors:
-    offsets = torch.tensor(bounds(tokens))
+def _padded(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
+    device = next(iter(per_token.values())).device
+    mask = torch.ones(sum(placement.tokens), dtype=torch.bool, device=device)
+    shape = (len(placement.tokens), placement.longest)
+    found = _spread({"attention_mask": mask, **per_token}, placement, copy=True)
+    return {name: rows.view(*shape, *rows.shape[1:]) for name, rows in found.items()}
+
+
+def _spread(
+    per_token: Mapping[str, Tensor], placement: Placement, *, copy: bool = False
+) -> Tensors:
+    """Rows of zeros with the tokens in their places; the very tensors where there is no padding."""
+    if placement.is_dense:
+        return {name: values.clone() if copy else values for name, values in per_token.items()}
+    at = torch.from_numpy(placement.rows_of_tokens)
+    at = at.to(next(iter(per_token.values())).device)
+    return {
+        name: values.new_zeros((placement.rows, *values.shape[1:])).index_copy_(0, at, values)
+        for name, values in per_token.items()
+    }
+
+
+def _count_on(positions: Tensor, placement: Placement) -> None:
+    """Positions of padding go on where its sample ends; those of the last segment start at 0.
+
+    So every segment is one sequence, also for models that find sequences by positions alone.
+    """
+    edges = np.array(placement.bounds)
+    tokens = np.array((*placement.tokens, 0)[: len(edges) - 1])
+    ends, sizes = edges[:-1] + tokens, np.diff(edges) - tokens
+    count = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    ahead = index(count + 1, positions).to(positions.dtype)
+    ahead = ahead.reshape(-1, *[1] * (positions.dim() - 1))
+    last = index(np.repeat(ends - 1, sizes), positions)
+    positions[index(np.repeat(ends, sizes) + count, positions)] = positions[last] + ahead
+    if len(tokens) > len(placement.tokens):
+        positions[edges[-2] :] = ahead[-sizes[-1] :] - 1
+
+
+def _jagged(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
+    edges = torch.tensor(placement.bounds, device=next(iter(per_token.values())).device)
+    shortest, longest = min(placement.tokens), max(placement.tokens)
     found = {
         name: torch.nested.nested_tensor_from_jagged(
-            values, offsets, min_seqlen=min(tokens), max_seqlen=max(tokens)
+            values, edges, min_seqlen=shortest, max_seqlen=longest
         )
         for name, values in per_token.items()
     }
-    return {**found, "cu_seqlens": offsets.int(), **per_sample}
-
-
-LAYOUTS: dict[Collation, Callable[[Tensors, Tensors, list[int]], Tensors]] = {
-    Collation.PACKED: _packed,
-    Collation.PADDED: _padded,
-    Collation.JAGGED: _jagged,
-}
+    return {**found, "cu_seqlens": edges.int()}

@@ -1,18 +1,34 @@
 """`MicroBatch`: what a training loop gets."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.layouts import OF_LAYOUT, Collation, Placement, Side
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+#: What losses of Hugging Face models, and torch's cross entropy, leave out.
+IGNORED = -100
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+@dataclass(frozen=True, eq=False)
+class MicroBatch(Mapping[str, Tensor]):
     """What one DP rank feeds to one forward and backward pass of `n` samples.
 
-    tensors: every tensor by name, also reachable as `micro_batch["logprobs"]` and, unless the name
-    is taken below, `micro_batch.logprobs`. Per-token tensors are [total, ...] packed,
-    [n, longest, ...] padded with zeros, or nested [n, jagged, ...]; per-sample ones [n, ...].
+    A mapping of its tensors by name (`micro_batch["logprobs"]`, `keys()`, `**micro_batch`), so that
+    `len()` is their number, and a node of torch's pytrees, whose leaves they are. A tensor is an
+    attribute too, unless the name is taken below: `micro_batch.logprobs`.
+
+    Per-token tensors are [total, ...] packed, [n, longest, ...] padded with zeros, or nested
+    [n, jagged, ...]; per-sample ones [n, ...].
 
         input_ids, position_ids  int64, per token; positions restart at 0 with every sample
         loss_weights             `weights_dtype`, per token: weight of the loss of predicting this
@@ -21,27 +37,43 @@ class MicroBatch:
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
 
+    With a multiple for samples' lengths, or a fixed packed length, packed ones have padding too: it
+    is zero, and weighs nothing; it lies behind each sample's tokens, in its segment of
+    `cu_seqlens`, and positions count on in it. What lacks to the fixed length then is a last
+    segment, so that `cu_seqlens` is [n + 2].
+
+        cu_seqlens_unpadded      int32, of the length of cu_seqlens: the same without padding.
+                                 TransformerEngine calls this cu_seqlens_q, and cu_seqlens
+                                 cu_seqlens_q_padded
+
     loss_scale: factor of the summed, weighted token losses, to apply exactly once; whether it was,
         nobody can see from here. See the module's invariant.
-    tokens: real tokens, without padding. max_seqlen: tokens of the longest sample.
+    tokens: real tokens, without padding.
     is_last: the step's last on this rank, where gradients are synchronised.
     is_filler: one token of no weight, so that this rank joins the others' backward pass.
+    per_token: names of the per-token tensors. placement: where samples lie in them.
     """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
     step: int
     index: int
     tokens: int
-    max_seqlen: int
     loss_scale: float
     is_last: bool
     is_filler: bool
     sample_ids: tuple[str, ...]
     group_ids: tuple[str | None, ...]
     policy_versions: tuple[int | None, ...]
+    per_token: frozenset[str] = field(repr=False)
+    placement: Placement = field(repr=False)
+
+    # -- a mapping
 
     def __len__(self) -> int:
-        return len(self.sample_ids)
+        return len(self.tensors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -57,3 +89,214 @@ class MicroBatch:
             )
         found: Tensor = tensors[name]
         return found
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object, as with modules; tensors are compared one by one."""
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # -- what it is
+
+    @property
+    def num_samples(self) -> int:
+        """Its samples, `n`; 1 for a filler."""
+        return len(self.sample_ids)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sample, without padding."""
+        return self.placement.tokens
+
+    @property
+    def max_seqlen(self) -> int:
+        """Rows of the longest segment, padding included: what attention kernels have to know."""
+        return self.placement.longest
+
+    @property
+    def layout(self) -> Collation:
+        """How it is laid out: `packed`, `padded` or `jagged`."""
+        return self.placement.layout
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """`input_ids` where the loss counts, else -100; int64, laid out as they are.
+
+        Label i is predicted from the tokens before i, which is what Hugging Face models expect:
+        they shift by themselves. The first token of a sample has none before it, so its label is
+        -100 whatever the `loss_mask` says. A field `labels` of the samples' own is not touched.
+        """
+        if "labels" in self.tensors:
+            return self.tensors["labels"]
+        if self.layout is Collation.JAGGED:
+            return self._relaid(self.placement, labels=self.as_packed().labels)["labels"]
+        ids = layouts.as_rows(self["input_ids"], self.placement)
+        if "loss_mask" in self.tensors:
+            counts = layouts.as_rows(self["loss_mask"], self.placement) != 0
+        else:
+            counts = torch.zeros_like(ids, dtype=torch.bool)
+            counts[layouts.index(self.placement.rows_of_tokens, ids)] = True
+        counts[layouts.index(self.placement.starts, ids)] = False
+        found = ids.masked_fill(~counts, IGNORED)
+        return found.view_as(self["input_ids"])
+
+    # -- elsewhere, or of another type
+
+    def to(
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        non_blocking: bool = False,
+    ) -> Self:
+        """The same on another device, as `Tensor.to`; its tensors may be this one's.
+
+        dtype: for floating-point tensors, as `Module.to`, but for `loss_weights`, which keep theirs
+        (see `weights_dtype` of the stream): a share of a long sample is nothing in 16 bits. It may
+        come first.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+
+        def moved(name: str, tensor: Tensor) -> Tensor:
+            casts = tensor.is_floating_point() and name != "loss_weights"
+            kind = dtype if casts else None
+            return tensor.to(device=device, dtype=kind, non_blocking=non_blocking)
+
+        return self._mapped(moved)
+
+    def pin_memory(self) -> Self:
+        """The same in page-locked memory, from which GPUs copy by themselves."""
+        return self._mapped(lambda _, tensor: tensor.pin_memory())
+
+    def _mapped(self, function: Callable[[str, Tensor], Tensor]) -> Self:
+        return replace(
+            self, tensors={name: function(name, tensor) for name, tensor in self.tensors.items()}
+        )
+
+    # -- in another layout
+
+    def as_packed(self, *, multiple_of: int = 1, length: int | None = None) -> Self:
+        """Samples end to end; its tensors may share memory with this one's.
+
+        multiple_of: each sample is padded to a multiple of so many tokens.
+        length: then all of them together to so many. Raises ValueError if they are more already.
+        """
+        _check_multiple(multiple_of)
+        tokens = list(self.lengths)
+        there = layouts.packed(tokens, multiple_of, length)
+        if length is not None and there.rows > length:
+            raise ValueError(f"{there.rows} tokens do not fit a packed length of {length}")
+        return self._in(there)
+
+    def as_padded(self, *, side: str = "right", multiple_of: int = 1) -> Self:
+        """A row a sample, in memory of its own.
+
+        side: where the padding is, `right` or `left`. multiple_of: of the length of rows.
+        """
+        _check_multiple(multiple_of)
+        return self._in(layouts.padded(list(self.lengths), multiple_of, Side(side)))
+
+    def as_jagged(self) -> Self:
+        """Nested tensors; they may share memory with this one's."""
+        return self._in(layouts.jagged(list(self.lengths)))
+
+    def _in(self, placement: Placement) -> Self:
+        if placement == self.placement and placement.layout is not Collation.PADDED:
+            return self
+        own = self._relaid(placement)
+        rest = {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if name not in self.per_token and name not in OF_LAYOUT
+        }
+        return replace(self, tensors=own | rest, placement=placement)
+
+    def _relaid(self, placement: Placement, **packed: Tensor) -> dict[str, Tensor]:
+        """Per-token tensors, and others that are dense, in another layout."""
+        tokens = {
+            name: layouts.dense(tensor, self.placement)
+            for name, tensor in self.tensors.items()
+            if name in self.per_token
+        }
+        return layouts.lay_out(tokens | packed, placement)
+
+    # -- as others have it
+
+    def as_hf(self) -> dict[str, Tensor | int]:
+        """Arguments of a Hugging Face model: `model(**micro_batch.as_hf())`.
+
+        Packed and jagged, as its flash-attention path (`FlashAttentionKwargs`) has it:
+
+            input_ids, position_ids, labels  int64 [1, rows]
+            cu_seq_lens_q, cu_seq_lens_k     int32, `cu_seqlens`
+            max_length_q, max_length_k       int, `max_seqlen`
+            use_cache                        False: with a cache, as models have by default, eager
+                                             and SDPA attention would look across samples; without
+                                             one they find them by `position_ids`
+
+        Padded: input_ids, position_ids, labels and attention_mask, int64 [n, longest].
+
+        The model shifts `labels` itself, and divides by their number in this micro-batch; so that
+        the loss is the whole step's token-mean instead, write
+
+            loss = model(**micro_batch.as_hf(), num_items_in_batch=1).loss * micro_batch.loss_scale
+        """
+        if self.layout is Collation.JAGGED:
+            return self.as_packed().as_hf()
+        ids = {name: self[name] for name in ("input_ids", "position_ids")}
+        found = {**ids, "labels": self.labels}
+        if self.layout is Collation.PADDED:
+            return {**found, "attention_mask": self["attention_mask"].long()}
+        starts, longest = self["cu_seqlens"], self.max_seqlen
+        return {
+            **{name: tensor[None] for name, tensor in found.items()},
+            "cu_seq_lens_q": starts,
+            "cu_seq_lens_k": starts,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "use_cache": False,
+        }
+
+    def as_tensordict(self) -> "TensorDict":
+        """Its tensors as a TensorDict, of batch size [n]; packed ones are of batch size [].
+
+        Raises ImportError without the package `tensordict`.
+        """
+        try:
+            from tensordict import TensorDict  # noqa: PLC0415  nothing else needs it
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "as_tensordict() needs tensordict, which is not installed here; install it with "
+                "pip install tensordict",
+                name="tensordict",
+            ) from error
+        shape = [] if self.layout is Collation.PACKED else [self.num_samples]
+        names = self.tensors if not shape else self.tensors.keys() - {"cu_seqlens"}
+        return TensorDict({name: self[name] for name in names}, batch_size=shape)
+
+
+def _check_multiple(multiple: int) -> None:
+    if multiple < 1:
+        raise ValueError(f"multiple_of is {multiple}; it must be at least 1")
+
+
+#: What is not a tensor, and goes along unchanged when a function is mapped over the tensors.
+_FACTS = tuple(each.name for each in fields(MicroBatch) if each.name != "tensors")
+
+
+def _flatten(batch: MicroBatch) -> tuple[list[Tensor], tuple[Any, ...]]:
+    facts = tuple(getattr(batch, name) for name in _FACTS)
+    return list(batch.tensors.values()), (tuple(batch.tensors), facts)
+
+
+def _unflatten(leaves: Any, context: tuple[Any, ...]) -> MicroBatch:
+    names, facts = context
+    tensors = dict(zip(names, leaves, strict=True))
+    return MicroBatch(tensors, **dict(zip(_FACTS, facts, strict=True)))
+
+
+pytree.register_pytree_node(
+    MicroBatch, _flatten, _unflatten, serialized_type_name="rollout_workers.MicroBatch"
+)

@@ -199,7 +199,8 @@ class RankCore:
             raise StepContractError(
                 f"{len(open_steps)} steps from step {open_steps[0]} on are taken and not "
                 f"committed, and the dispatcher allows {allowed}; call step.commit() after "
-                "optimizer.step()"
+                "optimizer.step(), or start the dispatcher with a larger --max-open-steps if so "
+                "many are meant to be open"
             )
 
     def demand(self, *, hungry: bool) -> None:

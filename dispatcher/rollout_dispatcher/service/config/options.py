@@ -139,7 +139,9 @@ class ServeConfig(BaseModel):
     target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     """dispatch before the window is full once the plan wastes no more trainer time than this"""
     max_wait: Duration = 2.0
-    """dispatch whatever there is once ranks have been idle for so long"""
+    """once a rank has waited for so long, dispatch a whole batch if one is ready, whatever the
+    window and the plan; less than a batch goes where --buffer-bytes is full, or at the end of a
+    phase or of the stream"""
     max_open_steps: Positive = 4
     """steps that may be planned but not committed"""
 

@@ -1,0 +1,63 @@
+"""An example of this environment, which writes down the gradients of every step.
+
+noted.py EXAMPLE ENDPOINT FOLDER SAMPLES
+"""
+
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from transformers import TrainerCallback
+
+from examples import hf_trainer, trl_async_grpo
+from rollout_workers import MicroBatchStream, StreamDataset
+from tests.support.gradients import Diary
+
+
+class Notes(TrainerCallback):
+    """What the optimizer is about to use."""
+
+    def __init__(self, dataset: StreamDataset, diary: Diary) -> None:
+        self._dataset, self._diary = dataset, diary
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any
+    ) -> None:
+        assert self._dataset.step is not None
+        self._diary.note(self._dataset.step, model)
+
+
+def hugging_face(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
+    if dist.get_rank() == 0:
+        Thread(target=hf_trainer.roll_out, args=(endpoint, samples), daemon=True).start()
+    dataset = hf_trainer.dataset_of(stream)
+    return dataset, hf_trainer.make_trainer(dataset, folder, max_steps=1000)
+
+
+def trl(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
+    generator = trl_async_grpo.StandIn(endpoint, trl_async_grpo.rollouts(samples))
+    dataset = trl_async_grpo.dataset_of(stream)
+    return dataset, trl_async_grpo.make_trainer(dataset, generator, folder, max_steps=1000)
+
+
+MAKE = {"hf_trainer": hugging_face, "trl_async_grpo": trl}
+
+
+def main(example: str, endpoint: str, folder: Path, samples: int) -> None:
+    dist.init_process_group("gloo")
+    diary = Diary()
+    with MicroBatchStream(endpoint) as stream:
+        dataset, trainer = MAKE[example](stream, endpoint, folder / "trainer", samples)
+        trainer.args.max_grad_norm = 0.0  # it would clip
+        trainer.add_callback(Notes(dataset, diary))
+        trainer.train()
+        dataset.commit()
+    diary.save(folder, dist.get_rank())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,97 @@
+"""Trainers of Hugging Face and TRL with their own losses, on two ranks, beside one process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from examples import hf_trainer, trl_async_grpo
+from tests.frameworks.report import Integration
+from tests.support.examples import EXAMPLES, torchrun
+from tests.support.gradients import diaries, largest_difference
+from tests.support.integration import integration_lines
+from tests.support.server import ServeProcess
+
+RANKS, SAMPLES = 2, 56
+SERVE: dict[str, Any] = {"dispatch_batch_size": 16, "micro_batch_tokens": 256, "strategy": "window"}
+#: Of float32; the reference computes in float64.
+TOLERANCE = 1e-5
+
+Fields = dict[str, Tensor]
+
+
+def cross_entropy(losses: Tensor, sample: Fields) -> Tensor:
+    """What a causal model's own loss adds up."""
+    return losses
+
+
+def clipped_policy_gradient(losses: Tensor, sample: Fields) -> Tensor:
+    """GRPO's, as TRL has it by default."""
+    ratio = torch.exp(-losses - sample["logprobs"][1:])
+    clipped = ratio.clamp(0.8, 1.2)
+    return -torch.min(ratio * sample["advantage"], clipped * sample["advantage"])
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An example, and the loss of its tokens."""
+
+    framework: str
+    example: Any
+    loss: Callable[[Tensor, Fields], Tensor]
+    serve: dict[str, Any]
+
+    def whole_batch_loss(self, model: nn.Module, samples: list[str]) -> Tensor:
+        """Mean over all counted tokens, one sample after the other."""
+        fields: dict[str, Fields] = {
+            each.sample_id: {name: torch.as_tensor(array) for name, array in each.fields.items()}
+            for each in self.example.rollouts(SAMPLES)
+        }
+        counted = []
+        for name in samples:
+            ids = fields[name]["input_ids"]
+            logits = model(input_ids=ids[None]).logits[0].double()
+            losses = functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+            counted.append(self.loss(losses, fields[name])[fields[name]["loss_mask"][1:]])
+        return torch.cat(counted).mean()
+
+
+CASES = {
+    "hf_trainer": Case("Hugging Face Trainer", hf_trainer, cross_entropy, {}),
+    "trl_async_grpo": Case(
+        "TRL AsyncGRPOTrainer",
+        trl_async_grpo,
+        clipped_policy_gradient,
+        {"group_size": trl_async_grpo.GENERATIONS, "max_staleness": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_one_process(
+    name: str, tmp_path: Path, integrated: Callable[[Integration], None]
+) -> None:
+    case, program = CASES[name], Path(__file__).with_name("noted.py")
+    with ServeProcess(tmp_path, dp_size=RANKS, **SERVE, **case.serve) as server:
+        torchrun(RANKS, program, tmp_path, name, server.endpoint, str(tmp_path), str(SAMPLES))
+    ranks = diaries(tmp_path)
+    seen = [sample for rank in ranks for step in rank for sample in step["samples"]]
+    assert sorted(seen) == sorted(str(each.sample_id) for each in case.example.rollouts(SAMPLES))
+    assert len({step["micro_batches"] for step in ranks[0]}) > 1, "all steps were alike"
+    model = case.example.tiny_model().double()
+    difference = largest_difference(ranks, model, case.whole_batch_loss)
+    assert difference < TOLERANCE
+    integrated(
+        Integration(
+            framework=case.framework,
+            example=f"examples/{name}.py",
+            lines=integration_lines(EXAMPLES / f"{name}.py"),
+            ranks=RANKS,
+            gradient_difference=difference,
+        )
+    )

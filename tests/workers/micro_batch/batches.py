@@ -1,0 +1,34 @@
+"""Micro-batches of given samples, as a rank makes them of what arrives."""
+
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import Sample, Schema
+from rollout_workers.micro_batch.collate import CollateConfig, collate
+from rollout_workers.micro_batch.loss import LossConfig
+from rollout_workers.micro_batch.micro_batch import MicroBatch
+from rollout_workers.rank.held_steps import Received
+from rollout_workers.rank.payload import cut
+from tests.workers.support.peers import SCHEMA, micro_batch, sample, step
+
+HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
+
+
+def received(frame: bytes, schema: Schema = SCHEMA) -> Received:
+    (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+    message = codec.decode(found)
+    assert isinstance(message, m.MicroBatch)
+    return Received(message, found.payload, cut(schema, message, found.payload))
+
+
+def batch(
+    *samples: Sample,
+    config: CollateConfig | None = None,
+    header: m.StepHeader = HEADER,
+    index: int = 1,
+) -> MicroBatch:
+    frame = received(micro_batch(3, index, *samples), samples[0].schema)
+    return collate(frame, header, config or CollateConfig(LossConfig(2)))
+
+
+TWO = (sample([5, 6, 7], [0, 1, 1], "a"), sample([8, 9], [1, 1], "b"))

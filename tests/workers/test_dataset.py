@@ -1,0 +1,158 @@
+"""A stream as torch knows data: a dataset in a loader, its state in files, processes by spawn."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torch.utils.data import DataLoader
+
+from rollout_dispatcher.errors import CheckpointRefused, StepContractError
+from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, StreamDataset
+from tests.support.server import ServeProcess
+
+#: Three steps of two micro-batches of a sample each, on one rank.
+SERVE: dict[str, Any] = {"dispatch_batch_size": 2, "micro_batch_size": 1, "strategy": "round-robin"}
+SAMPLES, STEPS = 6, 3
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(tmp_path, warm=True, dp_size=1, buffer_capacity=99, **SERVE) as serving:
+        push(serving.endpoint)
+        yield serving
+
+
+def push(endpoint: str) -> None:
+    with RolloutProducer(endpoint) as producer:
+        for index in range(SAMPLES):
+            producer.push({"input_ids": [index, index]})
+        producer.end_stream()
+
+
+def loader_of(dataset: StreamDataset) -> Any:
+    return DataLoader(dataset, batch_size=None, collate_fn=dataset.as_it_is)
+
+
+def test_a_loader_hands_out_micro_batches_as_they_are(server: ServeProcess) -> None:
+    seen = []
+    with MicroBatchStream(server.endpoint) as stream:
+        dataset = StreamDataset(stream)
+        for micro_batch in loader_of(dataset):
+            assert isinstance(micro_batch, MicroBatch)
+            seen.append((micro_batch.step, micro_batch.is_last, len(micro_batch.input_ids)))
+            assert stream.statistics().steps_committed == micro_batch.step  # those before
+        assert stream.statistics().steps_committed == STEPS
+        assert list(loader_of(dataset)) == []
+    assert seen == [(step, last, 2) for step in range(STEPS) for last in (False, True)]
+
+
+def test_what_a_trainer_gets_of_a_step_is_up_to_it(server: ServeProcess) -> None:
+    with MicroBatchStream(server.endpoint) as stream:
+        models = StreamDataset(stream, lambda step: map(MicroBatch.as_hf, step))
+        first = next(iter(DataLoader(models, batch_size=None)))
+        assert first["input_ids"].shape == first["labels"].shape == (1, 2)
+    with MicroBatchStream(server.endpoint) as stream:
+        whole = StreamDataset(stream, lambda step: [list(step)])
+        assert [len(step) for step in whole] == [2] * STEPS
+
+
+def test_a_step_that_was_left_half_way_comes_again(server: ServeProcess) -> None:
+    with MicroBatchStream(server.endpoint) as stream:
+        dataset = StreamDataset(stream)
+        once = [batch.index for _, batch in zip(range(3), dataset, strict=False)]
+        again = [(batch.step, batch.index) for batch in dataset]
+    assert once == [0, 1, 0]
+    assert again == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_a_state_counts_the_step_at_hand_once_all_of_it_was_handed_out(
+    server: ServeProcess,
+) -> None:
+    with MicroBatchStream(server.endpoint) as stream:
+        dataset = StreamDataset(stream)
+        steps = [dataset.state_dict()["step"]]
+        for micro_batch in loader_of(dataset):
+            assert dataset.step is not None
+            assert dataset.step.number == micro_batch.step
+            steps.append(dataset.state_dict()["step"])
+    assert steps == [-1, -1, 0, 0, 1, 1, 2]
+
+
+def test_the_last_step_of_a_loop_that_breaks_off_is_committed_by_hand(server: ServeProcess) -> None:
+    with MicroBatchStream(server.endpoint) as stream:
+        dataset = StreamDataset(stream)
+        batches = iter(loader_of(dataset))
+        next(batches)
+        dataset.commit()  # half of it was handed out
+        assert stream.statistics().steps_committed == 0
+        next(batches)
+        dataset.commit()
+        dataset.commit()
+        assert stream.statistics().steps_committed == 1
+
+
+def test_a_state_comes_back_from_a_file_without_unpickling_code(
+    server: ServeProcess, tmp_path: Path
+) -> None:
+    with MicroBatchStream(server.endpoint) as stream:
+        dataset = StreamDataset(stream)
+        list(zip(range(2), dataset, strict=False))
+        torch.save(dataset.state_dict(), tmp_path / "state.pt")
+    with MicroBatchStream(server.endpoint) as stream:
+        dataset = StreamDataset(stream)
+        dataset.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        assert [batch.step for batch in dataset] == [1, 1, 2, 2]
+
+
+def test_a_state_of_another_run_is_refused_unless_it_may_be_of_one(
+    server: ServeProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with ServeProcess(folder, warm=True, dp_size=1, buffer_capacity=99, **SERVE) as other:
+        push(other.endpoint)
+        with MicroBatchStream(other.endpoint) as stream:
+            list(zip(range(4), StreamDataset(stream), strict=False))
+            state = stream.state_dict()
+    with (
+        MicroBatchStream(server.endpoint) as stream,
+        pytest.raises(CheckpointRefused, match="is of run"),
+    ):
+        stream.load_state_dict(state)
+    with (
+        MicroBatchStream(server.endpoint) as stream,
+        caplog.at_level(logging.WARNING, "rollout_workers.stream"),
+    ):
+        stream.load_state_dict(state, strict=False)
+        stream.load_state_dict(stream.state_dict(), strict=False)
+        assert [batch.step for batch in StreamDataset(stream)] == [0, 0, 1, 1, 2, 2]
+    (told,) = caplog.messages
+    assert f"after step 0 of run {state['run_id']}" in told
+
+
+def test_micro_batches_that_are_never_made_use_of_are_told(server: ServeProcess) -> None:
+    with MicroBatchStream(server.endpoint) as stream:
+        firsts = StreamDataset(stream, lambda step: [next(iter(step))])
+        with pytest.raises(StepContractError, match="1 of its 2 micro-batches were handed out"):
+            list(firsts)
+
+
+@pytest.mark.e2e
+def test_ranks_that_are_started_by_spawn_train(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path, dp_size=2, buffer_capacity=99, **SERVE) as server:
+        push(server.endpoint)
+        spawn(rank, (server.endpoint, str(tmp_path / "store")), nprocs=2)  # type: ignore[no-untyped-call]
+        assert server.wait() == 0  # every step is committed
+
+
+def rank(index: int, endpoint: str, store: str) -> None:
+    """One rank, in a process of its own."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=2)
+    with MicroBatchStream(endpoint) as stream:
+        assert len(list(StreamDataset(stream))) == STEPS
+    dist.destroy_process_group()

@@ -1,0 +1,77 @@
+"""`StreamDataset`: a stream as trainers know their data, as an `IterableDataset` of a `DataLoader`.
+
+A dataset has no steps, so it decides itself when one is committed: the step at hand is done with
+once all of it was handed out and something follows. What follows is that the trainer asks for more,
+or asks for a state, which counts what it was given, as states of data loaders do.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from rollout_workers.step import Step
+from rollout_workers.stream import MicroBatchStream
+
+
+class StreamDataset(IterableDataset[Any]):
+    """What a trainer is fed with, of every step of a stream, one after the other.
+
+        dataset = StreamDataset(stream)
+        for micro_batch in DataLoader(dataset, batch_size=None, collate_fn=dataset.as_it_is):
+
+    of_step: what to hand out, made of all micro-batches of a step; default: those themselves. A
+        trainer that counts micro-batches itself needs steps with equally many
+        (`--micro-batch-size`, `--last-batch drop`): `lambda step: map(MicroBatch.as_hf, step)`. One
+        that takes a whole step at once gets one item a step: `lambda step: [list(step)]`.
+
+    With `num_workers=0`: a stream belongs to its process. Nothing else may divide what it hands
+    out, as it is this rank's part already: no `DistributedSampler`, no `accelerator.prepare`.
+
+    A step is committed when the next one is asked for, so the optimizer's step has to be made
+    before that; and by `state_dict` and `commit`. Iterating again goes on at the next step, or at
+    the beginning of one that was left half-way. Raises what the stream raises.
+
+    stream: what it hands out. step: the step at hand; None before the first, and once committed.
+    """
+
+    def __init__(
+        self, stream: MicroBatchStream, of_step: Callable[[Step], Iterable[Any]] = iter
+    ) -> None:
+        self.stream, self._of_step = stream, of_step
+        self.step: Step | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.commit()
+        while (step := self.step or next(self.stream, None)) is not None:
+            self.step = step
+            yield from self._of_step(step)
+            if self.step is step:  # no state counts it so far
+                step.commit()
+                self.step = None
+
+    def commit(self) -> None:
+        """Commit the step at hand, if all of its micro-batches were handed out.
+
+        For the end of training: of the last step nobody knows that no other is asked for.
+        """
+        if self.step is not None and self.step.handed_out:
+            self.step.commit()
+            self.step = None
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The stream's state; it counts the step at hand if all of it was handed out.
+
+        So ask for it after the optimizer's step. In the middle of a step it is the state before it.
+        """
+        self.commit()
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object], *, strict: bool = True) -> None:
+        """Go on after the step that the state was taken after; see `MicroBatchStream`."""
+        self.stream.load_state_dict(state, strict=strict)
+
+    @staticmethod
+    def as_it_is(item: Any) -> Any:
+        """For `collate_fn`: without one, a DataLoader makes plain dicts of micro-batches."""
+        return item
