@@ -45,7 +45,7 @@ def train_step(engine: Any, step: Step, loss_function: Any) -> float:
 def as_tensordict(engine: Any, step: Step, micro_batch: MicroBatch) -> TensorDict:
     """verl's layout without padding: jagged tensors, and what its losses divide by."""
     names = [name for name in micro_batch.tensors if name not in ("cu_seqlens", "loss_weights")]
-    data = TensorDict({name: micro_batch[name] for name in names}, batch_size=[len(micro_batch)])
+    data = TensorDict({name: micro_batch[name] for name in names}, batch_size=[len(micro_batch.sample_ids)])
     tensordict_utils.assign_non_tensor(
         data,
         temperature=1.0,
