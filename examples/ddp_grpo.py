@@ -7,9 +7,10 @@ Three commands, each in a terminal of its own:
     torchrun --standalone --nproc-per-node 2 examples/ddp_grpo.py train
     python examples/ddp_grpo.py rollout
 
-The task is small enough for a CPU: after a digit, say that digit again and again. The rollout worker
-generates with the newest weights it finds, eight answers a prompt; the trainers make an optimizer
-step for each epoch over a step's micro-batches. The reward goes from a fifth to nearly one.
+The task is small enough for a CPU: after a digit, say that digit again and again. The rollout
+worker generates with the newest weights it finds, eight answers a prompt; the trainers make an
+optimizer step for each epoch over a step's micro-batches. The reward goes from a fifth to nearly
+one.
 """
 
 import argparse

@@ -4,10 +4,10 @@
         --journal-dir journal --retain checkpoint
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py --folder checkpoints
 
-End it in mid-run and start it again: it loads its newest checkpoint, and the dispatcher goes back to
-where that was taken; the steps since come again with the same samples in the same micro-batches, so
-the weights at the end are those of a run that was never ended. Who pushes: any rollout worker, whose
-samples have `input_ids` below 64 and a `loss_mask`.
+End it in mid-run and start it again: it loads its newest checkpoint, and the dispatcher goes back
+to where that was taken; the steps since come again with the same samples in the same micro-batches,
+so the weights at the end are those of a run that was never ended. Who pushes: any rollout worker,
+whose samples have `input_ids` below 64 and a `loss_mask`.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""A Ray driver that embeds the dispatcher: rollout actors push to it, trainer actors stream from it.
+"""A Ray driver that embeds the dispatcher: rollout actors push to it, trainer actors stream.
 
     python examples/ray_driver.py
 
-The dispatcher lives on the driver's event loop, beside the calls to actors; its sample bytes go from
-actor to driver to actor by its own protocol, not through Ray's object store. The trainer actors form
-a torch process group; on several machines the driver listens on an address that all of them reach,
-with a token (see README, Security).
+The dispatcher lives on the driver's event loop, beside the calls to actors; its sample bytes go
+from actor to driver to actor by its own protocol, not through Ray's object store. The trainer
+actors form a torch process group; on several machines the driver listens on an address that all of
+them reach, with a token (see README, Security).
 """
 
 import asyncio

@@ -43,9 +43,11 @@ def train_step(engine: Any, step: Step, loss_function: Any) -> float:
 
 
 def as_tensordict(engine: Any, step: Step, micro_batch: MicroBatch) -> TensorDict:
-    """verl's layout without padding: jagged tensors, and what its losses divide by."""
+    """Verl's layout without padding: jagged tensors, and what its losses divide by."""
     names = [name for name in micro_batch.tensors if name not in ("cu_seqlens", "loss_weights")]
-    data = TensorDict({name: micro_batch[name] for name in names}, batch_size=[len(micro_batch.sample_ids)])
+    data = TensorDict(
+        {name: micro_batch[name] for name in names}, batch_size=[len(micro_batch.sample_ids)]
+    )
     tensordict_utils.assign_non_tensor(
         data,
         temperature=1.0,
@@ -61,7 +63,7 @@ def as_tensordict(engine: Any, step: Step, micro_batch: MicroBatch) -> TensorDic
 
 
 def build_engine(args: argparse.Namespace) -> Any:
-    """verl's FSDP2 engine with a causal language model, as its workers build it."""
+    """Verl's FSDP2 engine with a causal language model, as its workers build it."""
     packed = args.attention == "flash_attention_2"  # the others keep samples apart by padding
     engine = EngineRegistry.new(
         model_type="language_model",

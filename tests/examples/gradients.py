@@ -1,7 +1,8 @@
 """Whether an example's gradients are those of one process that has the whole step as one batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -21,12 +22,13 @@ def measure(
     pushed: Sequence[Sample],
     shim: Path | None = None,
     dtype: str = "float64",
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> float:
     """Largest difference of a gradient of the first step, relative to the largest gradient.
 
     The example runs as it stands, on `RANKS` ranks in many micro-batches and on one rank in one. In
-    arguments ENDPOINT stands for the dispatcher's address. shim: a program that makes a GPU
-    framework run here, and then what its arguments name.
+    arguments and environment ENDPOINT stands for the dispatcher's address. shim: a program that
+    makes a GPU framework run here, and then runs what its arguments name.
     """
     found = {}
     for ranks, budget in ((RANKS, 64), (1, 1 << 16)):
@@ -39,7 +41,11 @@ def measure(
         ) as server:
             push(server, pushed)
             words = [word.replace("ENDPOINT", server.endpoint) for word in arguments]
-            with torchrun(at, ranks, *command, *words) as process:
+            env = {
+                name: value.replace("ENDPOINT", server.endpoint)
+                for name, value in environment.items()
+            }
+            with torchrun(at, ranks, *command, *words, **env) as process:
                 finish(process, within=280)
             assert server.wait() == 0
         found[ranks] = torch.load(at / "gradients.pt", weights_only=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from rollout_workers import RolloutProducer
 from tests.e2e.harness import finish, running
 from tests.support.server import ServeProcess
@@ -22,7 +23,7 @@ def example(name: str, *arguments: object) -> Any:
     return running(sys.executable, str(EXAMPLES / name), *map(str, arguments))
 
 
-def torchrun(folder: Path, ranks: int, name: str, *arguments: object) -> Any:
+def torchrun(folder: Path, ranks: int, name: str, *arguments: object, **env: str) -> Any:
     """`ranks` processes of `examples/NAME` under torchrun, as a context manager.
 
     name: or the absolute path of a program that runs an example.
@@ -30,7 +31,7 @@ def torchrun(folder: Path, ranks: int, name: str, *arguments: object) -> Any:
     return running(
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun"),
-        str(EXAMPLES / name), *map(str, arguments),
+        str(EXAMPLES / name), *map(str, arguments), **env,
     )  # fmt: skip
 
 

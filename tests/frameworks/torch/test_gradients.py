@@ -21,7 +21,12 @@ def test_fsdp2(tmp_path: Path, record_property: Record) -> None:
 
 def test_ddp_grpo(tmp_path: Path, record_property: Record) -> None:
     rollouts = [
-        {**fields, "input_ids": fields["input_ids"] % 5, "advantage": (-1.0) ** index, "reward": 0.0}
+        {
+            **fields,
+            "input_ids": fields["input_ids"] % 5,
+            "advantage": (-1.0) ** index,
+            "reward": 0.0,
+        }
         for index, fields in enumerate(samples(24))
     ]
     where = ("train", "--endpoint", "ENDPOINT", "--weights", str(tmp_path / "weights.pt"))

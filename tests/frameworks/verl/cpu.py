@@ -1,6 +1,6 @@
 """Runs a program on verl's engines without a GPU: a platform for verl that is the CPU.
 
-    python tests/frameworks/verl/cpu.py FILE ARGUMENTS ...
+python tests/frameworks/verl/cpu.py FILE ARGUMENTS ...
 """
 
 import contextlib
