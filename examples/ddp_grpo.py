@@ -7,9 +7,10 @@ Three commands, each in a terminal of its own:
     torchrun --standalone --nproc-per-node 2 examples/ddp_grpo.py train
     python examples/ddp_grpo.py rollout
 
-The task is small enough for a CPU: after a digit, say that digit again and again. The rollout worker
-generates with the newest weights it finds, eight answers a prompt; the trainers make an optimizer
-step for each epoch over a step's micro-batches. The reward goes from a fifth to nearly one.
+The task is small enough for a CPU: after a digit, say that digit again and again. The rollout
+worker generates with the newest weights it finds, eight answers a prompt; the trainers make an
+optimizer step for each epoch over a step's micro-batches. The reward goes from a fifth to nearly
+one.
 """
 
 import argparse
@@ -54,6 +55,7 @@ def train(endpoint: str, weights: Path) -> None:
     model = DistributedDataParallel(Policy())
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     trained = 0
+    # integration: begin
     # Each step is iterated once for the old log-probs and once an epoch; who says so saves a copy.
     with MicroBatchStream(endpoint, layout="padded", epochs=1 + EPOCHS) as stream:
         for step in stream:
@@ -74,6 +76,7 @@ def train(endpoint: str, weights: Path) -> None:
             # The next rollouts come from these weights, and staleness is judged by their version.
             publish(model, weights, version=step.number + 1)
             stream.set_policy_version(step.number + 1)
+            # integration: end
             trained += step.num_samples
             dist.all_reduce(gained)
             say(f"step {step.number}: mean reward {gained / step.num_samples:.3f}")

@@ -4,10 +4,10 @@
         --journal-dir journal --retain checkpoint
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py --folder checkpoints
 
-End it in mid-run and start it again: it loads its newest checkpoint, and the dispatcher goes back to
-where that was taken; the steps since come again with the same samples in the same micro-batches, so
-the weights at the end are those of a run that was never ended. Who pushes: any rollout worker, whose
-samples have `input_ids` below 64 and a `loss_mask`.
+End it in mid-run and start it again: it loads its newest checkpoint, and the dispatcher goes back
+to where that was taken; the steps since come again with the same samples in the same micro-batches,
+so the weights at the end are those of a run that was never ended. Who pushes: any rollout worker,
+whose samples have `input_ids` below 64 and a `loss_mask`.
 """
 
 import argparse
@@ -85,6 +85,7 @@ def train(endpoint: str, folder: Path, every: int, last_step: int | None) -> Non
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
+    # integration: begin
     with MicroBatchStream(endpoint, epochs=1) as stream:
         resume(folder, model, optimizer, stream)
         for step in stream:
@@ -98,6 +99,7 @@ def train(endpoint: str, folder: Path, every: int, last_step: int | None) -> Non
             optimizer.step()
             optimizer.zero_grad()
             step.commit()
+            # integration: end
             dist.all_reduce(lost)
             say(f"step {step.number}: loss {lost / step.loss_tokens:.6f}")
             if (step.number + 1) % every == 0:

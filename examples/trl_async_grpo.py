@@ -215,7 +215,7 @@ def make_trainer(
 ) -> StreamGRPOTrainer:
     """A trainer of a tiny model; all there is to say about the data is `max_steps`."""
     if not torch.cuda.is_available():  # there are no other places
-        packing._flash_attn = lambda: PlainAttention  # noqa: SLF001
+        packing._flash_attn = lambda: PlainAttention
         async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
     if dist.get_rank() == 0:
         tiny_model().save_pretrained(folder / "model")  # TRL wants a folder, as if from the hub

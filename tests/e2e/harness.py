@@ -81,9 +81,9 @@ def producer(endpoint: str, name: str, samples: int, *options: str) -> Any:
     )  # fmt: skip
 
 
-def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
+def finish(process: "subprocess.Popen[str]", code: int = 0, within: float = PATIENCE) -> str:
     """Wait for a process and return what it printed; fails with that if it ended otherwise."""
-    output, _ = process.communicate(timeout=PATIENCE)
+    output, _ = process.communicate(timeout=within)
     assert process.returncode == code, f"exit code {process.returncode}\n{output}"
     return output
 

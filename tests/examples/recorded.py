@@ -1,9 +1,10 @@
-"""Runs an example as it stands, in float64, and writes down the gradients of its first step.
+"""Runs an example as it stands, and writes down the gradients of its first step.
 
-    torchrun ... -m tests.examples.recorded GRADIENTS.pt examples/NAME ARGUMENTS ...
+    torchrun ... tests/examples/recorded.py DTYPE GRADIENTS.pt examples/NAME ARGUMENTS ...
 
 What the optimizer finds when it makes its first step is what the integration has to get right:
-weights, scales, fillers and the reduction over ranks. Sharded gradients are written whole.
+weights, scales, fillers and the reduction over ranks. Sharded gradients are written whole. DTYPE is
+what the example computes in unless it says otherwise.
 """
 
 import runpy
@@ -18,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 def main() -> None:
     """Become the example."""
-    out, script, *arguments = sys.argv[1:]
-    torch.set_default_dtype(torch.float64)
+    dtype, out, script, *arguments = sys.argv[1:]
+    torch.set_default_dtype(getattr(torch, dtype))
     register_optimizer_step_pre_hook(Recorder(Path(out)))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))

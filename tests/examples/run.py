@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from rollout_workers import RolloutProducer
 from tests.e2e.harness import finish, running
@@ -24,15 +23,15 @@ def example(name: str, *arguments: object) -> Any:
     return running(sys.executable, str(EXAMPLES / name), *map(str, arguments))
 
 
-def torchrun(folder: Path, ranks: int, name: str, *arguments: object) -> Any:
-    """`ranks` processes of `examples/NAME` under torchrun, as a context manager."""
-    return _torchrun(folder, ranks, [str(EXAMPLES / name), *map(str, arguments)])
+def torchrun(folder: Path, ranks: int, name: str, *arguments: object, **env: str) -> Any:
+    """`ranks` processes of `examples/NAME` under torchrun, as a context manager.
 
-
-def _torchrun(folder: Path, ranks: int, command: list[str]) -> Any:
+    name: or the absolute path of a program that runs an example.
+    """
     return running(
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun"), *command,
+        "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun"),
+        str(EXAMPLES / name), *map(str, arguments), **env,
     )  # fmt: skip
 
 
@@ -55,30 +54,4 @@ def push(server: ServeProcess, fields: Iterable[Sample], **options: Any) -> None
         producer.end_stream()
 
 
-def gradient_difference(folder: Path, name: str, *arguments: str, pushed: list[Sample]) -> float:
-    """Largest difference of the first step's gradients from those of one process on one big batch.
-
-    Over the largest gradient. The example runs as it stands, on two ranks with many micro-batches
-    and on one with one.
-    """
-    found = {}
-    for ranks, budget in ((2, 64), (1, 1 << 16)):
-        at = folder / f"ranks-{ranks}"
-        at.mkdir()
-        gradients = at / "gradients.pt"
-        command = ["-m", "tests.examples.recorded", str(gradients), str(EXAMPLES / name)]
-        with ServeProcess(
-            at, dp_size=ranks, dispatch_batch_size=len(pushed), micro_batch_tokens=budget
-        ) as server:
-            push(server, pushed)
-            words = [word.replace("ENDPOINT", server.endpoint) for word in arguments]
-            with _torchrun(at, ranks, [*command, *words]) as process:
-                finish(process)
-            assert server.wait() == 0
-        found[ranks] = torch.load(gradients, weights_only=True)
-    largest = max(float(each.abs().max()) for each in found[1])
-    pairs = zip(found[1], found[2], strict=True)
-    return max(float((one - other).abs().max()) for one, other in pairs) / largest
-
-
-__all__ = ["example", "finish", "gradient_difference", "push", "samples", "torchrun"]
+__all__ = ["EXAMPLES", "Sample", "example", "finish", "push", "samples", "torchrun"]

@@ -1,11 +1,11 @@
-"""`examples/fsdp2.py`: exact gradients, and a run that was ended goes on as if it had not been."""
+"""`examples/fsdp2.py`: a run that was ended goes on as if it had not been."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.examples.run import finish, gradient_difference, push, samples, torchrun
+from tests.examples.run import finish, push, samples, torchrun
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -29,13 +29,6 @@ def test_two_ranks_that_were_ended_in_mid_run_train_as_one_process_that_was_not(
     assert list(after) == [2, 3, 4, 5]  # step 2 was trained after the checkpoint
     assert before | after == pytest.approx(expected, rel=1e-4)
     assert expected[5] < 0.9 * expected[0]
-
-
-def test_gradients_are_those_of_one_process_on_one_big_batch(tmp_path: Path) -> None:
-    folder = str(tmp_path / "checkpoints")
-    arguments = ("--endpoint", "ENDPOINT", "--folder", folder, "--every", "100")
-    pushed = samples(24)
-    assert gradient_difference(tmp_path, "fsdp2.py", *arguments, pushed=pushed) < 1e-9
 
 
 def serve(folder: Path, ranks: int) -> ServeProcess:

@@ -1,0 +1,84 @@
+"""docs/troubleshooting.md, window.md and sizing.md: what they quote and name is there."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rollout_dispatcher import errors
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.service.config.options import ServeConfig
+from tests.support.source import ROOT
+
+DOCS = ROOT / "docs"
+TEXT = (DOCS / "troubleshooting.md").read_text()
+GUIDES = [DOCS / name for name in ("troubleshooting.md", "window.md", "sizing.md")]
+FLAGS = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields}
+#: Of `simulate`, `wait-ready`, and switched-off ones.
+OTHER_FLAGS = {"--recommend", "--timeout"}
+QUOTED = [each for each in re.findall(r"`([^`\n]+)`", TEXT) if "..." in each]
+
+
+@cache
+def strings() -> tuple[str, ...]:
+    """Every string in the source; what is put in by a format is an ellipsis."""
+    files = [*(ROOT / "dispatcher").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]
+    return tuple(text for path in files for text in _strings(path))
+
+
+def _strings(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = (
+                part.value if isinstance(part, ast.Constant) else "..." for part in node.values
+            )
+            found.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(re.sub(r"%[sdg]|%\.\d+f", "...", node.value))
+    return found
+
+
+def is_said(message: str) -> bool:
+    """Whether the pieces of a message stand in this order in a string of the source."""
+    pieces = [re.escape(piece.strip()) for piece in message.split("...") if piece.strip()]
+    pattern = re.compile(".*".join(pieces), re.DOTALL)
+    return any(pattern.search(text) for text in strings())
+
+
+@pytest.mark.parametrize("message", QUOTED)
+def test_a_message_that_is_quoted_is_said_by_the_code(message: str) -> None:
+    assert is_said(message)
+
+
+def test_what_nobody_says_is_noticed() -> None:
+    assert not is_said("... ranks have gone for a walk ...")
+    assert len(QUOTED) > 30
+
+
+def test_errors_that_are_named_exist() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)`", TEXT)) - {"RANK", "DataLoader", "Retry-After"}
+    named = {name for name in named if not name.isupper() and "_" not in name}
+    assert {"StepContractError", "GenerationFenced", "BufferFull"} <= named
+    assert [name for name in named if not hasattr(errors, name)] == []
+
+
+def test_every_reason_to_drop_a_sample_is_explained() -> None:
+    section = TEXT[TEXT.index("## Samples were dropped") : TEXT.index("## Slow ranks")]
+    assert set(re.findall(r"^\| `([a-z-]+)`", section, re.MULTILINE)) == set(DropReason)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_flags_that_are_named_exist(guide: Path) -> None:
+    named = set(re.findall(r"--[a-z][a-z-]+", guide.read_text()))
+    assert named <= FLAGS | OTHER_FLAGS
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_metrics_that_are_named_exist(guide: Path) -> None:
+    shown = set(
+        re.findall(r"^\| `(dispatcher_\w+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+    )
+    assert set(re.findall(r"dispatcher_[a-z_]+", guide.read_text())) <= shown
