@@ -22,7 +22,7 @@ _GROUP_PREFIX = "mesh_"
 #: Dimensions whose ranks need the same samples, by the names that torch and its users give them.
 _MODEL_PARALLEL = frozenset({"tp", "cp", "pp", "sp"})
 #: How the names of data-parallel dimensions begin.
-_DATA_PARALLEL = ("dp", "data", "ddp", "fsdp", "hsdp", "replicate", "shard")
+DATA_PARALLEL = ("dp", "data", "ddp", "fsdp", "hsdp", "replicate", "shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Mesh:
     @property
     def data_parallel(self) -> list[str]:
         """Those of them whose names say that they are data parallel."""
-        return [name for name in self.parallel if name.startswith(_DATA_PARALLEL)]
+        return [name for name in self.parallel if name.startswith(DATA_PARALLEL)]
 
     def is_plain(self, world: int) -> bool:
         """Whether it is compatible with each of `world` ranks being a DP rank."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from rollout_dispatcher.errors import StepContractError
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.client import RankStep
 from rollout_workers.rank.held_steps import Received
+from rollout_workers.rank.steps import RankStep
 
 
 class Step:

@@ -21,7 +21,7 @@ from rollout_workers import (
     RankClient,
     RolloutProducer,
 )
-from rollout_workers.rank.client import RankStep
+from rollout_workers.rank.steps import RankStep
 
 FIELDS = {"input_ids": [1, 2, 3]}
 
