@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,20 @@ PEER_TIMEOUT = timedelta(minutes=5)
 #: How many groups of each name and set of ranks this process has made: the same number in all of
 #: them, as they make them together. The store remembers where the earlier ones listened.
 _made: Counter[str] = Counter()
+
+
+#: Above the number of any step.
+NO_STEP = 2**60
+
+
+class Leave(NamedTuple):
+    """A process has closed its stream.
+
+    rank: of the default group. step: the last that it, and whoever leaves with it, has begun.
+    """
+
+    rank: int
+    step: int
 
 
 class Channel:
@@ -86,13 +101,17 @@ class Channel:
             self._broadcast(torch.frombuffer(payload, dtype=torch.uint8))
         return codec.decode(Frame(kind, header)), payload
 
-    def agree(self, *, leaving: bool = False) -> int | None:
-        """Wait for all of them; the rank of one that is leaving, or None."""
+    def agree(self, leaving: int | None = None) -> Leave | None:
+        """Wait for all of them; who takes its leave, if anyone does.
+
+        leaving: the last step that this process has begun, if it leaves.
+        """
         assert self._group is not None
-        word = torch.tensor([self.index + 1 if leaving else 0])
+        said = [0, -NO_STEP] if leaving is None else [self.index + 1, -leaving]
+        word = torch.tensor(said)
         self._group.allreduce(word, dist.ReduceOp.MAX, self._timeout).wait()
-        found = int(word)
-        return self.ranks[found - 1] if found else None
+        who, last = word.tolist()
+        return Leave(self.ranks[who - 1], -last) if who else None
 
     def close(self) -> None:
         """Close the connections; whoever waits for this process raises."""
