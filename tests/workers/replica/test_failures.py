@@ -4,6 +4,7 @@ Real processes over gloo, four a start.
 """
 
 import json
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.support.server import ServeProcess, eventually
 RANKS = 4
 Told = list[dict[str, Any]]
 SCRIPT = str(Path(__file__).parent.parent / "support" / "replica_cases.py")
-OPTIONS = {"dispatch_batch_size": 4, "micro_batch_size": 1, "buffer_capacity": 1000}
+OPTIONS: dict[str, Any] = {"dispatch_batch_size": 4, "micro_batch_size": 1, "buffer_capacity": 1000}
 
 
 def told_by(start: str, directory: Path, dead: int | None = None) -> Told:
@@ -45,7 +46,7 @@ def told_by(start: str, directory: Path, dead: int | None = None) -> Told:
         if dead is None:
             ready = [directory / f"ready-{rank}" for rank in range(RANKS)]
             eventually(lambda: all(path.exists() for path in ready), "the last case", within=90)
-            server.send_signal(9)
+            server.send_signal(signal.SIGKILL)
         for rank, process in enumerate(ranks):
             finish(process, code=-9 if rank == dead else 0)
     files = [directory / f"{rank}.json" for rank in range(RANKS)]

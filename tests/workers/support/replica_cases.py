@@ -155,6 +155,7 @@ def dies(victim: int) -> Case:
     def case(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
         stream = join(mesh, endpoint)
         train(stream, 1)
+        dist.barrier()
         if rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         began = time.monotonic()
@@ -172,7 +173,7 @@ STARTS: dict[str, tuple[tuple[int, int], dict[str, Case]]] = {
 
 
 def main(rank: int, directory: Path, start: str, endpoint: str) -> None:
-    store = dist.FileStore(str(directory / "store"), 4)
+    store = dist.FileStore(str(directory / "store"), 4)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
     shape, cases = STARTS[start]
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))

@@ -14,7 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -64,12 +64,13 @@ class Channel:
         _made[key] += 1
         world = dist.group.WORLD
         assert world is not None, "whoever has a mesh has a process group"
-        store = dist.PrefixStore(f"rollout-{key}-{_made[key]}", world.get_group_store())
+        name = f"rollout-{key}-{_made[key]}"
+        store = dist.PrefixStore(name, world.get_group_store())  # type: ignore[attr-defined]
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(dist.get_rank())
-        self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
-            store, self.index, len(ranks), JOIN_TIMEOUT
-        )
+        gloo = dist.ProcessGroupGloo(store, self.index, len(ranks), JOIN_TIMEOUT)
+        # It has the same collectives as any group; torch's stubs do not say so.
+        self._group: dist.ProcessGroup | None = cast("dist.ProcessGroup", gloo)
         self._timeout = timeout
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         self._view = memoryview(self._block.numpy().data)

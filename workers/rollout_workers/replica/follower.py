@@ -13,7 +13,7 @@ from rollout_workers.process_group import Place
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.steps import StepClient
 from rollout_workers.replica.channel import Channel
-from rollout_workers.replica.failures import restored
+from rollout_workers.replica.failures import reason, restored
 from rollout_workers.replica.relay import ROUNDS, peer_left
 
 
@@ -124,7 +124,7 @@ class Hearing:
             failure = PeerLost(
                 f"the DP leader of this model replica, rank {self._channel.ranks[0]}, is gone, or "
                 f"one of its other ranks {list(self._channel.ranks[1:])}: "
-                f"{str(error).splitlines()[0]}; look at what ended it, and start the trainer again"
+                f"{reason(error)}; look at what ended it, and start the trainer again"
             )
         else:
             failure = self.failure

@@ -15,6 +15,7 @@ from rollout_dispatcher.errors import PeerLost
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.replica.channel import Channel
+from rollout_workers.replica.failures import reason
 
 #: Between two words to the peers, at most.
 KEEP_ALIVE_S = 1.0
@@ -93,7 +94,7 @@ class Relay:
         except Exception as error:
             failure = PeerLost(
                 "a process that shares this DP rank's model replica is gone, one of the ranks "
-                f"{list(self._channel.ranks[1:])}: {str(error).splitlines()[0]}; look at what "
+                f"{list(self._channel.ranks[1:])}: {reason(error)}; look at what "
                 "ended it, and start the trainer again"
             )
         self._channel.close()
