@@ -22,6 +22,7 @@
     +-- Stopping             the dispatcher stops and will go on from its journal; reconnect
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
+    +-- PeerLost             another process of the same model replica died or closed its stream
     +-- CheckpointRefused    a loaded checkpoint fits neither this run nor the other ranks'
     +-- JournalError         the journal cannot be opened or has failed
     |   +-- JournalFull      no room on its disk or in its index; it retries by itself
@@ -268,6 +269,12 @@ class GenerationFenced(DispatcherError):
     """The process group was superseded by a newer one, or failed as a whole."""
 
     code = "fenced"
+
+
+class PeerLost(DispatcherError):
+    """Another process that shares the DP rank's model replica died or closed its stream."""
+
+    code = "peer-lost"
 
 
 class CheckpointRefused(DispatcherError):

@@ -15,8 +15,8 @@ from rollout_workers import (
     RolloutProducer,
     RolloutSample,
 )
-from rollout_workers.rank.client import RankStep
 from rollout_workers.rank.payload import arrays
+from rollout_workers.rank.steps import RankStep
 from tests.support.server import serve
 
 pytestmark = pytest.mark.e2e

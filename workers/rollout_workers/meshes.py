@@ -22,7 +22,7 @@ _GROUP_PREFIX = "mesh_"
 #: Dimensions whose ranks need the same samples, by the names that torch and its users give them.
 _MODEL_PARALLEL = frozenset({"tp", "cp", "pp", "sp"})
 #: How the names of data-parallel dimensions begin.
-_DATA_PARALLEL = ("dp", "data", "ddp", "fsdp", "hsdp", "replicate", "shard")
+DATA_PARALLEL = ("dp", "data", "ddp", "fsdp", "hsdp", "replicate", "shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Mesh:
     @property
     def data_parallel(self) -> list[str]:
         """Those of them whose names say that they are data parallel."""
-        return [name for name in self.parallel if name.startswith(_DATA_PARALLEL)]
+        return [name for name in self.parallel if name.startswith(DATA_PARALLEL)]
 
     def is_plain(self, world: int) -> bool:
         """Whether it is compatible with each of `world` ranks being a DP rank."""
@@ -62,20 +62,11 @@ def ambiguous_mesh(world: int) -> Mesh | None:
     return None
 
 
-def stream_advice(mesh: Mesh, world: int) -> str:
+def stream_advice(mesh: Mesh, _world: int) -> str:
     """What to pass to a stream in a process that has this mesh."""
-    data, rest = mesh.data_parallel, set(mesh.parallel) - set(mesh.data_parallel)
-    if data and not rest and prod(mesh.sizes) == world:
-        return (
-            "if all of its dimensions are data parallel, say so: pass "
-            "process_group=torch.distributed.group.WORLD"
-        )
-    group = _accessor(mesh)
-    return (
-        f"pass process_group={group}.get_group(), and make a stream only in the DP leader of each "
-        "model-parallel group (the rank that is 0 in all other dimensions); its peers make none "
-        "and get the micro-batches from it, by a broadcast for instance"
-    )
+    names = mesh.data_parallel or ["dp"]
+    dims = repr(names[0]) if len(names) == 1 else repr(tuple(names))
+    return f"pass mesh= with the whole mesh and dp_dims={dims}, on every rank"
 
 
 def sampler_advice(mesh: Mesh, _world: int) -> str:

@@ -13,7 +13,7 @@ from rollout_workers.micro_batch.loss.normalisers.base import FloatArray
 from rollout_workers.micro_batch.loss.reduction import RankTotals
 from rollout_workers.micro_batch.loss.totals import StepTotals
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.client import RankStep
+from rollout_workers.rank.steps import RankStep
 
 
 class Step:

@@ -7,13 +7,15 @@ collective. Bytes become tensors in the training thread, when a micro-batch is a
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import get_worker_info
 
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
@@ -42,8 +44,13 @@ from rollout_workers.process_group import (
     share_failure,
     share_generation,
 )
-from rollout_workers.rank.client import RankClient, RankStatistics
+from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.memory_pool import MemoryPool
+from rollout_workers.rank.steps import RankStatistics, StepClient
+from rollout_workers.replica.join import join_mesh
+from rollout_workers.replica.leader import Leader
+from rollout_workers.replica.places import place_in, ranks_averaged, totals_group
+from rollout_workers.replica.relay import Relay
 from rollout_workers.step import Step
 
 log = logging.getLogger(__name__)
@@ -57,10 +64,18 @@ class MicroBatchStream:
     endpoint: `host:port`, `tls://host:port` or `unix:/path`.
     dp_rank, dp_size: this process's data-parallel position; default: of `process_group` or the
         default process group, else RANK and WORLD_SIZE, else a single process. A process with a
-        device mesh of several dimensions has to say it, here or by `process_group`.
-    process_group: of the DP ranks, in their order. With tensor or pipeline parallelism pass
-        `mesh["dp"].get_group()` in the DP leader of each model replica (rank 0 in all other
-        dimensions) and make no stream in its peers: they get the micro-batches from the leader.
+        device mesh of several dimensions has to say it, here or by `mesh`.
+    process_group: of the DP ranks, in their order, where they are not those of a mesh.
+    mesh: the trainer's whole device mesh; then make the stream on every rank of it, in the same
+        order, like a collective. In each model replica the DP leader (0 in all dimensions but the
+        data-parallel ones) is connected and tells its peers, over a gloo group of their own: they
+        get the same steps and micro-batches, and its errors.
+    dp_dims: the name of the mesh's data-parallel dimension, or several names (HSDP); a mesh of one
+        dimension needs none.
+    grad_mesh: over which ranks the trainer averages gradients, where these are more than the DP
+        ranks: `mesh["dp", "cp"]` where FSDP shards over both. `loss_scale` follows.
+    whole_steps: hand a step out only once all of its micro-batches are here, for schedules that
+        want them at once (pipeline parallelism: `schedule.step` on `list(step)`).
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -72,8 +87,6 @@ class MicroBatchStream:
         when a step is first iterated, in `process_group` or the default one: two collectives, and
         each rank waits for all its micro-batches of the step before it gets the first.
     grad_reduction: `mean` where the trainer averages gradients over ranks (DDP, FSDP), or `sum`.
-    grad_ranks: how many ranks' gradients it averages, if these are more than the DP ranks: DP x CP
-        where context parallel ranks have a part of each sample's tokens.
     trainer_divides_by: what the trainer divides each loss by on its own, which `loss_scale` makes
         good: `micro-batches` where it is their number, as in Megatron, or a fixed number of them,
         as DeepSpeed's `gradient_accumulation_steps`. Not for DeepSpeed's `scale_wrt_gas=False`, and
@@ -93,7 +106,7 @@ class MicroBatchStream:
     ConfigError (with `num_workers=0` a dataset may iterate it).
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
-    GenerationFenced; iterating raises them too.
+    GenerationFenced, PeerLost; iterating raises them too.
     """
 
     def __init__(
@@ -104,11 +117,14 @@ class MicroBatchStream:
         dp_size: int | None = None,
         generation: int | None = None,
         process_group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
+        dp_dims: str | Sequence[str] | None = None,
+        grad_mesh: DeviceMesh | None = None,
+        whole_steps: bool = False,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
         losses: Mapping[str, Loss] | None = None,
         grad_reduction: str = "mean",
-        grad_ranks: int | None = None,
         trainer_divides_by: int | str = 1,
         epochs: int | None = None,
         prefetch_steps: int = 1,
@@ -119,9 +135,15 @@ class MicroBatchStream:
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
         _refuse_loader_workers()
-        place = find_place(dp_rank, dp_size, process_group)
+        _refuse_contradiction(mesh, dp_dims, dp_rank, dp_size, process_group, generation)
+        shared = None if mesh is None else place_in(mesh, dp_dims)
+        place = shared.dp if shared else find_place(dp_rank, dp_size, process_group)
+        averaged = place.dp_size
+        if grad_mesh is not None:
+            counterparts = () if shared is None else shared.counterparts
+            averaged = ranks_averaged(grad_mesh, place.dp_size, counterparts)
         loss = LossConfig(
-            _grad_ranks(grad_ranks, place),
+            averaged,
             normaliser("loss_normalisation", loss_normalisation),
             _choice(GradReduction, "grad_reduction", grad_reduction),
             weights_dtype,
@@ -129,7 +151,8 @@ class MicroBatchStream:
             divisor(trainer_divides_by),
         )
         collation = None if layout is None else _choice(Collation, "layout", layout)
-        self._is_leader = place.dp_rank == 0
+        #: Whether this process speaks for all: DP rank 0, in its DP leader.
+        self._speaks = place.dp_rank == 0 and (shared is None or shared.leads)
 
         if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
             raise ConfigError(f"epochs is {epochs!r}; it is a number of times, at least 1")
@@ -137,8 +160,11 @@ class MicroBatchStream:
         target = None if device is None else torch.device(device)
         pool = MemoryPool()
 
-        def join(agreed: int | None) -> RankClient:
-            return RankClient(
+        memory = _memory_for(target) or pool
+
+        def connect(relay: Relay | None, agreed: int | None) -> RankClient:
+            kind = RankClient if relay is None else partial(Leader, relay)
+            return kind(
                 endpoint,
                 dp_rank=place.dp_rank,
                 dp_size=place.dp_size,
@@ -146,21 +172,28 @@ class MicroBatchStream:
                 prefetch_steps=prefetch_steps,
                 reconnect_timeout=reconnect_timeout,
                 packed_length=packed_length,
-                memory=_memory_for(target) or pool,
+                memory=memory,
                 credentials=credentials,
                 group_totals=loss.by_group,
+                whole_steps=whole_steps,
             )
 
-        if loss.uncounted:
+        if loss.uncounted and shared is None:
             names = sorted(other.name for other in loss.uncounted)
             require_group(f"losses={names}", place, process_group)
-        client = (
-            join(generation)
-            if generation is not None or place.dp_size == 1
-            else _join_together(join, place, process_group)
-        )
+        client: StepClient
+        if shared is not None:
+            client = join_mesh(shared, connect, memory, whole_steps=whole_steps)
+        elif generation is not None or place.dp_size == 1:
+            client = connect(None, generation)
+        else:
+            client = _join_together(partial(connect, None), place, process_group)
         self._client = client
-        self._ranks = RankTotals(place, process_group, client.check)
+        self._ranks = (
+            RankTotals(place, process_group, client.check)
+            if shared is None
+            else RankTotals(*totals_group(shared), client.check)
+        )
         self._close = weakref.finalize(self, client.close)
         self._config = CollateConfig(
             loss,
@@ -231,7 +264,7 @@ class MicroBatchStream:
         Raises ConfigError below 0, and StepContractError for a version below the last one once a
         step was taken: versions only rise.
         """
-        if self._is_leader:
+        if self._speaks:
             self._client.set_policy_version(version)
 
     def state_dict(self) -> dict[str, int | str]:
@@ -287,7 +320,7 @@ class MicroBatchStream:
                 f"{position.run_id}, and this stream stands after step {self._client.position} of "
                 f"run {self._client.run_id}; hand over what its own state_dict returned"
             )
-        if self._is_leader:
+        if self._speaks:
             self._client.checkpoint_saved(position.step)
 
     def statistics(self) -> RankStatistics:
@@ -299,24 +332,26 @@ class MicroBatchStream:
         self._close()
 
 
-def _grad_ranks(given: int | None, place: Place) -> int:
-    """Ranks whose gradients are averaged; raises ConfigError where these cannot be."""
-    if given is None:
-        return place.dp_size
-    if not isinstance(given, int) or given < 1 or given % place.dp_size:
-        raise ConfigError(
-            f"grad_ranks is {given!r}; it is how many ranks' gradients are averaged, a multiple of "
-            f"the {place.dp_size} DP ranks"
-        )
-    return given
-
-
 def _refuse_loader_workers() -> None:
     """Raise ConfigError in a worker of a DataLoader: each would be a DP rank of its own."""
     if (worker := get_worker_info()) is not None:
         raise ConfigError(
             f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
             f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
+        )
+
+
+def _refuse_contradiction(mesh: DeviceMesh | None, dp_dims: object, *others: object) -> None:
+    """Raise ConfigError where a mesh and something else say where this process stands."""
+    if mesh is None and dp_dims is not None:
+        raise ConfigError(
+            "dp_dims names dimensions of a mesh, and there is none; pass mesh= with the trainer's "
+            "device mesh"
+        )
+    if mesh is not None and any(other is not None for other in others):
+        raise ConfigError(
+            "mesh= says which ranks are data parallel and who agrees on a generation; leave out "
+            "dp_rank, dp_size, process_group and generation"
         )
 
 

@@ -85,7 +85,7 @@ def taken(endpoint: str, mesh: DeviceMesh) -> Iterator[list[Batch]]:
         process_group=dp.get_group(),
         loss_normalisation=MAIN,
         losses=LOSSES,
-        grad_ranks=dist.get_world_size(),
+        grad_mesh=mesh["dp", "cp"],
         trainer_divides_by="micro-batches" if cp > 1 else 1,
         weights_dtype=torch.float64,
     ) as stream:

@@ -22,8 +22,9 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.rank.client import RankClient, RankStep
+from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.payload import arrays
+from rollout_workers.rank.steps import RankStep
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 
@@ -93,6 +94,24 @@ def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
     assert peer.expect(m.Commit) == m.Commit(step=0)
     with pytest.raises(StepContractError, match="step 0 is committed"):
         ids_of(taken)
+
+
+def test_a_whole_step_is_handed_out_once_all_of_it_is_here(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joining = threads.submit(
+        RankClient, dispatcher.endpoint, dp_rank=0, dp_size=1, whole_steps=True
+    )
+    peer = dispatcher.accept()
+    peer.welcome_rank()
+    client = joining.result(10)
+    give(peer, 0, [1, 2], count=2)
+    with pytest.raises(TimeoutError):
+        client.next_step(0.2)
+    peer.send_bytes(micro_batch(0, 1, sample([3])))
+    assert ids_of(taken_from(client)) == [[1, 2], [3]]
+    dispatcher.hang_up()
+    client.close()
 
 
 def test_close_delivers_the_last_commit_before_the_goodbye(

@@ -6,6 +6,7 @@ that nobody closed is closed politely by an exit hook.
 
 import atexit
 import threading
+from collections.abc import Callable
 
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol.endpoint import Endpoint
@@ -29,7 +30,8 @@ class RankThread:
     """Drives a `RankCore`, which it and its users touch only while they hold `changed`.
 
     Begins to connect when made. over: no connection will come any more. failure: what ended it for
-    good, if that was no goodbye and not the end of the stream; the users raise it.
+    good, if that was no goodbye and not the end of the stream; the users raise it. ended: is told
+    the same, when it is set.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class RankThread:
         *,
         credentials: Credentials,
         memory: Memory,
+        ended: Callable[[DispatcherError | None], object],
     ) -> None:
-        self._changed = changed
+        self._changed, self._ended = changed, ended
         self._process = OwnProcess("stream")
         self._woken = False
         self.stopping = self.over = False
@@ -94,4 +97,5 @@ class RankThread:
         failure = await self._connector.run()
         with self._changed:
             self.failure, self.over = failure, True
+            self._ended(failure)
             self._changed.notify_all()

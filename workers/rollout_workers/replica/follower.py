@@ -1,0 +1,180 @@
+"""A peer of a DP leader: the calls of a DP rank's client on what the leader tells."""
+
+import atexit
+import threading
+from uuid import uuid4
+
+from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, PeerLost
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
+from rollout_workers.client.own_process import OwnProcess
+from rollout_workers.process_group import Place
+from rollout_workers.rank.core import RankCore
+from rollout_workers.rank.steps import StepClient
+from rollout_workers.replica.channel import Channel
+from rollout_workers.replica.failures import reason, restored
+from rollout_workers.replica.relay import ROUNDS, peer_left
+
+
+class FollowerCore(RankCore):
+    """A rank's core that has no say of its own: it hears of what the leader has heard.
+
+    A checkpoint is loaded by every process, whoever is first: what the leader hears after it waits
+    here until this process has loaded the same one.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(uuid4().hex, place.dp_rank, place.dp_size, None, 0)
+        self._leader_loaded: m.CheckpointPosition | None = None
+        self._leader_begun = False
+        self._kept: list[tuple[m.Message, memoryview]] = []
+
+    def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
+        """Take what the leader has taken. Raises CheckpointRefused where they do not agree."""
+        match message:
+            case m.HelloRank():
+                self._leader_loaded = message.resume
+                self._check_agreement()
+            case m.Demand():
+                self._leader_begun = True
+                self._check_agreement()
+            case _ if self._resume is None and self._leader_loaded is not None:
+                self._kept.append((message, payload))
+            case _:
+                super().heard(message, payload, now)
+
+    def resume(self, position: m.CheckpointPosition) -> None:
+        """The trainer has loaded a checkpoint here."""
+        super().resume(position)
+        self._check_agreement()
+        self.hello()  # as the leader says it
+        kept, self._kept = self._kept, []
+        for message, payload in kept:
+            super().heard(message, payload, 0.0)
+
+    def demand(self, *, hungry: bool) -> None:
+        """The training loop waits for a step, or ceases to."""
+        super().demand(hungry=hungry)
+        if hungry:
+            self._check_agreement()
+
+    def _check_agreement(self) -> None:
+        """Raise CheckpointRefused where one has loaded what the other has not, and will not."""
+        mine, leaders = self._resume, self._leader_loaded
+        if mine == leaders or (mine is None and not self._begun):
+            return
+        if leaders is None and not self._leader_begun:
+            return
+        raise CheckpointRefused(
+            f"this process has loaded {_shown(mine)}, and the DP leader of its model replica "
+            f"{_shown(leaders)}; call load_state_dict with the same state on every rank, before "
+            "its first step"
+        )
+
+    def _say(self, message: m.Message) -> None:
+        """What the leader says, it says for all."""
+
+
+class Hearing:
+    """The thread that hears what the leader tells; a `Feed`.
+
+    lost: why nothing more comes, once the leader or a peer has taken its leave. last_step: that all
+        have begun by then.
+    """
+
+    def __init__(
+        self, channel: Channel, core: FollowerCore, changed: threading.Condition, memory: Memory
+    ) -> None:
+        self._channel, self._core, self._changed = channel, core, changed
+        self._memory = memory
+        self._process = OwnProcess("stream")
+        self.bytes_received = self.reconnects = 0
+        self.stopping = False
+        self.failure: DispatcherError | None = None
+        self.lost: PeerLost | None = None
+        self.last_step = -1
+        self._thread = threading.Thread(target=self._run, name="dispatcher-follower", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def wake(self) -> None:
+        """It has nothing to say."""
+
+    def stop(self) -> None:
+        """Say so when the leader asks next, and end; bounded in time."""
+        if not self._process.is_here:
+            return
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_TIMEOUT_S)
+        atexit.unregister(self.stop)
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while self._hear():
+                pass
+        except DispatcherError as error:
+            failure: DispatcherError | None = error
+        except Exception as error:
+            failure = PeerLost(
+                f"the DP leader of this model replica, rank {self._channel.ranks[0]}, is gone, or "
+                f"one of its other ranks {list(self._channel.ranks[1:])}: "
+                f"{reason(error)}; look at what ended it, and start the trainer again"
+            )
+        else:
+            failure = self.failure
+        self._channel.close()
+        with self._changed:
+            self.failure = failure
+            self._changed.notify_all()
+
+    def _hear(self) -> bool:
+        """Take one message; whether another may come."""
+        message, payload = self._channel.hear(self._memory)
+        if isinstance(message, ROUNDS):
+            return self._answer(message)
+        with self._changed:
+            self.bytes_received += payload.nbytes
+            if not self.stopping:
+                self._core.heard(message, payload, 0.0)
+                self._changed.notify_all()
+        return True
+
+    def _answer(self, message: m.Message) -> bool:
+        left = self._channel.agree(self._core.taken if self.stopping else None)
+        with self._changed:
+            if isinstance(message, m.Error):
+                self.failure = restored(message)
+            elif left is not None:
+                self.lost, self.last_step = peer_left(left.rank), left.step
+            return left is None
+
+
+class Follower(StepClient):
+    """A DP rank's client in a process that is not the DP leader: it waits for what that tells.
+
+    memory: gives what a micro-batch's payload is received into.
+
+    Raises what the leader could not join for, or PeerLost.
+    """
+
+    def __init__(
+        self, channel: Channel, place: Place, memory: Memory, *, whole_steps: bool
+    ) -> None:
+        core, changed = FollowerCore(place), threading.Condition()
+        self._hearing = Hearing(channel, core, changed, memory)
+        super().__init__(core, changed, self._hearing, whole_steps=whole_steps)
+
+    def _check_more_comes(self, step: int | None = None) -> None:
+        begun = step is not None and step <= self._hearing.last_step
+        if self._hearing.lost is not None and not begun:
+            raise self._hearing.lost
+
+
+def _shown(position: m.CheckpointPosition | None) -> str:
+    return "no checkpoint" if position is None else f"one taken after step {position.step}"
