@@ -12,7 +12,7 @@ import torch
 import rollout_workers
 from rollout_dispatcher.errors import ConfigError, GenerationFenced, StepContractError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers import MicroBatchStream
+from rollout_workers import Loss, MicroBatchStream
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 
@@ -139,6 +139,37 @@ def test_a_step_tells_its_totals_before_its_first_micro_batch(
     assert (taken.loss_tokens, taken.loss_samples) == (9, 3)
 
 
+def test_a_process_alone_totals_its_losses_by_itself(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joining = threads.submit(
+        MicroBatchStream,
+        dispatcher.endpoint,
+        losses={"all": Loss("token-mean", weights="input_ids")},
+        trainer_divides_by="micro-batches",
+    )
+    peer = dispatcher.accept()
+    assert peer.welcome_rank().capabilities == []
+    stream = joining.result(10)
+    give(peer, 0, [1, 2], [5])
+    taken = next(stream)
+    assert [one.loss_scales["all"] for one in taken] == [2 / 8] * 2
+    assert [one.all_weights.tolist() for one in taken] == [[1, 2], [5]]
+    assert (taken.reduce_total(2), taken.scale_for(8)) == (2.0, 2 / 8)
+    assert taken.reduce_total([1, 2]).tolist() == [1.0, 2.0]
+    dispatcher.hang_up()
+    stream.close()
+
+
+def test_who_averages_by_group_asks_for_groups_and_refuses_a_dispatcher_that_has_none(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joining = threads.submit(MicroBatchStream, dispatcher.endpoint, loss_normalisation="group-mean")
+    assert dispatcher.accept().welcome_rank().capabilities == ["group-totals"]
+    with pytest.raises(ConfigError, match="this dispatcher is of a release without group-totals"):
+        joining.result(10)
+
+
 def test_forgetting_to_commit_is_an_error_that_says_so(
     pair: tuple[MicroBatchStream, Peer],
 ) -> None:
@@ -252,7 +283,12 @@ def test_only_rank_0_reports_the_policy_version(
     ("options", "complaint"),
     [
         ({"loss_normalisation": "mean"}, "choose from token-mean, sequence-mean"),
+        ({"loss_normalisation": "constant"}, "behind the colon stands a positive number"),
+        ({"losses": {"loss": Loss()}}, "choose a name like a variable's"),
         ({"grad_reduction": "max"}, "choose from mean, sum"),
+        ({"grad_ranks": 0}, "grad_ranks is 0; .* a multiple of the 1 DP ranks"),
+        ({"grad_ranks": 3, "dp_rank": 0, "dp_size": 2}, "a multiple of the 2 DP ranks"),
+        ({"trainer_divides_by": "steps"}, "it is 'micro-batches', or a number"),
         ({"layout": "dense"}, "choose from packed, padded, jagged"),
         ({"dp_rank": 1, "dp_size": 2}, r"init_process_group\(\) first, or pass .* generation="),
         ({"endpoint": "nowhere"}, "is no address"),

@@ -30,6 +30,7 @@ from rollout_workers.micro_batch.loss.totals import StepTotals
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
+from tests.support.source import ROOT
 
 SCHEMA = Schema(
     (
@@ -211,6 +212,11 @@ def test_a_filler_weighs_nothing_in_any_loss(field: str) -> None:
 
 
 # -- scales
+
+
+def test_the_documents_have_every_normaliser() -> None:
+    text = (ROOT / "docs" / "losses.md").read_text()
+    assert [word for word in WORDS if f"| `{word.replace('NUMBER', 'C')}` |" not in text] == []
 
 
 def test_what_the_trainer_averages_and_divides_by_is_made_good() -> None:

@@ -28,9 +28,9 @@ class RolloutSample:
 
     fields: `input_ids` [tokens] and any others. `loss_mask` [tokens] of zeros and ones: with
         `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
-        in its sample; without a mask all tokens but the first are. A str is one text a sample.
-        Large arrays and tensors are sent from where they are: leave them as they are until the push
-        has returned or raised.
+        in its sample; without a mask all tokens but the first are. Weights of other values are a
+        field of their own, see `Loss`. A str is one text a sample. Large arrays and tensors are
+        sent from where they are: leave them as they are until the push has returned or raised.
     group_size: members that the group will have in the end, or `at-close` if nobody knows before
         `close_group`.
     policy_version: version of the weights that generated the oldest token.

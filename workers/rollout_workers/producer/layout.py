@@ -247,4 +247,8 @@ def _not_per_token(name: str, rows: int, tokens: int) -> SampleRefused:
 
 
 def _bad_mask() -> SampleRefused:
-    return SampleRefused("bad-field", "loss_mask must be zeros and ones, one a token")
+    return SampleRefused(
+        "bad-field",
+        "loss_mask must be zeros and ones, one a token; weights of other values "
+        "are a field of their own, which losses= of MicroBatchStream names",
+    )

@@ -211,7 +211,10 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
     if mask.shape != shape:
         raise FieldRefused(f"fields.loss_mask has shape {mask.shape}, input_ids {shape}")
     if not all(((piece == 0) | (piece == 1)).all() for piece in mask.pieces):
-        raise FieldRefused("fields.loss_mask must be zeros and ones, one a token")
+        raise FieldRefused(
+            "fields.loss_mask must be zeros and ones, one a token; weights of other "
+            "values are a field of their own, which losses= of MicroBatchStream names"
+        )
     return sum(int(np.count_nonzero(piece)) for piece in mask.pieces)
 
 
