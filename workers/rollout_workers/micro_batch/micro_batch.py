@@ -1,6 +1,7 @@
 """`MicroBatch`: what a training loop gets."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -20,12 +21,13 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, eq=False)
-class MicroBatch(Mapping[str, Tensor]):
+class MicroBatch(MutableMapping[str, Tensor]):
     """What one DP rank feeds to one forward and backward pass of `n` samples.
 
     A mapping of its tensors by name (`micro_batch["logprobs"]`, `keys()`, `**micro_batch`), so that
     `len()` is their number, and a node of torch's pytrees, whose leaves they are. A tensor is an
-    attribute too, unless the name is taken below: `micro_batch.logprobs`.
+    attribute too, unless the name is taken below: `micro_batch.logprobs`. One that is put in
+    (`micro_batch["advantages"] = ...`) goes along with the others, per token if it has their shape.
 
     Per-token tensors are [total, ...] packed, [n, longest, ...] padded with zeros, or nested
     [n, jagged, ...]; per-sample ones [n, ...].
@@ -54,7 +56,7 @@ class MicroBatch(Mapping[str, Tensor]):
     per_token: names of the per-token tensors. placement: where samples lie in them.
     """
 
-    tensors: Mapping[str, Tensor] = field(repr=False)
+    tensors: dict[str, Tensor] = field(repr=False)
     step: int
     index: int
     tokens: int
@@ -78,8 +80,22 @@ class MicroBatch(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self.tensors[name] = tensor
+        others = self.per_token - {name}
+        per_token = others | {name} if self.placement.is_of(tensor) else others
+        self.__dict__["per_token"] = per_token
+        self.__dict__.pop("labels", None)  # which was made of what was there before
+
+    def __delitem__(self, name: str) -> None:
+        del self.tensors[name]
+        self.__dict__.pop("labels", None)
+
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
+
+    def __copy__(self) -> Self:
+        return replace(self, tensors=dict(self.tensors))
 
     def __getattr__(self, name: str) -> Tensor:
         tensors = self.__dict__.get("tensors", {})
@@ -204,7 +220,7 @@ class MicroBatch(Mapping[str, Tensor]):
 
     def _in(self, placement: Placement) -> Self:
         if placement == self.placement and placement.layout is not Collation.PADDED:
-            return self
+            return copy(self)
         own = self._relaid(placement)
         rest = {
             name: tensor
