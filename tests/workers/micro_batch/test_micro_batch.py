@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -260,6 +260,7 @@ def test_more_than_the_packed_length_is_an_error_that_says_so() -> None:
 # -- from layout to layout
 
 
+@settings(max_examples=50)
 @given(LISTS, CONFIGS, st.sampled_from(["right", "left"]), st.integers(1, 8))
 def test_every_layout_makes_every_other(
     lists: list[list[int]], config: CollateConfig, side: str, multiple: int

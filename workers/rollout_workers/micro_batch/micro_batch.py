@@ -249,6 +249,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
             loss = model(**micro_batch.as_hf(), num_items_in_batch=1).loss * micro_batch.loss_scale
 
         The step's total counts a first token that the `loss_mask` counts, though it has no label.
+        Without `num_items_in_batch` a filler's loss is NaN: none of its labels counts.
         """
         nested = self.layout is Collation.JAGGED
         return forms.hugging_face(self.as_packed() if nested else self)
