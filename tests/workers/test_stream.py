@@ -286,8 +286,6 @@ def test_only_rank_0_reports_the_policy_version(
         ({"loss_normalisation": "constant"}, "behind the colon stands a positive number"),
         ({"losses": {"loss": Loss()}}, "choose a name like a variable's"),
         ({"grad_reduction": "max"}, "choose from mean, sum"),
-        ({"grad_ranks": 0}, "grad_ranks is 0; .* a multiple of the 1 DP ranks"),
-        ({"grad_ranks": 3, "dp_rank": 0, "dp_size": 2}, "a multiple of the 2 DP ranks"),
         ({"trainer_divides_by": "steps"}, "it is 'micro-batches', or a number"),
         ({"layout": "dense"}, "choose from packed, padded, jagged"),
         ({"dp_rank": 1, "dp_size": 2}, r"init_process_group\(\) first, or pass .* generation="),

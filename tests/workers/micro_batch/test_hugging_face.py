@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rollout_workers.micro_batch.collate import CollateConfig
+from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss.config import LossConfig
-from tests.workers.micro_batch.batches import HEADER, batch
-from tests.workers.support.peers import sample
+from tests.workers.micro_batch.batches import HEADER, batch, received
+from tests.workers.support.peers import filler, sample
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: as_hf() is not tested against it"
@@ -79,3 +79,14 @@ def test_left_padding_gives_the_same_loss() -> None:
     left = dataclasses.replace(right).as_padded(side="left", multiple_of=8)
     losses = [model(**each.as_hf()).loss.item() for each in (right, left)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_filler_has_a_loss_of_zero_and_a_backward_pass(form: str) -> None:
+    """By the model's own mean it would be NaN: none of its labels counts."""
+    model = tiny("Llama", "sdpa")
+    found = collate(received(filler(3, 0, sample([4, 5], [1, 1]))), HEADER, FORMS[form])
+    arguments: dict[str, Any] = found.as_hf()
+    loss = model(**arguments, num_items_in_batch=1).loss * found.loss_scale
+    assert loss.item() == 0.0
+    assert not gradients(model, loss).any()

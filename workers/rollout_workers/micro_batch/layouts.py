@@ -76,6 +76,16 @@ class Placement:
         """Rows of the longest segment."""
         return max(end - start for start, end in pairwise(self.bounds))
 
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the shape of a per-token one."""
+        match self.layout:
+            case Collation.PACKED:
+                return not tensor.is_nested and tensor.shape[:1] == (self.rows,)
+            case Collation.PADDED:
+                return tensor.shape[:2] == (len(self.tokens), self.longest)
+            case Collation.JAGGED:
+                return tensor.is_nested
+
     @property
     def starts(self) -> IntArray:
         """The row of each sample's first token, int64[n]."""
@@ -152,17 +162,20 @@ def index(rows: IntArray, like: Tensor) -> Tensor:
 
 
 def _packed(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
+    device = next(iter(per_token.values())).device
+
+    def starts(edges: Sequence[int]) -> Tensor:
+        return torch.from_numpy(np.array(edges, np.int32)).to(device)
+
+    own = {"cu_seqlens": starts(placement.bounds)}
+    if not placement.has_padding:
+        return {**per_token, **own}
     found = _spread(per_token, placement)
     if not placement.is_dense and "position_ids" in found:
         _count_on(found["position_ids"], placement)
-    device = next(iter(per_token.values())).device
-    own = {"cu_seqlens": placement.bounds}
-    if placement.has_padding:
-        real = (*placement.tokens, 0)[: len(placement.bounds) - 1]
-        own["cu_seqlens_unpadded"] = tuple(bounds(list(real)))
-    return found | {
-        name: torch.from_numpy(np.array(edges, np.int32)).to(device) for name, edges in own.items()
-    }
+    real = (*placement.tokens, 0)[: len(placement.bounds) - 1]
+    own["cu_seqlens_unpadded"] = starts(bounds(real))
+    return found | own
 
 
 def _padded(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
