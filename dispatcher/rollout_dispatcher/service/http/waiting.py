@@ -1,7 +1,8 @@
 """Requests that are held while a cap is reached: `POST /v1/samples?wait=5s`.
 
-They wait in line, and the first tries again whenever something may have made room, and now and
-then. Invariant: what waits is bounded in number, bytes and time, and is let go of when its client hangs up or we stop.
+They wait in line. The first tries again whenever something may have made room, and now and then.
+Invariant: what waits is bounded in number, bytes and time, and is let go of when its client hangs
+up or we stop.
 """
 
 import asyncio
