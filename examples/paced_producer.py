@@ -21,6 +21,8 @@ from rollout_workers import RolloutProducer
 
 #: Seconds after which a worker that waits looks again, whatever it was told.
 PATIENCE = 10.0
+#: Seconds without news after which the trainer is taken to be through.
+QUIET = 3.0
 
 
 def wait_for_turn(producer: RolloutProducer) -> int:
@@ -63,7 +65,7 @@ def main() -> None:
         before = None
         while (said := producer.feedback()) != before:  # until the trainer has had the last ones
             before = said
-            producer.next_feedback(said, timeout=1)
+            producer.next_feedback(said, timeout=QUIET)
         dropped = producer.dropped()
     print(
         json.dumps(

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -19,17 +19,18 @@ from tests.support.source import PYTHONPATH, ROOT
 pytestmark = pytest.mark.e2e
 
 SAMPLES, BATCH = 60, 4
-#: A step's: long beside a rollout of the example, so that it could run far ahead.
+#: A step's: rather longer than a rollout of the example, so that it would run ahead.
 STEP_SECONDS = 0.05
 
 
 @contextmanager
-def a_slow_rank(endpoint: str) -> Iterator[None]:
-    """Trains every step, and has new weights after each."""
+def a_rank(endpoint: str, begins: Callable[[], object]) -> Iterator[None]:
+    """Trains every step, once it `begins`, and has new weights after each."""
 
     def train() -> None:
         with RankClient(endpoint, dp_rank=0, dp_size=1) as rank:
             rank.set_policy_version(0)
+            begins()
             while (step := rank.next_step()) is not None:
                 list(step)
                 sleep(STEP_SECONDS)
@@ -52,11 +53,17 @@ def test_it_loses_no_sample_to_staleness_and_would_without_its_pace(
         "dispatch_batch_size": BATCH,
         "micro_batch_size": BATCH,
     }
+
+    def begins() -> None:
+        """A worker without a pace may have pushed everything before the first step is trained."""
+        if way == "unpaced":
+            server.await_status(accepted=SAMPLES)
+
     with (
         ServeProcess(
             tmp_path, warm=True, buffer_capacity=512, max_staleness=1, window_multiple=1, **options
         ) as server,
-        a_slow_rank(server.endpoint),
+        a_rank(server.endpoint, begins),
     ):
         arguments = [server.endpoint, "--samples", str(SAMPLES)]
         done = subprocess.run(

@@ -23,7 +23,9 @@ BOMB = gzip.compress(bytes(8 << 20))
 _METHODS = [b"GET", b"PUT", b"HEAD", b"OPTIONS", b"post", b"PO\x00ST", b"PRI", b""]
 _TARGETS = [
     b"/livez", b"/readyz", b"/statusz", b"/metrics", b"/openapi.json", b"/", b"*", b"//", b"/%00",
-    b"http://localhost/livez", b"/v1/samples?x=%zz", b"/v1/samples/", b"/v1//samples", b"/\xff\xfe",
+    b"http://localhost/livez", b"/v1/samples?x=%zz", b"/v1/samples?wait=5ms",
+    b"/v1/samples?wait=1e400s", b"/v1/samples?wait=5ms&wait=1ms",
+    b"/v1/samples/", b"/v1//samples", b"/\xff\xfe",
     b"/v1/groups/g1/close", b"/v1/groups/g1/close?size=2", b"/v1/groups/g2/close?keep=true",
     b"/v1/groups/%2e%2e%2f/close?size=1&size=2", b"/v1/groups/%ff/close", b"/v1/groups//close",
     b"/v1/groups/" + b"g" * 3000 + b"/close", b"/v1/groups/g/close?size=" + b"9" * 400,
@@ -66,8 +68,14 @@ _VALUES: list[Any] = [
     {"dtype": "uint8", "data": [[1, 2]], "ragged": True}, {"dtype": "int8", "data": "a"},
     {"dtype": "uint8", "data": [[1, 2], [3]]}, {"dtype": "nonsense", "data": []}, {"data": [1]},
     [True, 1, 0.5], [2**63], [-(2**63)], [1.5], {"dtype": "bool", "data": 2}, [0] * 40, "at-close",
+    {"dtype": "float32", "shape": [3], "base64": "AAAAAAAAgD8AAABA"}, ["reward"], ["reward", 1],
+    {"dtype": "bfloat16", "shape": [3], "base64": "gD8AQEBA"}, {"dtype": "bool", "base64": "////"},
+    {"dtype": "bool", "shape": [3], "base64": "////"}, {"shape": [2**60], "base64": "=A=="},
+    {"dtype": "int64", "shape": [2**62, 2**62], "base64": ""}, {"base64": "A\\u0041=="},
+    {"dtype": "uint8", "shape": [], "base64": "AA=="}, {"dtype": "int8", "shape": {}, "base64": []},
 ]  # fmt: skip
-_KEYS = ["fields", "sample_id", "group_id", "group_size", "policy_version", "extra", "tokens"]
+_KEYS = ["fields", "sample_id", "group_id", "group_size", "policy_version", "extra", "tokens",
+         "per_sample"]  # fmt: skip
 _FIELDS = ["input_ids", "loss_mask", "reward", "logprobs", "", "tokens", "\x00", "a" * 300, "env",
            "pixels", "pixels_cu_rows"]  # fmt: skip
 

@@ -5,10 +5,11 @@ import select
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+from time import monotonic, sleep
 
 import pytest
 
+from rollout_dispatcher.core.admission.capacity import ASKS_AGAIN_S
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import Serve
 from tests.service.http.test_limits import connect
@@ -135,3 +136,17 @@ def test_an_answer_says_where_the_trainer_is(serve: Serve) -> None:
         answer = server.post("/v1/samples", body(1)).json
     assert (answer["policy_version"], answer["expected_version"]) == (5, 5)
     assert answer["staleness"] == 2
+
+
+def test_at_a_hard_cap_ranks_that_come_late_get_a_smaller_step_for_it(
+    serve: Serve, threads: ThreadPoolExecutor
+) -> None:
+    """The core gives room for those alone who keep asking, and who is held asks nothing himself."""
+    server = serve(buffer_bytes="64B")  # two samples of 24 bytes, and half a step
+    waiting = threads.submit(server.post, f"/v1/samples?wait={LONG}", body(3))
+    server.await_status(buffered=2)
+    sleep(ASKS_AGAIN_S + 0.5)
+    with Trainer(server.endpoint, 2) as trainer:
+        trainer.train()
+        answer = waiting.result()
+    assert (answer.status, answer.json["outcomes"]) == (200, ["accepted"] * 3)

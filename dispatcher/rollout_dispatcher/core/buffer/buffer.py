@@ -208,7 +208,10 @@ class SampleBuffer:
     @property
     def remaining(self) -> int:
         """Units that the soft caps let in beside what is ready; none once one is reached."""
-        return 0 if self.soft_cap() is not None else self.limits.samples - self._all_ready_units
+        limits = self.limits
+        if limits.tokens is not None and self._all_ready_tokens >= limits.tokens:
+            return 0
+        return max(0, limits.samples - self._all_ready_units)
 
     def hard_cap(self, nbytes: int) -> BufferFull | None:
         """The hard cap, if so many bytes more would exceed it."""

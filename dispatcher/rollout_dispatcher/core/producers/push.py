@@ -57,5 +57,6 @@ class Push:
         """The outcomes, in the order of the samples."""
         outcomes = tuple(filter(None, self.outcomes))
         versions = {sample.policy_version for sample in self.samples}
-        oldest = min((version for version in versions if version is not None), default=None)
+        versions.discard(None)
+        oldest = min(versions, default=None)  # type: ignore[type-var]  # None is not among them
         return PushAnswered(self.producer, self.first_seq, outcomes, self.errors, oldest)

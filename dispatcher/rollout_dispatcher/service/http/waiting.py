@@ -1,7 +1,8 @@
 """Requests that are held while a cap is reached: `POST /v1/samples?wait=5s`.
 
-They wait in line, and the first tries again whenever something may have made room. Invariant: what
-waits is bounded in number, bytes and time, and is let go of when its client hangs up or we stop.
+They wait in line. The first tries again whenever something may have made room, and now and then.
+Invariant: what waits is bounded in number, bytes and time, and is let go of when its client hangs
+up or we stop.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from rollout_dispatcher.service.http.bodies.pieces import in_pieces
 from rollout_dispatcher.service.http.places import HttpPlaces
-from rollout_dispatcher.service.http.sample_push import SamplePush
+from rollout_dispatcher.service.http.sample_push import RETRY_AFTER_SECONDS, SamplePush
 from rollout_dispatcher.service.router import Router
 
 
@@ -45,4 +46,8 @@ class WaitingPushes:
             await in_pieces(push.attempt(router, all_of_them=False))
             if not push.is_full:
                 return
-            await router.feedback.next_move(moves)
+            # As a client would that was told so: at a hard cap ranks get a smaller step for those
+            # alone who keep asking.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_AFTER_SECONDS):
+                    await router.feedback.next_move(moves)
