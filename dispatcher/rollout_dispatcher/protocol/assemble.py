@@ -79,8 +79,9 @@ def micro_batch(step: int, index: int, samples: Sequence[Sample]) -> list[Buffer
         header["group_ids"] = held.group_ids
     if held.policy_versions.count(None) < len(samples):
         header["policy_versions"] = held.policy_versions
-    schema, rows = held.schemas[0], tuple(zip(*held.rows, strict=True))
-    if rows:
+    schema, rows = held.schemas[0], tuple[tuple[int, ...], ...]()
+    if schema.ragged:
+        rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
     assert are_in_memory(held.payloads)
     payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
