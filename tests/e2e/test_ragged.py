@@ -118,9 +118,9 @@ def test_what_the_readme_pushes_is_in_the_micro_batch(tmp_path: Path) -> None:
     (text,) = (block for block in blocks if "image_grid_thw" in block)
     address = free_address()
     with serve(tmp_path, address), RolloutProducer(address, ragged=RAGGED) as producer:
-        for images in range(BATCH):
-            patches = np.ones((4 * images, 1176), np.float32)
-            given = {"ids": [1, 2], "patches": patches, "grids": np.full((images, 3), 2)}
+        for count in range(BATCH):
+            pixels = np.ones((4 * count, 1176), np.float32)
+            given = {"ids": [1, 2], "patches": pixels, "grids": np.full((count, 3), 2)}
             exec(text, given | {"producer": producer})
         ((one, *_),) = as_they_come(address, 1)
         assert set(one.text["env"]) == {"math/gsm8k"}
@@ -140,7 +140,7 @@ def test_undeclared_fields_are_what_the_first_step_has(tmp_path: Path) -> None:
         assert one.pixel_values.shape[1:] == (PATCH,)
         with pytest.raises(SampleRefused, match="env is int64; the run's samples have it as str"):
             producer.push(rollout(0) | {"env": [1, 2, 3]})
-        fields = {name: [] for name in RAGGED} | {"input_ids": [1, 2], "env": "web"}
+        fields: dict[str, Any] = {"input_ids": [1, 2], "env": "web"} | {key: [] for key in RAGGED}
         accepted = server.post("/v1/samples", json.dumps({"fields": fields}).encode())
         assert accepted.json["outcomes"] == ["accepted"]
         wrong = fields | {"image_grid_thw": [[1, 2]]}

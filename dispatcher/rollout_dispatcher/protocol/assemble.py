@@ -91,8 +91,9 @@ def micro_batch(
         header["policy_versions"] = held.policy_versions
     if group_numbers is not None:
         header["group_numbers"] = group_numbers
-    schema, rows = held.schemas[0], tuple(zip(*held.rows, strict=True))
-    if rows:
+    schema, rows = held.schemas[0], tuple[tuple[int, ...], ...]()
+    if schema.ragged:
+        rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
     assert are_in_memory(held.payloads)
     payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)

@@ -9,6 +9,7 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.rank.payload import arrays, cut
 from tests.workers.support.peers import SCHEMA, micro_batch, sample
 
@@ -45,3 +46,25 @@ def test_a_filler_is_one_token() -> None:
     header, payload = received(b"".join(assemble.filler(0, 0, sample([7, 8]))))
     assert header.is_filler
     assert arrays(payload, cut(SCHEMA, header, payload))["input_ids"].tolist() == [7]
+
+
+def test_ragged_fields_are_the_rows_of_all_samples() -> None:
+    pixels = Field("pixels", DType.UINT8, per_token=False, shape=(2,), ragged=True)
+    schema = Schema((Field.text("env"), Field("input_ids", DType.INT64), pixels))
+    spans = (b"ab".ljust(8, b"\0") + bytes(8) + bytes([1, 2, 3, 4, 0, 0, 0, 0]), bytes(8))
+    samples = [
+        Sample(f"s{at}", 1, 1, schema, memoryview(span), rows=rows)
+        for at, (span, rows) in enumerate(zip(spans, ((2, 2), (0, 0)), strict=True))
+    ]
+    header, payload = received(b"".join(assemble.micro_batch(0, 0, samples)))
+    blocks = cut(schema, header, payload)
+    assert [(block.rows, block.own) for block in blocks] == [(2, [2, 0]), (2, ()), (2, [2, 0])]
+    found = arrays(payload, blocks)
+    assert found["pixels"].tolist() == [[1, 2], [3, 4]]
+    assert found["env"].tobytes() == b"ab"
+    for rows, words in (
+        (None, "MicroBatch has rows of none, the ragged fields are env, pixels"),
+        ({"env": [2, 0], "pixels": [9, 9]}, "describes 64 payload bytes, the frame carries 32"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            cut(schema, header.model_copy(update={"rows": rows}), payload)

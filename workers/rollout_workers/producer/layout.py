@@ -40,6 +40,12 @@ class Named(NamedTuple):
             raise ConfigError("input_ids is per token: it says how many tokens a sample has")
         return found
 
+    def also(self, schema: Schema) -> "Named":
+        """These, and what is so in the run's samples."""
+        ragged = {item.name for item in schema.fields if item.ragged}
+        others = {item.name for item in schema.fields if not item.per_token}
+        return Named(self.per_sample | others, self.ragged | ragged)
+
 
 class Trait(NamedTuple):
     """What a field's value is compared with.
@@ -158,12 +164,11 @@ def lay_out(
     """
     if "input_ids" not in fields:
         raise SampleRefused("no-input-ids", "the sample has no field input_ids")
-    decided, set_by, per_sample, ragged = dict[str, DType](), "", *named
+    decided, set_by = dict[str, DType](), ""
     if known is not None:
-        items = known.schema.fields
-        ragged = ragged | {item.name for item in items if item.ragged}
-        per_sample = per_sample | {item.name for item in items if not item.per_token}
-        decided, set_by = {item.name: item.dtype for item in items}, known.set_by or ""
+        named = named.also(known.schema)
+        decided = {item.name: item.dtype for item in known.schema.fields}
+        set_by = known.set_by or ""
     found = dict[str, tuple[Array, DType]]()
     for name in sorted(fields):
         dtype = decided.get(name)
@@ -173,17 +178,21 @@ def lay_out(
             else (to_typed(name, fields[name], dtype, set_by), dtype)
         )
     tokens = _token_count(*found["input_ids"])
-    items = []
-    for name, (array, dtype) in found.items():
-        is_ragged = name in ragged or dtype is DType.STR
-        if is_ragged and not array.ndim:
+    items = tuple(_field(name, *item, tokens, named) for name, item in found.items())
+    return _layout(items), [array for array, _ in found.values()]
+
+
+def _field(name: str, array: Array, dtype: DType, tokens: int, named: Named) -> Field:
+    """What this array is in a sample of so many tokens; raises SampleRefused."""
+    if name in named.ragged or dtype is DType.STR:
+        if not array.ndim:
             raise SampleRefused("bad-field", f"{name} is ragged, and one number has no rows")
-        per_token = array.ndim > 0 and not is_ragged and name not in per_sample
-        if per_token and array.shape[0] != tokens:
-            raise _not_per_token(name, array.shape[0], tokens)
-        shape = array.shape[1:] if per_token or is_ragged else array.shape
-        items.append(Field(name, dtype, per_token, shape, is_ragged))
-    return _layout(tuple(items)), [array for array, _ in found.values()]
+        return Field(name, dtype, per_token=False, shape=array.shape[1:], ragged=True)
+    if name in named.per_sample or not array.ndim:
+        return Field(name, dtype, per_token=False, shape=array.shape)
+    if array.shape[0] != tokens:
+        raise _not_per_token(name, array.shape[0], tokens)
+    return Field(name, dtype, shape=array.shape[1:])
 
 
 @lru_cache(maxsize=64)

@@ -75,7 +75,7 @@ class PushRequest(BaseModel):
         dict[Name, Any],
         Declared(
             max_length=MAX_FIELDS,
-            description="tensors by name; input_ids is required; loss_mask says which "
+            description="tensors by name, or texts; input_ids is required; loss_mask says which "
             "tokens are targets of the loss, all but the first without it",
         ),
     ]
