@@ -63,7 +63,7 @@ THIRD_PARTY = {
     "service": {"aiohttp", "numpy", "prometheus_client", "pydantic", "pydantic_core"},
     "package": set(),
     "cli": {"numpy", "prometheus_client", "pydantic"},
-    "workers": {"numpy", "pydantic", "torch"},
+    "workers": {"numpy", "pydantic", "torch", "tensordict"},  # the last for who asks for one
 }
 #: A part that decides, or only turns bytes into values, has no clock, loop or socket.
 PURE = {"words", "balance", "core", "protocol"}

@@ -7,6 +7,7 @@ positions in that window. Neither knows where samples live or how they travel.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+_Count = TypeVar("_Count", int, IntArray)
 
 #: Token counts of samples, int64[n] -> estimated work, float64[n], monotone in the tokens.
 CostModel = Callable[[IntArray], FloatArray]
@@ -58,6 +60,11 @@ class Oversize(StrEnum):
     DROP = "drop"
 
 
+def round_up(count: _Count, multiple: int) -> _Count:
+    """The smallest multiple that is not below `count`."""
+    return -(-count // multiple) * multiple
+
+
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
     """What every plan of a run has in common.
@@ -65,8 +72,10 @@ class PlanConfig:
     by_groups: a step takes a number of groups, whatever their sizes (a sample without a group is
     one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set;
-    `PADDED` needs the former. `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the
-    heaviest samples of a window wait for each other and leave together.
+    `PADDED` needs the former. A sample counts and costs as many tokens as the next multiple of
+    `sample_length_multiple`, since ranks pad it to that. `outlier_max_skips=None` means
+    `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and leave
+    together.
     """
 
     dp_size: int
@@ -81,9 +90,20 @@ class PlanConfig:
     grouping: Grouping = Grouping.STEP
     oversize: Oversize = Oversize.ERROR
     micro_batch_multiple: int = 1
+    sample_length_multiple: int = 1
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True
+
+    @property
+    def longest_in_budget(self) -> int | None:
+        """Tokens of the longest sample that fits the budget once padded; None without a budget."""
+        return longest_in_budget(self.micro_batch_tokens, self.sample_length_multiple)
+
+
+def longest_in_budget(budget: int | None, multiple: int) -> int | None:
+    """See `PlanConfig.longest_in_budget`."""
+    return None if budget is None else budget - budget % multiple
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,33 @@ def test_a_plan_places_each_chosen_sample_once_and_keeps_every_cap(
             assert len(part) <= 1 or window.tokens[part].sum() <= (config.micro_batch_tokens or 0)
 
 
+@settings(max_examples=200)
+@given(windows(), configs(), st.integers(2, 40))
+def test_padding_of_samples_counts_as_tokens_do(
+    window: Window, config: PlanConfig, multiple: int
+) -> None:
+    """In costs, in the budget, and in what is said of the plan."""
+    if config.micro_batch_tokens is not None and config.micro_batch_tokens < multiple:
+        config = replace(config, micro_batch_tokens=multiple)
+    padded = replace(window, tokens=-(-window.tokens // multiple) * multiple)
+    found = try_plan(window, replace(config, sample_length_multiple=multiple))
+    expected = try_plan(padded, config)
+    assert (found is None) == (expected is None)
+    if found is None or expected is None:
+        return
+    assert plan_digest(found) == plan_digest(expected)
+    assert np.array_equal(found.cost, expected.cost)
+    assert (found.lower_bound, found.fifo_excess) == (expected.lower_bound, expected.fifo_excess)
+
+
+def test_the_longest_sample_in_a_budget_is_the_longest_that_fits_once_padded() -> None:
+    config = replace(BASE, micro_batch_size=None, micro_batch_tokens=50, sample_length_multiple=16)
+    assert config.longest_in_budget == 48
+    with pytest.raises(SampleTooLong, match="64"):
+        plan(window_of([49, 3, 3]), config)
+    assert plan(window_of([48, 3, 3]), config).num_micro_batches == 1
+
+
 @settings(max_examples=300)
 @given(windows(), configs())
 def test_the_stated_costs_and_bounds_are_those_of_the_plan(

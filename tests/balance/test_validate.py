@@ -25,6 +25,11 @@ def test_a_consistent_config_passes() -> None:
         (replace(GOOD, dp_size=0), "dp_size is 0; it must be at least 1"),
         (replace(GOOD, dispatch_batch_size=0), "dispatch_batch_size is 0"),
         (replace(GOOD, micro_batch_multiple=0), "micro_batch_multiple is 0"),
+        (replace(GOOD, sample_length_multiple=0), "sample_length_multiple is 0"),
+        (
+            replace(GOOD, micro_batch_size=None, micro_batch_tokens=9, sample_length_multiple=16),
+            "micro_batch_tokens is 9, .* multiple of 16 .* raise it to 16 or more",
+        ),
         (replace(GOOD, micro_batch_size=0), "micro_batch_size is 0"),
         (replace(GOOD, micro_batch_size=None), "neither is set"),
         (replace(GOOD, micro_batch_tokens=10), "both are set"),

@@ -138,6 +138,9 @@ def test_a_padded_layout_shows_its_padding_and_timed_arrivals_their_waits() -> N
     padded = replace(result, options=OPTIONS | {"layout": "padded"})
     assert "padding" in table(padded)
     assert "padding" not in table(result)
+    multiple = replace(result, options=OPTIONS | {"sample_length_multiple": 1024})
+    assert "padding" in table(multiple)
+    assert "samples padded to multiples of 1,024" in table(multiple)
     assert "p50 s" in table(made(timed=True))
 
 

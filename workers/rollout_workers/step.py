@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from rollout_dispatcher.errors import StepContractError
 from rollout_workers.micro_batch.collate import CollateConfig, collate
+from rollout_workers.micro_batch.delivery import Coming, look_ahead
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.client import RankStep
-from rollout_workers.rank.held_steps import Received
 
 
 class Step:
@@ -34,11 +34,21 @@ class Step:
         Raises StepContractError once the step is committed or was iterated as often as said, or
         what ended the stream for good.
         """
-        for index, item in enumerate(self._step):
-            yield self._hand_out(index, item)
+        for index, coming in enumerate(look_ahead(len(self), self._may_look_ahead, self._send)):
+            self._handed_out[index : index + 1] = [self._times(index) + 1]
+            yield coming.arrived()
 
-    def _hand_out(self, index: int, item: Received) -> MicroBatch:
-        before = self._handed_out[index] if index < len(self._handed_out) else 0
+    def _may_look_ahead(self, index: int) -> bool:
+        if not self._config.delivery.ahead or self._times(index) == self._epochs:
+            return False
+        return self._step.has(index)
+
+    def _times(self, index: int) -> int:
+        return self._handed_out[index] if index < len(self._handed_out) else 0
+
+    def _send(self, index: int) -> Coming:
+        """Wait for a micro-batch, and send it to where it is computed."""
+        item, before = self._step.micro_batch(index), self._times(index)
         if before == self._epochs:
             raise StepContractError(
                 f"micro-batch {index} of step {self.number} was handed out as often as the stream "
@@ -46,9 +56,8 @@ class Step:
                 "make the stream with the number of times that steps are iterated"
             )
         give_away = self._epochs is not None and before + 1 == self._epochs
-        found = collate(item, self._step.header, self._config, give_away=give_away)
-        self._handed_out[index : index + 1] = [before + 1]
-        return found
+        batch = collate(item, self._step.header, self._config, give_away=give_away)
+        return self._config.delivery.send(batch)
 
     def commit(self, *, partial: bool = False) -> None:
         """Say that this step's optimizer step is done; queues the message and returns.

@@ -22,6 +22,7 @@ from rollout_workers.checkpoint import position_of, state_of
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import REMEDY, refuse_to_travel
 from rollout_workers.micro_batch.collate import CollateConfig
+from rollout_workers.micro_batch.delivery import delivery_to
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import GradReduction, LossConfig, LossNormalisation
 from rollout_workers.process_group import (
@@ -63,7 +64,10 @@ class MicroBatchStream:
     prefetch_steps: steps to receive ahead of the training loop.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
     credentials: what to show and trust; default: what the environment says.
-    device: where tensors go, through pinned memory if that is a GPU; default: host memory.
+    packed_length: pad every packed micro-batch to so many tokens, at least the dispatcher's token
+        budget, so that shapes are static (torch.compile).
+    device: where tensors go; default: host memory. To a GPU they are copied from pinned memory, on
+        a stream of their own, while the micro-batch before is computed.
     weights_dtype: of `loss_weights`.
 
     It belongs to the process that makes it: a forked child, and a DataLoader with workers, get
@@ -88,6 +92,7 @@ class MicroBatchStream:
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
+        packed_length: int | None = None,
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -112,6 +117,7 @@ class MicroBatchStream:
                 generation=agreed,
                 prefetch_steps=prefetch_steps,
                 reconnect_timeout=reconnect_timeout,
+                packed_length=packed_length,
                 memory=_memory_for(target) or pool,
                 credentials=credentials,
             )
@@ -126,9 +132,21 @@ class MicroBatchStream:
         self._config = CollateConfig(
             LossConfig(place.dp_size, normalisation, reduction, weights_dtype),
             collation=collation or _choice(Collation, "layout", self._client.layout),
-            device=target,
+            sample_length_multiple=client.sample_length_multiple,
+            packed_length=packed_length,
+            delivery=delivery_to(target),
             memory=pool,
         )
+        self._check_packed_length()
+
+    def _check_packed_length(self) -> None:
+        layout = self._config.collation
+        if self._config.packed_length is not None and layout is not Collation.PACKED:
+            self.close()
+            raise ConfigError(
+                f"packed_length is for packed micro-batches, and these are {layout}; leave it out, "
+                "or pass layout='packed'"
+            )
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("stream")

@@ -5,6 +5,7 @@ takes exactly what was asked for; all ranks get the same number of micro-batches
 """
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from rollout_dispatcher.plan import (
     PlanConfig,
     Window,
     imbalance,
+    round_up,
     straggler_excess,
 )
 
@@ -34,6 +36,7 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
     Raises SampleTooLong for a sample above the token budget unless such samples go alone, and
     PlanError for a window whose columns disagree or that no group fits.
     """
+    window = _padded(window, config.sample_length_multiple)
     cost = _checked_cost(window, config)
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
@@ -63,6 +66,13 @@ def plan_digest(plan: Plan) -> str:
     digest.update(np.array(counts, dtype="<i8").tobytes())
     digest.update(plan.chosen.astype("<i8").tobytes())
     return digest.hexdigest()[:32]
+
+
+def _padded(window: Window, multiple: int) -> Window:
+    """The window with the tokens that ranks compute for each sample."""
+    if multiple == 1:
+        return window
+    return replace(window, tokens=round_up(window.tokens, multiple))
 
 
 def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:

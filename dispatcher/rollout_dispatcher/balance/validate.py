@@ -17,6 +17,7 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
     _positive("dp_size", config.dp_size)
     _positive("dispatch_batch_size", config.dispatch_batch_size)
     _positive("micro_batch_multiple", config.micro_batch_multiple)
+    _positive("sample_length_multiple", config.sample_length_multiple)
     _check_micro_batches(config)
     if config.micro_batch_size is not None and not config.by_groups:
         _check_divisible(config, config.micro_batch_size)
@@ -40,6 +41,12 @@ def _check_micro_batches(config: PlanConfig) -> None:
         _positive("micro_batch_size", m)
     if budget is not None:
         _positive("micro_batch_tokens", budget)
+        if budget < config.sample_length_multiple:
+            raise ConfigError(
+                f"micro_batch_tokens is {budget}, and every sample is padded to a multiple of "
+                f"{config.sample_length_multiple} tokens, so none would fit; raise it to "
+                f"{config.sample_length_multiple} or more, or lower sample_length_multiple"
+            )
         if config.layout is Layout.PADDED:
             raise ConfigError(
                 "a padded micro-batch has a fixed size; "

@@ -61,6 +61,9 @@ class SimulateOptions(BaseModel):
     """token budget of a micro-batch, which then holds any number of samples"""
     micro_batch_multiple: Positive = 1
     """round the number of micro-batches up to a multiple of this (virtual pipeline stages)"""
+    sample_length_multiple: Positive = 1
+    """ranks pad each sample to a multiple of so many tokens (context parallelism, FP8), padded
+    micro-batches the longest one; counted in costs and in --micro-batch-tokens"""
     layout: Layout = Layout.PACKED
     """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
     sync: Sync = Sync.MICRO_STEP

@@ -32,8 +32,10 @@ class Terms(NamedTuple):
 
 #: The dispatcher says which fields samples have, once that is decided, and clients heed it.
 SCHEMA = "schema"
+#: The dispatcher says to what multiple samples are to be padded, and DP ranks do it.
+PADDING = "padding"
 #: What this release speaks.
-OURS = Offer((1, 1), frozenset({SCHEMA}))
+OURS = Offer((1, 1), frozenset({SCHEMA, PADDING}))
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

@@ -27,7 +27,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch, step_header
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.versions import SCHEMA
+from rollout_dispatcher.protocol.versions import PADDING, SCHEMA
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
@@ -199,14 +199,18 @@ class EffectRunner:
         if not self._connections.is_attached(rank):
             return
         rank.peer.welcomed = True
+        terms = rank.peer.terms
         welcome = m.WelcomeRank(
-            version=rank.peer.terms.version,
-            capabilities=sorted(rank.peer.terms.capabilities),
+            version=terms.version,
+            capabilities=sorted(terms.capabilities),
             run_id=effect.run_id,
             generation=effect.generation,
             committed=effect.committed,
             max_open_steps=self._config.max_open_steps,
             layout=self._config.layout,
+            sample_length_multiple=(
+                self._config.sample_length_multiple if PADDING in terms.capabilities else None
+            ),
             heartbeat_interval_s=self._config.heartbeat_interval,
         )
         rank.peer.send(welcome)

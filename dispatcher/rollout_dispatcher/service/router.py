@@ -28,6 +28,7 @@ from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import EVERYBODY, Access, digest_of
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.padding import check_padding
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.connections.pace import Pace
@@ -232,6 +233,7 @@ class Router:
     # -- ranks ------------------------------------------------------------------------------
 
     def _rank_joins(self, peer: Peer, message: m.HelloRank, now: float) -> None:
+        check_padding(self.config, peer.terms, message.packed_length)
         hello = RankHello(
             client_id=message.client_id,
             dp_rank=message.dp_rank,
@@ -259,6 +261,7 @@ class Router:
             "DP rank %d of %d joined generation %d",
             message.dp_rank, message.dp_size, self.core.generation,
         )  # fmt: skip
+        self.metrics.packed_lengths[message.dp_rank] = message.packed_length or 0
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
         if message.policy_version is not None:
             first_step = message.policy_step or 0

@@ -76,9 +76,17 @@ def columns_for(result: Result) -> tuple[Column, ...]:
     """Heading, unit and figure of each column that says something about these runs."""
     # What could be padded less has no bound worth naming.
     bound = _PADDING if result.options["layout"] == "padded" else _BOUND
+    if bound is _BOUND and _sample_multiple(result) > 1:
+        bound += _PADDING
     if _is_timed(result):
         return _EXCESS[:3] + bound + _TIMED + _DELAY + _PLAN
     return _EXCESS + bound + _DELAY + _STEADY + _PLAN
+
+
+def _sample_multiple(result: Result) -> int:
+    """Results of earlier releases do not say."""
+    found: int = result.options.get("sample_length_multiple", 1)
+    return found
 
 
 def _is_timed(result: Result) -> bool:
@@ -100,6 +108,8 @@ def headline(result: Result) -> list[str]:
         f"{options['dispatch_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
         f"that meet at every {place}, {options['layout']} micro-batches of {micro_batch}"
     )
+    if (multiple := _sample_multiple(result)) > 1:
+        shape += f", samples padded to multiples of {multiple:,}"
     course = (
         f"{first.steps} steps, {options['arrivals']} arrivals, cost {options['cost']}, "
         f"seed {options['seed']}"

@@ -132,6 +132,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         policy_step=st.none() | _counts,
         resume=st.none() | st.builds(m.CheckpointPosition, run_id=_names, step=_watermarks),
         saved=_watermarks,
+        packed_length=st.none() | _extents,
     ),
     m.WelcomeProducer: st.builds(
         m.WelcomeProducer,
@@ -151,6 +152,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         committed=_watermarks,
         max_open_steps=_extents,
         layout=_text,
+        sample_length_multiple=st.none() | _extents,
         heartbeat_interval_s=_seconds,
     ),
     m.Push: st.integers(0, 4).flatmap(_pushes),

@@ -72,14 +72,10 @@ ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
 @pytest.mark.parametrize("layout", list(Collation))
-@pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_what_is_written_into_a_tensor_is_not_in_the_next_hand_out(
-    layout: Collation, device: torch.device | None, alias: Callable[[Tensor], Tensor]
+    layout: Collation, alias: Callable[[Tensor], Tensor]
 ) -> None:
-    frame, config = (
-        received(micro_batch(3, 0, *TWO)),
-        CollateConfig(LossConfig(2), layout, device=device),
-    )
+    frame, config = received(micro_batch(3, 0, *TWO)), CollateConfig(LossConfig(2), layout)
     first, expected = (plain(collate(frame, HEADER, config)) for _ in range(2))
     for tensor in first.values():
         change(alias(tensor))

@@ -3,7 +3,7 @@
 import copy
 import importlib.util
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, IterableDataset
 
 from rollout_dispatcher.errors import StepContractError
 from rollout_dispatcher.sample import Sample
@@ -87,6 +88,40 @@ def test_it_is_a_mapping_of_its_tensors() -> None:
     assert "step" not in found
     with pytest.raises(KeyError, match="logprobs"):
         found["logprobs"]
+
+
+def test_a_dataloader_hands_it_on_as_it_is() -> None:
+    """It makes its own of mappings that are not mutable, and their facts are lost."""
+
+    class Stream(IterableDataset[MicroBatch]):
+        def __iter__(self) -> Iterator[MicroBatch]:
+            yield batch(*TWO)
+
+    (found,) = DataLoader(Stream(), batch_size=None)
+    assert isinstance(found, MicroBatch)
+    assert (found.loss_scale, found.input_ids.tolist()) == (0.5, [5, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize("layout", list(Collation))
+def test_what_is_put_in_goes_along(layout: Collation) -> None:
+    found = batch(*TWO, config=replace(PLAIN, collation=layout, sample_length_multiple=4))
+    shared = copy.copy(found)
+    found["advantages"] = found["loss_weights"] * 2.0
+    found["scores"] = torch.tensor([1.0, 2.0])
+    assert samples_of(found, "advantages") == [[0, 2, 2], [2, 2]]
+    for other in (found.as_packed(), found.as_padded(side="left"), found.as_jagged()):
+        assert samples_of(other, "advantages") == [[0, 2, 2], [2, 2]]
+        assert other.scores.tolist() == [1, 2]
+    assert "advantages" not in shared
+    del found["loss_mask"]
+    assert samples_of(replace(found), "advantages") == [[0, 2, 2], [2, 2]]
+
+
+def test_labels_follow_a_mask_that_is_replaced() -> None:
+    found = batch(*TWO)
+    assert found.labels.tolist() == [-100, 6, 7, -100, 9]
+    found["loss_mask"] = torch.tensor([False, True, False, True, False])
+    assert found.labels.tolist() == [-100, 6, -100, -100, -100]
 
 
 def test_it_is_equal_to_itself_alone() -> None:

@@ -7,7 +7,7 @@ asks for a copy anyway, the payload is copied whole: to tell for certain whether
 an array too, would cost more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +20,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.delivery import Delivery, InPlace
 from rollout_workers.micro_batch.layouts import Collation, Placement
 from rollout_workers.micro_batch.loss import LossConfig, loss_scale, loss_weights
 from rollout_workers.micro_batch.micro_batch import MicroBatch
@@ -33,23 +34,22 @@ _TORCH: dict[DType, torch.dtype] = {item: getattr(torch, item.value) for item in
 class CollateConfig:
     """What all micro-batches of a stream have in common.
 
-    memory: where copies of payloads go.
+    memory: where copies of payloads go. delivery: where micro-batches go.
     sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
         the longest is. packed_length: then packed ones are padded to so many tokens in all.
     """
 
     loss: LossConfig
     collation: Collation = Collation.PACKED
-    device: torch.device | None = None
     memory: Memory = uninitialised
     sample_length_multiple: int = 1
     packed_length: int | None = None
+    delivery: Delivery = field(default_factory=InPlace)
 
     @property
     def copies(self) -> bool:
         """Whether the tensors that a trainer gets are copies by their layout or device."""
-        elsewhere = self.device is not None and self.device.type != "cpu"
-        return elsewhere or self.collation is Collation.PADDED
+        return self.delivery.copies or self.collation is Collation.PADDED
 
     def placement(self, tokens: list[int]) -> Placement:
         """Where samples of so many tokens lie. Raises StepContractError if they are too many."""
@@ -88,8 +88,6 @@ def collate(
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
         per_sample = {name: values.clone() for name, values in per_sample.items()}
     tensors = layouts.lay_out(per_token, placement) | per_sample
-    if config.device is not None:
-        tensors = {name: item.to(config.device) for name, item in tensors.items()}
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,

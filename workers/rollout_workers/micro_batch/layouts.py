@@ -5,7 +5,7 @@ Tokens of all samples, end to end and nothing between them, are *dense*: what ar
 of dense tensors by `lay_out`, and gives them back by `dense`, so each can be made of each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollout_dispatcher.plan import IntArray
+from rollout_dispatcher.plan import IntArray, round_up
 
 
 class Collation(StrEnum):
@@ -32,7 +32,7 @@ class Side(StrEnum):
     LEFT = "left"
 
 
-def bounds(tokens: list[int]) -> list[int]:
+def bounds(tokens: Sequence[int]) -> list[int]:
     """Where each sample starts, and where the last one ends: [n + 1]."""
     return [0, *accumulate(tokens)]
 
@@ -76,6 +76,16 @@ class Placement:
         """Rows of the longest segment."""
         return max(end - start for start, end in pairwise(self.bounds))
 
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the shape of a per-token one."""
+        match self.layout:
+            case Collation.PACKED:
+                return not tensor.is_nested and tensor.shape[:1] == (self.rows,)
+            case Collation.PADDED:
+                return tensor.shape[:2] == (len(self.tokens), self.longest)
+            case Collation.JAGGED:
+                return tensor.is_nested
+
     @property
     def starts(self) -> IntArray:
         """The row of each sample's first token, int64[n]."""
@@ -92,11 +102,6 @@ class Placement:
         ends = np.cumsum(sizes)
         found: IntArray = np.repeat(self.starts - ends + sizes, sizes) + np.arange(ends[-1])
         return found
-
-
-def round_up(count: int, multiple: int) -> int:
-    """The smallest multiple that is not below `count`."""
-    return -(-count // multiple) * multiple
 
 
 def packed(tokens: list[int], multiple: int = 1, length: int | None = None) -> Placement:
@@ -157,17 +162,20 @@ def index(rows: IntArray, like: Tensor) -> Tensor:
 
 
 def _packed(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
+    device = next(iter(per_token.values())).device
+
+    def starts(edges: Sequence[int]) -> Tensor:
+        return torch.from_numpy(np.array(edges, np.int32)).to(device)
+
+    own = {"cu_seqlens": starts(placement.bounds)}
+    if not placement.has_padding:
+        return {**per_token, **own}
     found = _spread(per_token, placement)
     if not placement.is_dense and "position_ids" in found:
         _count_on(found["position_ids"], placement)
-    device = next(iter(per_token.values())).device
-    own = {"cu_seqlens": placement.bounds}
-    if placement.has_padding:
-        real = (*placement.tokens, 0)[: len(placement.bounds) - 1]
-        own["cu_seqlens_unpadded"] = tuple(bounds(list(real)))
-    return found | {
-        name: torch.from_numpy(np.array(edges, np.int32)).to(device) for name, edges in own.items()
-    }
+    real = (*placement.tokens, 0)[: len(placement.bounds) - 1]
+    own["cu_seqlens_unpadded"] = starts(bounds(real))
+    return found | own
 
 
 def _padded(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:

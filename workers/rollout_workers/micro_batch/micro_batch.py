@@ -1,6 +1,7 @@
 """`MicroBatch`: what a training loop gets."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -9,23 +10,21 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch import forms, layouts
 from rollout_workers.micro_batch.layouts import OF_LAYOUT, Collation, Placement, Side
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-#: What losses of Hugging Face models, and torch's cross entropy, leave out.
-IGNORED = -100
-
 
 @dataclass(frozen=True, eq=False)
-class MicroBatch(Mapping[str, Tensor]):
+class MicroBatch(MutableMapping[str, Tensor]):
     """What one DP rank feeds to one forward and backward pass of `n` samples.
 
     A mapping of its tensors by name (`micro_batch["logprobs"]`, `keys()`, `**micro_batch`), so that
     `len()` is their number, and a node of torch's pytrees, whose leaves they are. A tensor is an
-    attribute too, unless the name is taken below: `micro_batch.logprobs`.
+    attribute too, unless the name is taken below: `micro_batch.logprobs`. One that is put in
+    (`micro_batch["advantages"] = ...`) goes along with the others, per token if it has their shape.
 
     Per-token tensors are [total, ...] packed, [n, longest, ...] padded with zeros, or nested
     [n, jagged, ...]; per-sample ones [n, ...].
@@ -54,7 +53,7 @@ class MicroBatch(Mapping[str, Tensor]):
     per_token: names of the per-token tensors. placement: where samples lie in them.
     """
 
-    tensors: Mapping[str, Tensor] = field(repr=False)
+    tensors: dict[str, Tensor] = field(repr=False)
     step: int
     index: int
     tokens: int
@@ -78,8 +77,22 @@ class MicroBatch(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self.tensors[name] = tensor
+        others = self.per_token - {name}
+        per_token = others | {name} if self.placement.is_of(tensor) else others
+        self.__dict__["per_token"] = per_token
+        self.__dict__.pop("labels", None)  # which was made of what was there before
+
+    def __delitem__(self, name: str) -> None:
+        del self.tensors[name]
+        self.__dict__.pop("labels", None)
+
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
+
+    def __copy__(self) -> Self:
+        return replace(self, tensors=dict(self.tensors))
 
     def __getattr__(self, name: str) -> Tensor:
         tensors = self.__dict__.get("tensors", {})
@@ -131,15 +144,7 @@ class MicroBatch(Mapping[str, Tensor]):
             return self.tensors["labels"]
         if self.layout is Collation.JAGGED:
             return self._relaid(self.placement, labels=self.as_packed().labels)["labels"]
-        ids = layouts.as_rows(self["input_ids"], self.placement)
-        if "loss_mask" in self.tensors:
-            counts = layouts.as_rows(self["loss_mask"], self.placement) != 0
-        else:
-            counts = torch.zeros_like(ids, dtype=torch.bool)
-            counts[layouts.index(self.placement.rows_of_tokens, ids)] = True
-        counts[layouts.index(self.placement.starts, ids)] = False
-        found = ids.masked_fill(~counts, IGNORED)
-        return found.view_as(self["input_ids"])
+        return forms.labels(self)
 
     # -- elsewhere, or of another type
 
@@ -160,7 +165,7 @@ class MicroBatch(Mapping[str, Tensor]):
             device, dtype = None, device
 
         def moved(name: str, tensor: Tensor) -> Tensor:
-            casts = tensor.is_floating_point() and name != "loss_weights"
+            casts = tensor.is_floating_point() and not name.startswith("loss_weights")
             kind = dtype if casts else None
             return tensor.to(device=device, dtype=kind, non_blocking=non_blocking)
 
@@ -204,7 +209,7 @@ class MicroBatch(Mapping[str, Tensor]):
 
     def _in(self, placement: Placement) -> Self:
         if placement == self.placement and placement.layout is not Collation.PADDED:
-            return self
+            return copy(self)
         own = self._relaid(placement)
         rest = {
             name: tensor
@@ -239,42 +244,21 @@ class MicroBatch(Mapping[str, Tensor]):
         Padded: input_ids, position_ids, labels and attention_mask, int64 [n, longest].
 
         The model shifts `labels` itself, and divides by their number in this micro-batch; so that
-        the loss is the whole step's token-mean instead, write
+        the loss is the whole step's token-mean instead (of a stream with that normalisation), write
 
             loss = model(**micro_batch.as_hf(), num_items_in_batch=1).loss * micro_batch.loss_scale
+
+        The step's total counts a first token that the `loss_mask` counts, though it has no label.
         """
-        if self.layout is Collation.JAGGED:
-            return self.as_packed().as_hf()
-        ids = {name: self[name] for name in ("input_ids", "position_ids")}
-        found = {**ids, "labels": self.labels}
-        if self.layout is Collation.PADDED:
-            return {**found, "attention_mask": self["attention_mask"].long()}
-        starts, longest = self["cu_seqlens"], self.max_seqlen
-        return {
-            **{name: tensor[None] for name, tensor in found.items()},
-            "cu_seq_lens_q": starts,
-            "cu_seq_lens_k": starts,
-            "max_length_q": longest,
-            "max_length_k": longest,
-            "use_cache": False,
-        }
+        nested = self.layout is Collation.JAGGED
+        return forms.hugging_face(self.as_packed() if nested else self)
 
     def as_tensordict(self) -> "TensorDict":
         """Its tensors as a TensorDict, of batch size [n]; packed ones are of batch size [].
 
         Raises ImportError without the package `tensordict`.
         """
-        try:
-            from tensordict import TensorDict  # noqa: PLC0415  nothing else needs it
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "as_tensordict() needs tensordict, which is not installed here; install it with "
-                "pip install tensordict",
-                name="tensordict",
-            ) from error
-        shape = [] if self.layout is Collation.PACKED else [self.num_samples]
-        names = self.tensors if not shape else self.tensors.keys() - {"cu_seqlens"}
-        return TensorDict({name: self[name] for name in names}, batch_size=shape)
+        return forms.tensordict(self)
 
 
 def _check_multiple(multiple: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import OURS
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
 
@@ -21,11 +22,19 @@ class RankCore:
     """One DP rank's side of the step contract, over all its connections."""
 
     def __init__(
-        self, client_id: str, dp_rank: int, dp_size: int, generation: int | None, prefetch: int
+        self,
+        client_id: str,
+        dp_rank: int,
+        dp_size: int,
+        generation: int | None,
+        prefetch: int,
+        *,
+        packed_length: int | None = None,
     ) -> None:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
         self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
+        self._packed_length = packed_length
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
         self.taken = -1
@@ -50,6 +59,7 @@ class RankCore:
         version = self._version
         hello = m.HelloRank(
             client_id=self._client_id,
+            capabilities=sorted(OURS.capabilities),
             token=self.token,
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
@@ -64,6 +74,7 @@ class RankCore:
             policy_step=version.first_step if version else None,
             resume=self._resume,
             saved=self._saved,
+            packed_length=self._packed_length,
         )
         self._introduced, self._hello_due, self._told_resume = True, False, self._resume
         self._outbox.clear()

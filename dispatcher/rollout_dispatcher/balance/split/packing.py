@@ -20,7 +20,7 @@ import numpy as np
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
 from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, goes_by_chunks, lpt_budget
 from rollout_dispatcher.balance.split.leveling import swap_level
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.plan import FloatArray, IntArray, round_up
 
 #: A packing of many items that waits no more than this is good enough as it is.
 _EVEN = 1.003
@@ -39,11 +39,6 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int, multiple: int = 1) ->
         halves = int((2 * s > budget).sum())
     bins = max(alone - (-tokens // budget), halves, 1)
     return round_up(-(-bins // R), multiple)
-
-
-def round_up(count: int, multiple: int) -> int:
-    """The smallest multiple that is not below `count`."""
-    return -(-count // multiple) * multiple
 
 
 def pack(x: FloatArray, s: IntArray, R: int, budget: int, multiple: int = 1) -> tuple[Labels, int]:

@@ -13,7 +13,7 @@ from rollout_dispatcher.balance.objective import estimate, micro_batches_for
 from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns
-from rollout_dispatcher.balance.split.packing import pack, round_up
+from rollout_dispatcher.balance.split.packing import pack
 from rollout_dispatcher.balance.split.partition import (
     column_partition,
     padded_partition,
@@ -28,6 +28,7 @@ from rollout_dispatcher.plan import (
     PlanConfig,
     Strategy,
     Sync,
+    round_up,
 )
 
 #: Steps up to this many samples are always compared with the greedy split. Larger ones are if they

@@ -105,6 +105,7 @@ class HelloRank(Hello):
     policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
+    packed_length: tokens that it pads every micro-batch to; null if it does not.
     """
 
     type_code = 2
@@ -123,6 +124,7 @@ class HelloRank(Hello):
     policy_step: Count | None = None
     resume: CheckpointPosition | None = None
     saved: Watermark = -1
+    packed_length: Extent | None = None
 
 
 class Welcome(Message):
@@ -166,6 +168,8 @@ class WelcomeRank(Welcome):
     committed: last step that is committed as far as this rank is concerned, -1 for none.
     max_open_steps: uncommitted steps that it may hold before it must commit.
     layout: of micro-batches, packed or padded.
+    sample_length_multiple: of what the rank pads each sample's tokens to a multiple, with the
+        capability `padding`; null for none.
     """
 
     type_code = 4
@@ -174,3 +178,4 @@ class WelcomeRank(Welcome):
     committed: Watermark
     max_open_steps: Extent
     layout: str
+    sample_length_multiple: Extent | None = None

@@ -13,7 +13,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
     batch = config.batch
     # Only `window` chooses; for the others a larger window would be waiting for nothing.
     window = config.window_samples if config.strategy is Strategy.WINDOW else batch
-    budget = config.micro_batch_tokens
+    budget = config.longest_in_budget
     longest = config.max_sample_tokens
     if budget is not None and config.oversize is Oversize.ERROR:
         longest = min(longest, budget)

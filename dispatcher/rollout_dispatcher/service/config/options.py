@@ -19,7 +19,15 @@ from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import validate_config
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping, Layout, Oversize, PlanConfig, Strategy, Sync
+from rollout_dispatcher.plan import (
+    Grouping,
+    Layout,
+    Oversize,
+    PlanConfig,
+    Strategy,
+    Sync,
+    longest_in_budget,
+)
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.service.access import Access, open_access
@@ -84,6 +92,9 @@ class ServeConfig(BaseModel):
     """token budget of a micro-batch, which then holds any number of samples"""
     micro_batch_multiple: Positive = 1
     """round the number of micro-batches up to a multiple of this (virtual pipeline stages)"""
+    sample_length_multiple: Positive = 1
+    """ranks pad each sample to a multiple of so many tokens (context parallelism, FP8), padded
+    micro-batches the longest one; counted in costs and in --micro-batch-tokens"""
     layout: Layout = Layout.PACKED
     """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
     sync: Sync = Sync.MICRO_STEP
@@ -278,6 +289,11 @@ class ServeConfig(BaseModel):
         return ConnectionLimits(most, most, self.max_pending_connections)
 
     @property
+    def longest_in_budget(self) -> int | None:
+        """Tokens of the longest sample that fits the budget once padded; None without a budget."""
+        return longest_in_budget(self.micro_batch_tokens, self.sample_length_multiple)
+
+    @property
     def skips_bound(self) -> int:
         """`max_skips`, or its default: four windows of dispatches, and six at the least."""
         default = max(6, math.ceil(4 * self.window_multiple))
@@ -298,6 +314,7 @@ class ServeConfig(BaseModel):
             grouping=self.groups,
             oversize=self.oversize,
             micro_batch_multiple=self.micro_batch_multiple,
+            sample_length_multiple=self.sample_length_multiple,
             max_skips=self.skips_bound,
             outlier_max_skips=self.outlier_max_skips,
             outlier_lane=self.outlier_lane,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import Remembered
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping, Oversize
+from rollout_dispatcher.plan import Grouping, Oversize, round_up
 from rollout_dispatcher.service.config.options import ServeConfig
 
 
@@ -38,17 +38,19 @@ def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
 
     In open steps they do: these are planned again, if at all, with exactly their samples.
     """
-    budget = config.micro_batch_tokens
+    budget = config.longest_in_budget
     if budget is None or config.oversize is not Oversize.ERROR:
         return
     longer = [entry.sample for entry in memory.entries if entry.sample.tokens > budget]
     if not longer:
         return
     longest = max(longer, key=lambda sample: sample.tokens)
+    needed = round_up(longest.tokens, config.sample_length_multiple)
     raise ConfigError(
-        f"{_held(config, len(longer))} longer than --micro-batch-tokens {budget}, the longest "
-        f"({longest.sample_id}) has {longest.tokens} tokens: start with --micro-batch-tokens "
-        f"{longest.tokens} or more until they are trained on, or with --oversize alone or drop"
+        f"{_held(config, len(longer))} longer than --micro-batch-tokens "
+        f"{config.micro_batch_tokens}, the longest ({longest.sample_id}) has {longest.tokens} "
+        f"tokens: start with --micro-batch-tokens {needed} or more until they are trained on, or "
+        "with --oversize alone or drop"
     )
 
 

@@ -22,7 +22,7 @@ from prometheus_client import (
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepPlanned
-from rollout_dispatcher.plan import Layout
+from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
@@ -46,6 +46,8 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=True)
         self._config, self._core = config, core
         self._padded = config.layout is Layout.PADDED
+        #: Tokens that ranks pad every micro-batch to, by rank.
+        self.packed_lengths: dict[int, int] = {}
         registry = self.registry
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -204,25 +206,28 @@ class Metrics:
         self._skips.observe_all(step.skips)
         self._staleness.observe_all(step.staleness)
         self._dispatched_bytes.inc(step.nbytes)
-        self._padding_tokens.inc(_padding(step, padded=self._padded))
+        self._padding_tokens.inc(self._padding(step))
         for dp_rank, cost in enumerate(costs):
             self._per_rank.cost[dp_rank] += cost
+
+    def _padding(self, step: StepPlanned) -> int:
+        """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
+        counts = np.array([[len(part) for part in rank] for rank in step.plan.micro_batches])
+        full = counts[counts > 0]
+        multiple = self._config.sample_length_multiple
+        tokens, starts = round_up(step.tokens, multiple), full.cumsum() - full
+        rows = np.full(counts.shape, multiple)
+        if self._padded:
+            rows[counts > 0] = np.maximum.reduceat(tokens, starts) * full
+        else:
+            rows[counts > 0] = np.add.reduceat(tokens, starts)
+        lengths = [self.packed_lengths.get(dp_rank, 0) for dp_rank in range(len(rows))]
+        return int(np.maximum(rows.T, lengths).sum() - step.tokens.sum())
 
     def rank_waited(self, dp_rank: int, seconds: float) -> None:
         """A rank's training loop was blocked for so long."""
         self._rank_wait.observe(seconds)
         self._per_rank.wait[dp_rank] += seconds
-
-
-def _padding(step: StepPlanned, *, padded: bool) -> int:
-    """Tokens computed for layout's sake only: one a filler, and what pads to the longest."""
-    counts = np.array([len(part) for rank in step.plan.micro_batches for part in rank])
-    full = counts[counts > 0]
-    fillers = len(counts) - len(full)
-    if not padded:
-        return fillers
-    longest = np.maximum.reduceat(step.tokens, full.cumsum() - full)
-    return fillers + int(longest @ full - step.tokens.sum())
 
 
 def _config_labels(config: ServeConfig) -> dict[str, str]:

@@ -87,4 +87,4 @@ class _Refill:
 
 def longest_kept(config: PlanConfig) -> int | None:
     """Tokens beyond which samples are dropped, with their groups; None if none is."""
-    return config.micro_batch_tokens if config.oversize is Oversize.DROP else None
+    return config.longest_in_budget if config.oversize is Oversize.DROP else None

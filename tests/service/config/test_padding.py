@@ -1,0 +1,63 @@
+"""Ranks that would not pad as their samples were planned for are told what to change."""
+
+from typing import Any
+
+import pytest
+
+from rollout_dispatcher.errors import ConfigError, RankRefused
+from rollout_dispatcher.protocol.versions import PADDING, Terms
+from rollout_dispatcher.service.config.core import core_config
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.padding import check_padding
+
+ABLE, UNABLE = Terms(1, frozenset({PADDING})), Terms(1)
+
+
+def config(**changes: Any) -> ServeConfig:
+    asked = {"dp_size": 2, "dispatch_batch_size": 8, "micro_batch_tokens": 100} | changes
+    return ServeConfig.model_validate(asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "least", "why"),
+    [
+        ({}, 100, "--micro-batch-tokens 100"),
+        ({"sample_length_multiple": 16}, 100, "--micro-batch-tokens 100"),
+        ({"oversize": "drop"}, 100, "--micro-batch-tokens 100"),
+        (
+            {"oversize": "alone", "max_sample_tokens": 130, "sample_length_multiple": 16},
+            144,
+            "--oversize alone and --max-sample-tokens 130",
+        ),
+        ({"oversize": "alone", "max_sample_tokens": 90}, 100, "--micro-batch-tokens 100"),
+        (
+            {"micro_batch_tokens": None, "micro_batch_size": 2, "max_sample_tokens": 50},
+            100,
+            "--micro-batch-size 2 and --max-sample-tokens 50",
+        ),
+    ],
+)
+def test_a_packed_length_has_room_for_every_micro_batch_there_can_be(
+    changes: dict[str, Any], least: int, why: str
+) -> None:
+    check_padding(config(**changes), ABLE, least)
+    check_padding(config(**changes), ABLE, None)
+    with pytest.raises(RankRefused) as caught:
+        check_padding(config(**changes), ABLE, least - 1)
+    said = str(caught.value)
+    assert f"packed_length={least - 1} tokens, and may have {least} ({why})" in said
+    assert f"packed_length={least} or more" in said
+
+
+def test_a_rank_that_cannot_pad_samples_is_refused_where_they_are_to_be() -> None:
+    check_padding(config(), UNABLE, None)
+    with pytest.raises(RankRefused, match="multiples of 8 tokens, which this rank's release"):
+        check_padding(config(sample_length_multiple=8), UNABLE, None)
+
+
+def test_samples_that_fit_no_micro_batch_once_padded_are_refused_or_dropped() -> None:
+    assert core_config(config(sample_length_multiple=16)).limits.max_sample_tokens == 96
+    dropping = core_config(config(sample_length_multiple=16, oversize="drop"))
+    assert dropping.drop_above == 96
+    with pytest.raises(ConfigError, match="multiple of 128 tokens, so none would fit"):
+        config(sample_length_multiple=128)

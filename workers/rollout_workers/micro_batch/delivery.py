@@ -1,0 +1,153 @@
+"""How micro-batches come to where the training loop computes: as they are, or copied to a GPU.
+
+The copy is made on a stream of its own, and that of the next micro-batch is issued before the
+training loop gets the present one, so that it runs while that is computed:
+
+    training loop    | compute 0        | compute 1        | compute 2
+    copying       0  | 1    (idle)      | 2    (idle)      | ...
+
+Invariant: the loop's stream reads a tensor only after its copy; the host's memory is held until its
+copy is done; and the GPU's memory is not given to another tensor before the loop's stream is done
+with it, though the loop let go of it earlier (`record_stream`).
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from rollout_workers.micro_batch.layouts import Collation
+from rollout_workers.micro_batch.micro_batch import MicroBatch
+
+T = TypeVar("T")
+
+
+class Coming(Protocol):
+    """A micro-batch on its way."""
+
+    def arrived(self) -> MicroBatch:
+        """It is there, for what is computed from now on."""
+
+
+class Delivery(Protocol):
+    """Sends micro-batches to where they are computed.
+
+    copies: whether there they are in other memory. ahead: whether one is to be sent while the one
+    before it is computed.
+    """
+
+    copies: bool
+    ahead: bool
+
+    def send(self, batch: MicroBatch) -> Coming:
+        """Send it off, and return."""
+
+
+def delivery_to(device: torch.device | None) -> Delivery:
+    """How micro-batches get to a device; None for where they are."""
+    if device is None or device.type == "cpu":
+        return InPlace()
+    return ToGpu(device) if device.type == "cuda" else ToDevice(device)
+
+
+def look_ahead(count: int, here: Callable[[int], bool], send: Callable[[int], T]) -> Iterator[T]:
+    """What `send` makes of 0 to count - 1, in order; the next of each if it is here by then.
+
+    Example: if all are here, 0 and 1 are sent, 0 is yielded, 2 is sent, 1 is yielded.
+    """
+    following: list[T] = []
+    for index in range(count):
+        present = following.pop() if following else send(index)
+        if index + 1 < count and here(index + 1):
+            following.append(send(index + 1))
+        yield present
+
+
+class _There(NamedTuple):
+    batch: MicroBatch
+
+    def arrived(self) -> MicroBatch:
+        return self.batch
+
+
+class InPlace:
+    """Leaves them where they are."""
+
+    copies = ahead = False
+
+    def send(self, batch: MicroBatch) -> Coming:
+        """It is there already."""
+        return _There(batch)
+
+
+class ToDevice:
+    """Copies them to a device of a kind without streams."""
+
+    copies, ahead = True, False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def send(self, batch: MicroBatch) -> Coming:
+        """Copy it and wait."""
+        return _There(batch.to(self._device))
+
+
+class _Copied(NamedTuple):
+    batch: MicroBatch
+    done: torch.cuda.Event
+
+    def arrived(self) -> MicroBatch:
+        """The current stream waits for the copy, this thread does not."""
+        current = torch.cuda.current_stream(_device_of(self.batch))
+        current.wait_event(self.done)
+        for tensor in _buffers(self.batch):
+            tensor.record_stream(current)
+        return self.batch
+
+
+class ToGpu:
+    """Copies micro-batches to a GPU on a stream of its own."""
+
+    copies = ahead = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        #: Host memory that is being copied from, and when that is done.
+        self._sent: deque[tuple[torch.cuda.Event, MicroBatch]] = deque()
+        weakref.finalize(self, _finish, self._stream, self._sent).atexit = False
+
+    def send(self, batch: MicroBatch) -> Coming:
+        """Issue the copies."""
+        while self._sent and self._sent[0][0].query():  # type: ignore[no-untyped-call]
+            self._sent.popleft()
+        nested = batch.layout is Collation.JAGGED  # of which the tensors inside are copied
+        host = (batch.as_packed() if nested else batch).pin_memory()
+        with torch.cuda.stream(self._stream):
+            there = host.to(self._device, non_blocking=True)
+            if nested:
+                there = there.as_jagged()
+            done = self._stream.record_event()
+        self._sent.append((done, host))
+        return _Copied(there, done)
+
+
+def _finish(stream: torch.cuda.Stream, sent: deque[tuple[torch.cuda.Event, MicroBatch]]) -> None:
+    stream.synchronize()
+    sent.clear()
+
+
+def _buffers(batch: MicroBatch) -> Iterator[Tensor]:
+    for tensor in batch.values():
+        if tensor.is_nested:
+            yield from (tensor.values(), tensor.offsets())  # type: ignore[attr-defined]
+        else:
+            yield tensor
+
+
+def _device_of(batch: MicroBatch) -> torch.device:
+    return next(iter(batch.values())).device

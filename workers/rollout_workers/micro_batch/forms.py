@@ -1,0 +1,63 @@
+"""Micro-batches as others have them: labels, arguments of Hugging Face models, TensorDicts."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.layouts import Collation
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from rollout_workers.micro_batch.micro_batch import MicroBatch
+
+#: What losses of Hugging Face models, and torch's cross entropy, leave out.
+IGNORED = -100
+
+
+def labels(batch: "MicroBatch") -> Tensor:
+    """See `MicroBatch.labels`; of packed and padded ones."""
+    placement = batch.placement
+    ids = layouts.as_rows(batch["input_ids"], placement)
+    if "loss_mask" in batch:
+        counts = layouts.as_rows(batch["loss_mask"], placement) != 0
+    else:
+        counts = torch.zeros_like(ids, dtype=torch.bool)
+        counts[layouts.index(placement.rows_of_tokens, ids)] = True
+    counts[layouts.index(placement.starts, ids)] = False
+    return ids.masked_fill(~counts, IGNORED).view_as(batch["input_ids"])
+
+
+def hugging_face(batch: "MicroBatch") -> dict[str, Tensor | int]:
+    """See `MicroBatch.as_hf`; of packed and padded ones."""
+    ids = {name: batch[name] for name in ("input_ids", "position_ids")}
+    found = {**ids, "labels": batch.labels}
+    if batch.layout is Collation.PADDED:
+        return {**found, "attention_mask": batch["attention_mask"].long()}
+    starts, longest = batch["cu_seqlens"], batch.max_seqlen
+    return {
+        **{name: tensor[None] for name, tensor in found.items()},
+        "cu_seq_lens_q": starts,
+        "cu_seq_lens_k": starts,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "use_cache": False,
+    }
+
+
+def tensordict(batch: "MicroBatch") -> "TensorDict":
+    """See `MicroBatch.as_tensordict`."""
+    try:
+        from tensordict import TensorDict  # noqa: PLC0415  nothing else needs it
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "as_tensordict() needs tensordict, which is not installed here; install it with "
+            "pip install tensordict",
+            name="tensordict",
+        ) from error
+    if batch.layout is Collation.PACKED:
+        return TensorDict(dict(batch), batch_size=[])
+    rows = {name: tensor for name, tensor in batch.items() if name != "cu_seqlens"}
+    return TensorDict(rows, batch_size=[batch.num_samples])
