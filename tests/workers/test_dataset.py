@@ -35,7 +35,7 @@ def push(endpoint: str) -> None:
 
 
 def loader_of(dataset: StreamDataset) -> Any:
-    return DataLoader(dataset, batch_size=None, collate_fn=dataset.as_it_is)
+    return DataLoader(dataset, batch_size=None)
 
 
 def test_a_loader_hands_out_micro_batches_as_they_are(server: ServeProcess) -> None:

@@ -18,7 +18,7 @@ class StreamDataset(IterableDataset[Any]):
     """What a trainer is fed with, of every step of a stream, one after the other.
 
         dataset = StreamDataset(stream)
-        for micro_batch in DataLoader(dataset, batch_size=None, collate_fn=dataset.as_it_is):
+        for micro_batch in DataLoader(dataset, batch_size=None):
 
     of_step: what to hand out, made of all micro-batches of a step; default: those themselves. A
         trainer that counts micro-batches itself needs steps with equally many
@@ -70,8 +70,3 @@ class StreamDataset(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, object], *, strict: bool = True) -> None:
         """Go on after the step that the state was taken after; see `MicroBatchStream`."""
         self.stream.load_state_dict(state, strict=strict)
-
-    @staticmethod
-    def as_it_is(item: Any) -> Any:
-        """For `collate_fn`: without one, a DataLoader makes plain dicts of micro-batches."""
-        return item

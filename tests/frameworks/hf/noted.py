@@ -1,6 +1,6 @@
-"""An example of this environment, which writes down the gradients of every step.
+"""A trainer of this environment's examples, which writes down the gradients of every step.
 
-noted.py EXAMPLE ENDPOINT FOLDER SAMPLES
+noted.py TRAINER ENDPOINT FOLDER SAMPLES
 """
 
 import sys
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from examples import hf_trainer, trl_async_grpo
-from rollout_workers import MicroBatchStream, StreamDataset
+from rollout_workers import MicroBatch, MicroBatchStream, StreamDataset
 from tests.support.gradients import Diary
 
 
@@ -37,20 +37,41 @@ def hugging_face(stream: MicroBatchStream, endpoint: str, folder: Path, samples:
     return dataset, hf_trainer.make_trainer(dataset, folder, max_steps=1000)
 
 
+class FixedCountTrainer(Trainer):
+    """A Trainer that accumulates so many micro-batches, and overrides no more than this."""
+
+    def get_train_dataloader(self) -> StreamDataset:
+        return self.train_dataset
+
+
+def fixed_count(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
+    if dist.get_rank() == 0:
+        Thread(target=hf_trainer.roll_out, args=(endpoint, samples), daemon=True).start()
+    dataset = StreamDataset(stream, lambda step: map(MicroBatch.as_hf, step))
+    arguments = TrainingArguments(
+        str(folder), max_steps=1000, gradient_accumulation_steps=4, report_to=[], use_cpu=True
+    )
+    return dataset, FixedCountTrainer(hf_trainer.tiny_model(), arguments, train_dataset=dataset)
+
+
 def trl(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
     generator = trl_async_grpo.StandIn(endpoint, trl_async_grpo.rollouts(samples))
     dataset = trl_async_grpo.dataset_of(stream)
     return dataset, trl_async_grpo.make_trainer(dataset, generator, folder, max_steps=1000)
 
 
-MAKE = {"hf_trainer": hugging_face, "trl_async_grpo": trl}
+MAKE = {
+    "hf_trainer": hugging_face,
+    "trl_async_grpo": trl,
+    "hf_trainer by count": fixed_count,
+}
 
 
-def main(example: str, endpoint: str, folder: Path, samples: int) -> None:
+def main(trainer_name: str, endpoint: str, folder: Path, samples: int) -> None:
     dist.init_process_group("gloo")
     diary = Diary()
     with MicroBatchStream(endpoint) as stream:
-        dataset, trainer = MAKE[example](stream, endpoint, folder / "trainer", samples)
+        dataset, trainer = MAKE[trainer_name](stream, endpoint, folder / "trainer", samples)
         trainer.args.max_grad_norm = 0.0  # it would clip
         trainer.add_callback(Notes(dataset, diary))
         trainer.train()

@@ -46,7 +46,7 @@ class Case:
     loss: Callable[[Tensor, Fields], Tensor]
     serve: dict[str, Any]
 
-    def whole_batch_loss(self, model: nn.Module, samples: list[str]) -> Tensor:
+    def loss_of(self, model: nn.Module, samples: list[str]) -> Tensor:
         """Mean over all counted tokens, one sample after the other."""
         fields: dict[str, Fields] = {
             each.sample_id: {name: torch.as_tensor(array) for name, array in each.fields.items()}
@@ -76,15 +76,10 @@ CASES = {
 def test_gradients_are_those_of_one_process(
     name: str, tmp_path: Path, integrated: Callable[[Integration], None]
 ) -> None:
-    case, program = CASES[name], Path(__file__).with_name("noted.py")
-    with ServeProcess(tmp_path, dp_size=RANKS, **SERVE, **case.serve) as server:
-        torchrun(RANKS, program, tmp_path, name, server.endpoint, str(tmp_path), str(SAMPLES))
-    ranks = diaries(tmp_path)
-    seen = [sample for rank in ranks for step in rank for sample in step["samples"]]
-    assert sorted(seen) == sorted(str(each.sample_id) for each in case.example.rollouts(SAMPLES))
+    case = CASES[name]
+    ranks = train(name, tmp_path, SERVE | case.serve)
     assert len({step["micro_batches"] for step in ranks[0]}) > 1, "all steps were alike"
-    model = case.example.tiny_model().double()
-    difference = largest_difference(ranks, model, case.whole_batch_loss)
+    difference = largest_difference(ranks, case.example.tiny_model().double(), case.loss_of)
     assert difference < TOLERANCE
     integrated(
         Integration(
@@ -95,3 +90,25 @@ def test_gradients_are_those_of_one_process(
             gradient_difference=difference,
         )
     )
+
+
+def test_a_trainer_that_accumulates_by_count_needs_its_data_loader_replaced_only(
+    tmp_path: Path,
+) -> None:
+    by_count = {"dispatch_batch_size": 8, "micro_batch_size": 1, "last_batch": "drop"}
+    ranks = train("hf_trainer by count", tmp_path, by_count)
+    assert [len(rank) for rank in ranks] == [SAMPLES // 8] * RANKS
+    case = CASES["hf_trainer"]
+    difference = largest_difference(ranks, case.example.tiny_model().double(), case.loss_of)
+    assert difference < TOLERANCE
+
+
+def train(name: str, folder: Path, serve: dict[str, Any]) -> list[list[Any]]:
+    """By rank, what it noted of every step; each sample was in one of them."""
+    program = Path(__file__).with_name("noted.py")
+    with ServeProcess(folder, dp_size=RANKS, **serve) as server:
+        torchrun(RANKS, program, folder, name, server.endpoint, str(folder), str(SAMPLES))
+    ranks = diaries(folder)
+    seen = [sample for rank in ranks for step in rank for sample in step["samples"]]
+    assert sorted(seen) == sorted(f"s{index}" for index in range(SAMPLES))
+    return ranks

@@ -27,8 +27,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 def loader_of(stream: MicroBatchStream) -> StatefulDataLoader:
-    dataset = StreamDataset(stream)
-    return StatefulDataLoader(dataset, batch_size=None, collate_fn=dataset.as_it_is)
+    return StatefulDataLoader(StreamDataset(stream), batch_size=None)
 
 
 @pytest.mark.parametrize(("handed_out", "rest"), [(2, 4), (3, 4), (4, 2)])

@@ -96,10 +96,12 @@ def test_a_dataloader_hands_it_on_as_it_is() -> None:
     class Stream(IterableDataset[MicroBatch]):
         def __iter__(self) -> Iterator[MicroBatch]:
             yield batch(*TWO)
+            yield batch(sample([5, 6]))  # whose cu_seqlens are as many as its tokens
 
-    (found,) = DataLoader(Stream(), batch_size=None)
+    found, alike = DataLoader(Stream(), batch_size=None)
     assert isinstance(found, MicroBatch)
     assert (found.loss_scale, found.input_ids.tolist()) == (0.5, [5, 6, 7, 8, 9])
+    assert alike.per_token == found.per_token == batch(*TWO).per_token
 
 
 @pytest.mark.parametrize("layout", list(Collation))

@@ -46,11 +46,7 @@ def loader(endpoint: str, made: str, context: str | None, workers: int) -> objec
     stream = join(endpoint) if made == "before" else None
     data = MicroBatches(endpoint) if stream is None else StreamDataset(stream)
     loading = DataLoader(
-        data,
-        batch_size=None,
-        collate_fn=StreamDataset.as_it_is,
-        num_workers=workers,
-        multiprocessing_context=context,
+        data, batch_size=None, num_workers=workers, multiprocessing_context=context
     )
     found = attempt(lambda: [batch.input_ids.tolist() for batch in loading])
     own = attempt(lambda: [[b.input_ids.tolist() for b in s] for s in stream]) if stream else None

@@ -87,10 +87,12 @@ class MicroBatch(MutableMapping[str, Tensor]):
         return self.tensors[name]
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
+        before = self.tensors.get(name)
         self.tensors[name] = tensor
-        others = self.per_token - {name}
-        per_token = others | {name} if self.placement.is_of(tensor) else others
-        self.__dict__["per_token"] = per_token
+        if before is None or before.shape != tensor.shape:  # else it is what that was
+            others = self.per_token - {name}
+            per_token = others | {name} if self.placement.is_of(tensor) else others
+            self.__dict__["per_token"] = per_token
         self.__dict__.pop("labels", None)  # which was made of what was there before
 
     def __delitem__(self, name: str) -> None:
