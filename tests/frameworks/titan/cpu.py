@@ -28,19 +28,21 @@ def shim() -> None:
     cpu.get_device_properties = lambda _: nothing
     cpu.memory_stats = lambda _: {}
     cpu.reset_peak_memory_stats = cpu.empty_cache = lambda *_: None
-    barrier, distributed = torch.distributed.barrier, torch.distributed  # type: ignore[attr-defined]
+    distributed: Any = torch.distributed
+    barrier = distributed.barrier
     distributed.barrier = lambda group=None, **_: barrier(group)  # gloo knows no device_ids
     distributed.set_timeout = lambda *_, **__: None  # of a torch that is newer than ours
     from torchtitan.models.common.attention import FlexAttention  # noqa: PLC0415  not before
 
     FlexAttention.compiled_flex_attn = staticmethod(_attention)
-    divide = FSDPModule.set_gradient_divide_factor
+    fsdp: Any = FSDPModule
+    divide = fsdp.set_gradient_divide_factor
 
     def divide_beforehand(module: FSDPModule, factor: float) -> None:
         divide(module, factor)
         module.set_force_sum_reduction_for_comms(True)
 
-    FSDPModule.set_gradient_divide_factor = divide_beforehand  # type: ignore[method-assign]
+    fsdp.set_gradient_divide_factor = divide_beforehand
 
 
 def _attention(query: Any, key: Any, value: Any, *, block_mask: Any, **options: Any) -> Any:
