@@ -33,7 +33,8 @@ def train_step(engine: Any, step: Step, loss_function: Any) -> float:
     engine.optimizer_zero_grad()
     for micro_batch in step:
         data = as_tensordict(engine, step, micro_batch)
-        with engine._gradient_sync_context(is_last_micro_batch=micro_batch.is_last):
+        synchronised = engine._gradient_sync_context  # noqa: SLF001  it has no other name
+        with synchronised(is_last_micro_batch=micro_batch.is_last):
             loss, output = engine.forward_step(data, loss_function, forward_only=False)
             loss.backward()
         lost += output["loss"]
