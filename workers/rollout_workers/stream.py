@@ -7,7 +7,7 @@ collective. Bytes become tensors in the training thread, when a micro-batch is a
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -67,6 +67,8 @@ class MicroBatchStream:
         ranks: `mesh["dp", "cp"]` where FSDP shards over both. `loss_scale` follows.
     whole_steps: hand a step out only once all of its micro-batches are here, for schedules that
         want them at once (pipeline parallelism: `schedule.step` on `list(step)`).
+    fields: names of the tensors that this process wants, if not all: `("input_ids",)` in a first
+        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -100,6 +102,7 @@ class MicroBatchStream:
         dp_dims: str | Sequence[str] | None = None,
         grad_mesh: DeviceMesh | None = None,
         whole_steps: bool = False,
+        fields: Collection[str] | None = None,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
         grad_reduction: str = "mean",
@@ -160,6 +163,7 @@ class MicroBatchStream:
             collation=collation or _choice(Collation, "layout", self._client.layout),
             device=target,
             memory=pool,
+            fields=None if fields is None else frozenset(fields),
         )
 
     def __reduce__(self) -> NoReturn:
