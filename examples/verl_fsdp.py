@@ -33,7 +33,7 @@ def train_step(engine: Any, step: Step, loss_function: Any) -> float:
     engine.optimizer_zero_grad()
     for micro_batch in step:
         data = as_tensordict(engine, step, micro_batch)
-        synchronised = engine._gradient_sync_context  # noqa: SLF001  it has no other name
+        synchronised = engine._gradient_sync_context
         with synchronised(is_last_micro_batch=micro_batch.is_last):
             loss, output = engine.forward_step(data, loss_function, forward_only=False)
             loss.backward()

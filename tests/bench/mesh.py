@@ -106,7 +106,10 @@ def main() -> None:
 
 
 def measure(rounds: int, steps: int) -> dict[str, float]:
-    """Medians of a step's milliseconds, and what the mesh adds."""
+    """A step's milliseconds and what the mesh adds: medians, and the fastest tenth.
+
+    Where others use the machine the latter says what it would be without them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = {"dp_size": DP_SIZE, "dispatch_batch_size": DP_SIZE, "micro_batch_size": 1}
         with ServeProcess(Path(folder), buffer_capacity=10_000, **options) as server:  # type: ignore[arg-type]
@@ -121,13 +124,12 @@ def measure(rounds: int, steps: int) -> dict[str, float]:
             ]
             said = [rank.communicate()[0] for rank in ranks]
     found = json.loads(said[0])
-    plain, mesh = (statistics.median(found[way]) for way in WAYS)
-    return {
-        "steps": len(found["mesh"]),
-        "plain_ms": round(plain, 2),
-        "mesh_ms": round(mesh, 2),
-        "added_ms": round(mesh - plain, 2),
-    }
+    row: dict[str, float] = {"steps": len(found["mesh"])}
+    for name, nth in (("median", 4), ("decile", 0)):
+        plain, mesh = (statistics.quantiles(found[way], n=10)[nth] for way in WAYS)
+        row[f"{name}_plain_ms"], row[f"{name}_mesh_ms"] = round(plain, 2), round(mesh, 2)
+        row[f"{name}_added_ms"] = round(mesh - plain, 2)
+    return row
 
 
 if __name__ == "__main__":

@@ -62,23 +62,11 @@ def ambiguous_mesh(world: int) -> Mesh | None:
     return None
 
 
-def stream_advice(mesh: Mesh, _world: int) -> str:
-    """What to pass to a stream in a process that has this mesh."""
+def advice(mesh: Mesh) -> str:
+    """What to pass to a stream or sampler in a process that has this mesh."""
     names = mesh.data_parallel or ["dp"]
     dims = repr(names[0]) if len(names) == 1 else repr(tuple(names))
     return f"pass mesh= with the whole mesh and dp_dims={dims}, on every rank"
-
-
-def sampler_advice(mesh: Mesh, _world: int) -> str:
-    """What to pass to a sampler in a process that has this mesh."""
-    dp = _accessor(mesh)
-    return f"pass dp_rank={dp}.get_local_rank() and dp_size={dp}.size()"
-
-
-def _accessor(mesh: Mesh) -> str:
-    """The submesh of the data-parallel dimensions, in Python."""
-    names = [repr(name) for name in mesh.data_parallel] or ["'dp'"]
-    return f"mesh[{names[0]}]" if len(names) == 1 else f"mesh[{', '.join(names)}]._flatten()"
 
 
 def _meshes() -> Iterable[Mesh]:

@@ -13,8 +13,10 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.delivery import Coming, InPlace, ToDevice, delivery_to, look_ahead
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss import LossConfig
+from rollout_workers.micro_batch.loss.config import LossConfig
+from rollout_workers.micro_batch.loss.reduction import RankTotals
 from rollout_workers.micro_batch.micro_batch import MicroBatch
+from rollout_workers.process_group import Place
 from rollout_workers.rank.client import RankClient
 from rollout_workers.step import Step
 from tests.workers.micro_batch.batches import TWO, batch
@@ -82,7 +84,8 @@ def test_a_step_looks_ahead_at_what_has_come_and_no_further(
         assert taken is not None
         assert (taken.has(1), taken.has(2)) == (True, False)
         delivery = Ahead()
-        loop = Step(taken, CollateConfig(LossConfig(1), delivery=delivery), epochs=2)
+        config = CollateConfig(LossConfig(1), delivery=delivery)
+        loop = Step(taken, config, RankTotals(Place(0, 1), None, client.check), epochs=2)
         batches = iter(loop)
         assert next(batches).input_ids.tolist() == [0]
         assert delivery.events == ["send 0", "send 1"]

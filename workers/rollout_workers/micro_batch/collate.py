@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollout_dispatcher.errors import ProtocolError, StepContractError
+from rollout_dispatcher.errors import ConfigError, ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
@@ -34,6 +34,9 @@ _TORCH: dict[DType, torch.dtype] = {
     item: getattr(torch, item.value) for item in DType if item is not DType.STR
 }
 
+#: Tensors that are made where the samples do not have them.
+_MADE = frozenset({"position_ids"})
+
 
 @dataclass(frozen=True, slots=True)
 class CollateConfig:
@@ -42,6 +45,7 @@ class CollateConfig:
     memory: where copies of payloads go. delivery: where micro-batches go.
     sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
         the longest is. packed_length: then packed ones are padded to so many tokens in all.
+    fields: names of the tensors to make, beside what the layout adds; None for all there are.
     """
 
     loss: LossConfig
@@ -50,6 +54,11 @@ class CollateConfig:
     sample_length_multiple: int = 1
     packed_length: int | None = None
     delivery: Delivery = field(default_factory=InPlace)
+    fields: frozenset[str] | None = None
+
+    def wants(self, name: str) -> bool:
+        """Whether to make the tensor of this name."""
+        return self.fields is None or name in self.fields
 
     @property
     def copies(self) -> bool:
@@ -87,20 +96,22 @@ def collate(
     """
     header = received.header
     copy = not (give_away or config.copies)
-    per_token, others, text = _fields(received.copied(config.memory) if copy else received)
     totals = totals or StepTotals(step, config.loss)
+    chosen = _chosen(received, config, {loss.weights for loss in totals.losses})
+    per_token, others, text = _fields(chosen.copied(config.memory) if copy else chosen)
+    source = per_token if config.fields is None else _fields(received)[0]
     weights = {
-        loss.weights: token_weights(
-            loss, header, per_token.get(loss.field), totals[loss], config.loss
-        )
+        loss.weights: token_weights(loss, header, source.get(loss.field), totals[loss], config.loss)
         for loss in totals.losses
+        if config.wants(loss.weights)
     }
     if header.is_filler:
         for loss in totals.losses:
             if loss.field in per_token:
                 per_token[loss.field] = torch.zeros_like(per_token[loss.field])
-    per_token["input_ids"] = per_token["input_ids"].long()
-    if "position_ids" not in per_token:
+    if config.wants("input_ids"):
+        per_token["input_ids"] = per_token["input_ids"].long()
+    if "position_ids" not in per_token and config.wants("position_ids"):
         per_token["position_ids"] = _positions(header.tokens)
     per_token |= weights
     placement = config.placement(header.tokens)
@@ -127,6 +138,24 @@ def collate(
     )
 
 
+def _chosen(received: Received, config: CollateConfig, weights: set[str]) -> Received:
+    """What is wanted of it; weights: names of those that are made.
+
+    Raises ProtocolError without `input_ids`, ConfigError for a name that nothing has.
+    """
+    names = {block.field.name for block in received.blocks}
+    if "input_ids" not in names:
+        raise ProtocolError("the samples have no per-token field input_ids")
+    if config.fields is None:
+        return received
+    if unknown := config.fields - names - (made := _MADE | weights):
+        raise ConfigError(
+            f"fields names {', '.join(sorted(unknown))}, and there is {', '.join(sorted(names))} "
+            f"in the samples, and {', '.join(sorted(made))} made of them"
+        )
+    return received.only(config.fields)
+
+
 def field_of(received: Received, name: str) -> Tensor:
     """The values of one per-token field, [total, ...]: a view of the payload."""
     block = next(block for block in received.blocks if block.field.name == name)
@@ -150,8 +179,6 @@ def _fields(
             others[name] = _view(block, received.payload)
             if block.field.ragged:
                 others[name + CU_ROWS] = torch.tensor(bounds(block.own), dtype=torch.int32)
-    if "input_ids" not in per_token:
-        raise ProtocolError("the samples have no per-token field input_ids")
     return per_token, others, text
 
 

@@ -1,6 +1,6 @@
 """`MicroBatch`: what a training loop gets."""
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property

@@ -80,11 +80,13 @@ class Channel:
         frame = codec.encode(message, 0 if payload is None else payload.nbytes)
         begin = frame[:BLOCK_BYTES]
         self._view[: len(begin)] = begin
-        self._broadcast(self._block)
+        parts = [self._block]
         if len(frame) > BLOCK_BYTES:
-            self._broadcast(torch.frombuffer(bytearray(frame[BLOCK_BYTES:]), dtype=torch.uint8))
+            parts.append(torch.frombuffer(bytearray(frame[BLOCK_BYTES:]), dtype=torch.uint8))
         if payload is not None and payload.nbytes:
-            self._broadcast(torch.frombuffer(payload, dtype=torch.uint8))
+            parts.append(torch.frombuffer(payload, dtype=torch.uint8))
+        for work in [self._begin(part) for part in parts]:  # all under way before the first is done
+            work.wait()
 
     def hear(self, memory: Memory = uninitialised) -> tuple[m.Message, memoryview]:
         """What the first of them says next; raises RuntimeError when it, or another, is gone."""
@@ -119,5 +121,8 @@ class Channel:
         self._group = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
+        self._begin(tensor).wait()
+
+    def _begin(self, tensor: torch.Tensor) -> dist.Work:
         assert self._group is not None
-        self._group.broadcast(tensor, 0, self._timeout).wait()
+        return self._group.broadcast(tensor, 0, self._timeout)
