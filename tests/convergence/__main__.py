@@ -1,6 +1,6 @@
 """Whether training comes out the same through a window as in order of arrival, by real training.
 
-    python -m tests.convergence [--seeds 8] [--tasks open-loop closed-loop] [--json FILE]
+    python -m tests.convergence [--seeds 10] [--tasks open-loop closed-loop] [--json FILE]
 
 A small policy learns to add with GRPO, through real dispatchers, producers and streams: in order of
 arrival (FIFO), through a window, and, as the positive control, in order of arrival with the longest
@@ -39,9 +39,9 @@ def main() -> int:
     """Train, judge, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tasks", nargs="+", type=Loop, choices=list(Loop), default=list(Loop))
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=150, help="optimizer steps of each run")
-    parser.add_argument("--first-steps", type=int, default=1200, help="those of the first policy")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each run")
+    parser.add_argument("--first-steps", type=int, default=900, help="those of the first policy")
     parser.add_argument("--processes", type=int, default=cpu_count())
     parser.add_argument("--json", type=Path, default=Path("build/convergence.json"))
     given = parser.parse_args()

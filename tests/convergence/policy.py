@@ -65,6 +65,7 @@ class Policy(nn.Module):
         """Logits after one more token in each row, whose place in it is `at`; all [rows]."""
         hidden = (self.tokens(token) + self.positions(position))[:, None]
         for block, (keys, values) in zip(self.blocks, cache, strict=True):
+            assert isinstance(block, _Block)
             hidden = block.extend(hidden, at, keys, values)
         logits: Tensor = self.head(self.norm(hidden[:, 0]))
         return logits

@@ -57,12 +57,12 @@ def _rollouts(
         logprobs = policy.logprobs(ids, places).numpy()
     for row, (one, chain) in enumerate(zip(each, chains, strict=True)):
         size = len(one.prompt) + len(chain)
-        fields = {
+        fields: dict[str, NDArray[Any]] = {
             "input_ids": ids[row, :size].numpy(),
             "position_ids": places[row, :size].numpy(),
             "loss_mask": counted[row, :size].numpy().astype(np.bool_),
             "logprobs": logprobs[row, :size],
-            "advantage": np.float32(advantages[row]),
+            "advantage": np.array(advantages[row], np.float32),
         }
         yield Rollout(fields, float(rewards.flat[row]))
 

@@ -5,22 +5,22 @@ samples. In closed loop the policy at hand writes what comes next, as much as it
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from rollout_dispatcher import Dispatcher, ServeConfig
+from rollout_dispatcher.plan import Layout
 from rollout_workers import RolloutProducer, RolloutSample
+from rollout_workers.client.loop_thread import LoopThread
 from tests.convergence.evaluation import by_digits, expected_reward
 from tests.convergence.policy import Policy
 from tests.convergence.rollouts import Rollout, Rollouts, without_the_longest
 from tests.convergence.trainer import RANKS, Trainer
-from tests.support.server import ServeProcess
 
 #: Samples of a step. Advantages come with them, so groups need not stay together, and do not: that
 #: is where the window has the most to choose from.
@@ -77,10 +77,9 @@ def train(loop: Loop, arm: Arm, first: Policy, seed: int, steps: int) -> Run:
     """Train a copy of the first policy on `steps` batches."""
     policy = copy.deepcopy(first)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        server = stack.enter_context(_dispatcher(folder, arm))
-        trainer = stack.enter_context(Trainer(policy, server.endpoint, steps))
-        producer = stack.enter_context(RolloutProducer(server.endpoint))
+        endpoint = stack.enter_context(_dispatcher(arm))
+        trainer = stack.enter_context(Trainer(policy, endpoint, steps))
+        producer = stack.enter_context(RolloutProducer(endpoint))
         source = _Source(producer, Rollouts(seed), arm)
         if loop is Loop.OPEN:
             _open_loop(source, trainer, first, steps)
@@ -97,19 +96,31 @@ def train(loop: Loop, arm: Arm, first: Policy, seed: int, steps: int) -> Run:
     )
 
 
-def _dispatcher(folder: Path, arm: Arm) -> ServeProcess:
-    """Plans when its window is full and no sooner, so that a run repeats itself."""
-    return ServeProcess(
-        folder,
-        checked=False,
+@contextmanager
+def _dispatcher(arm: Arm) -> Iterator[str]:
+    """A dispatcher in a thread of its own; its endpoint. All that it accepts has to be committed.
+
+    It plans when its window is full and no sooner, so that a run repeats itself.
+    """
+    config = ServeConfig(
+        listen=("127.0.0.1:0",),
+        http="127.0.0.1:0",
         dp_size=RANKS,
         dispatch_batch_size=BATCH,
-        layout="padded",
+        layout=Layout.PADDED,
         micro_batch_size=MICRO_BATCH,
         target_excess=0,
-        max_wait="1h",
+        max_wait=3600,
         **STRATEGIES[arm],
     )
+    dispatcher, thread = Dispatcher(config), LoopThread("dispatcher")
+    try:
+        thread.submit(dispatcher.start()).result()
+        yield dispatcher.endpoint
+        assert thread.submit(dispatcher.drained()).result(), "samples were given up"
+    finally:
+        thread.finish(dispatcher.stop())
+        thread.join(10)
 
 
 class _Source:

@@ -17,7 +17,7 @@ from rollout_workers import MicroBatch, MicroBatchStream, Step
 from tests.convergence.policy import Policy
 
 RANKS = 4
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 4e-4
 #: Cap of the importance weight of a token that an older policy wrote.
 TRUNCATION = 2.0
 

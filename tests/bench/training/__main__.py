@@ -1,6 +1,6 @@
 """Training with each way to balance: same model, samples, packing and token budget.
 
-    python -m tests.bench.training [--repetitions 5] [--seconds 40] [--json FILE]
+    python -m tests.bench.training [--repetitions 5] [--seconds 12] [--json FILE]
 
 Two torchrun ranks under DDP on CPU, lengths of real reasoning rollouts. Rows take turns step by
 step, so that whatever else the machine does slows all of them alike; a repetition has samples of
