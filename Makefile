@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-frameworks smoke bench bench-plane results chaos fuzz fuzz-nightly soak lint clean
+.PHONY: help demo test test-frameworks smoke bench bench-plane bench-training convergence results chaos fuzz fuzz-nightly soak lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,8 @@ help:
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
 	@echo "make bench  how long planning takes, how good the plans are, what the journal and HTTP bodies cost"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
+	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
+	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (half an hour of an idle machine)"
 	@echo "make chaos  200 faults on real processes, and whether anything was lost (20 minutes)"
 	@echo "make fuzz   100,000 inputs that no well-behaved peer would send, and damaged journals (12 minutes)"
@@ -73,6 +75,12 @@ $(PEERS)/.installed: constraints.txt
 
 bench-plane: $(STAMP) $(PEERS)/.installed
 	$(BIN)/python -m tests.bench.plane --json build/bench/plane.json
+
+bench-training: $(STAMP) build/bench/peers/verl
+	$(BIN)/python -m tests.bench.training --json build/bench/training.json
+
+convergence: $(STAMP)
+	$(BIN)/python -m tests.convergence --json build/convergence.json
 
 # ONLY="planner plane" measures these and leaves the other results as they are.
 results: $(STAMP) build/bench/peers/verl $(PEERS)/.installed

@@ -32,6 +32,8 @@ COMMANDS = {
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
+    "training": "python -m tests.bench.training --json FILE",
+    "convergence": "python -m tests.convergence --json FILE",
     "journal": "python -m tests.bench.journal --json FILE",
     "journal-service": "python -m tests.bench.journal_service --json FILE",
     "soak": "python -m tests.soak --out FILE",

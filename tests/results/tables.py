@@ -118,6 +118,52 @@ def rhythm_table() -> str:
     return _table("lengths, batch/ranks | estimate | ours", rows, found)
 
 
+def convergence_table() -> str:
+    """docs/effects.md: whether training comes out the same."""
+    found = load("convergence")
+
+    def spread(mean: float, low: float, high: float) -> str:
+        return f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+
+    rows = [
+        (
+            f"{task['name']}, {task['seeds']} seeds",
+            spread(task["fifo_gain"], *task["fifo_gain_interval_95"]),
+            f"{task['margin']:.4f}",
+            spread(task["difference"], *task["interval_95"]),
+            spread(task["control_difference"], *task["control_interval_95"]),
+            "yes" if task["shown"] else "no",
+        )
+        for task in found.figures["tasks"]
+    ]
+    return _table(
+        "expected reward, 95 % intervals | FIFO gains | margin | window less FIFO | "
+        "control less FIFO | shown",
+        rows,
+        found,
+    )
+
+
+def training_table() -> str:
+    """docs/effects.md: training with each way to balance."""
+    found = load("training")
+    rows = [
+        (
+            f"`{row['name']}`",
+            f"{row['tokens_per_second']:,.0f} ({row['lowest']:,.0f} to {row['highest']:,.0f})",
+            f"{row['of_dataloader']:.2f}",
+            f"{100 * row['wait_share']:.1f} %",
+            f"{100 * row['data_wait_share']:.1f} %",
+        )
+        for row in found.figures["rows"]
+    ]
+    return _table(
+        "row | tokens/s (lowest to highest) | of dataloader's | waiting for ranks | for data",
+        rows,
+        found,
+    )
+
+
 def plane_table() -> str:
     """docs/performance.md: every row that is measured."""
     found = load("plane")
@@ -234,6 +280,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "plain": plain_table,
         "rhythm": rhythm_table,
     },
+    "effects.md": {"convergence": convergence_table, "training": training_table},
     "faults.md": {
         **chaos.TABLES,
         "soak": soak_table,

@@ -67,7 +67,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             output = stack.enter_context((folder / f"rank{dist.get_rank()}.jsonl").open("w"))
             self._meter = Meter(output)
-            self._model = _build_model(self._meter, seed)
+            self._model = build_model(self._meter, seed)
             self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LEARNING_RATE)
             self._stream = stack.enter_context(MicroBatchStream(endpoint))
             self._stack = stack.pop_all()
@@ -114,7 +114,7 @@ class Run:
         return token_losses(logits, micro_batch.input_ids)
 
 
-def _build_model(meter: Meter, seed: int) -> DistributedDataParallel:
+def build_model(meter: Meter, seed: int) -> DistributedDataParallel:
     """The model under DDP, its gradients in one bucket as the meter needs it, warmed up."""
     torch.manual_seed(seed)
     model = DistributedDataParallel(Transformer(SHAPE), bucket_cap_mb=1024)

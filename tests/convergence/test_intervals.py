@@ -1,0 +1,62 @@
+"""Claims about intervals, and that the test of convergence can fail in each of its parts."""
+
+import numpy as np
+import pytest
+
+from tests.convergence.intervals import Interval, interval, judge, student_t
+
+FIRST = [0.5] * 8
+FIFO = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80, 0.81]
+LESS = [value - 0.05 for value in FIFO]
+NOISE = [0.002, -0.001, 0.001, -0.002, 0.0, 0.001, -0.001, 0.002]
+SAME = [value + noise for value, noise in zip(FIFO, NOISE, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (29, 2.045)]
+)
+def test_quantiles_of_student_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student_t(freedom) == pytest.approx(quantile, abs=6e-4)
+
+
+def test_an_interval_holds_the_mean_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(1).normal(3.0, 2.0, (2000, 5))
+    held = sum(found.low < 3 < found.high for found in map(interval, draws.tolist()))
+    assert held / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_within_and_beyond_are_about_the_whole_interval() -> None:
+    assert Interval(-0.1, 0.1).is_within(0.2)
+    assert not Interval(-0.3, 0.1).is_within(0.2)
+    assert Interval(-0.4, -0.3).is_beyond(0.2)
+    assert not Interval(-0.4, -0.1).is_beyond(0.2)
+
+
+def test_the_same_rewards_and_a_worse_control_are_shown() -> None:
+    found = judge(FIRST, FIFO, SAME, LESS)
+    assert (found.learns, found.same, found.detected, found.shown) == (True, True, True, True)
+    assert found.margin == pytest.approx(0.05 * found.gain)
+
+
+def test_a_window_that_loses_a_tenth_of_the_gain_is_not_the_same() -> None:
+    found = judge(FIRST, FIFO, [value - 0.03 for value in SAME], LESS)
+    assert not found.same
+    assert not found.shown
+
+
+def test_few_and_scattered_seeds_show_nothing_though_their_mean_is_right() -> None:
+    scattered = [value + 40 * noise for value, noise in zip(FIFO, NOISE, strict=True)]
+    found = judge(FIRST[:4], FIFO[:4], scattered[:4], LESS[:4])
+    assert abs(found.difference) < found.margin
+    assert not found.same
+
+
+def test_a_control_that_does_no_worse_is_not_detected_and_so_nothing_is_shown() -> None:
+    found = judge(FIRST, FIFO, SAME, SAME)
+    assert found.same
+    assert not found.detected
+    assert not found.shown
+
+
+def test_where_fifo_does_not_learn_nothing_is_shown() -> None:
+    assert not judge(FIRST, [0.5 + noise for noise in NOISE], SAME, LESS).learns
