@@ -54,7 +54,7 @@ def run(name: str) -> bool:
     print(f"== {name}", flush=True)
     python, junit = environment(name), WORK / f"{name}.xml"
     # Other people's packages warn of what is theirs to mend.
-    tests = ["-m", "pytest", "-W", "default", "-o", "junit_family=xunit1"]
+    tests = ["-m", "pytest", "-W", "default", "-o", "junit_family=xunit1", "-o", "timeout=240"]
     tests += [f"--junitxml={junit}", str(HERE / name)]
     env = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONASYNCIODEBUG": "1"}
     passed = subprocess.run([python, *tests], check=False, cwd=ROOT, env=env).returncode == 0

@@ -1,10 +1,11 @@
-"""`model(**micro_batch.as_hf())` against models of transformers, where it is installed."""
+"""`model(**micro_batch.as_hf())` against models of transformers."""
 
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from rollout_workers.micro_batch.collate import CollateConfig, collate
@@ -12,10 +13,6 @@ from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss.config import LossConfig
 from tests.workers.micro_batch.batches import HEADER, batch, received
 from tests.workers.support.peers import filler, sample
-
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: as_hf() is not tested against it"
-)
 
 ROLLOUTS = [
     ([5, 6, 7, 9, 3], [0, 0, 1, 1, 1]),
