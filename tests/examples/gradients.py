@@ -46,7 +46,7 @@ def measure(
                 for name, value in environment.items()
             }
             with torchrun(at, ranks, *command, *words, **env) as process:
-                finish(process, within=280)
+                finish(process, within=400)
             assert server.wait() == 0
         found[ranks] = torch.load(at / "gradients.pt", weights_only=True)
     assert len(found[1]) == len(found[RANKS]) > 0

@@ -10,7 +10,7 @@ from tests.examples.gradients import measure, record
 from tests.examples.run import samples
 from tests.frameworks.prime_rl import source
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.mark.skipif(not source.make_importable(), reason=source.__doc__ or "")

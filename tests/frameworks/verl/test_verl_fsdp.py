@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from tests.examples.gradients import measure, record
 from tests.examples.run import samples
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SHIM = Path(__file__).with_name("cpu.py")
 
 
