@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rollout_workers import MicroBatchStream, RolloutProducer
 from tests.support.server import ServeProcess
@@ -56,7 +56,7 @@ def rank_main(endpoint: str, store: str, rank: int, rounds: int, steps: int) -> 
     dist.barrier()
 
 
-def join(endpoint: str, way: str, rank: int, mesh: dist.DeviceMesh) -> MicroBatchStream | None:
+def join(endpoint: str, way: str, rank: int, mesh: DeviceMesh) -> MicroBatchStream | None:
     if way == "mesh":
         return MicroBatchStream(endpoint, mesh=mesh, dp_dims="dp", epochs=1)
     if mesh.get_local_rank("tp"):

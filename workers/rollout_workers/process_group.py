@@ -35,8 +35,7 @@ def find_place(
 
     A process that is neither in a process group nor started by a launcher is rank 0 of 1.
     Raises ConfigError when only one of the two is given or they contradict each other, or when
-    nothing is given and a device mesh says that not every rank is a DP rank; then `advice` says
-    what to give.
+    nothing is given and a device mesh says that not every rank is a DP rank.
     """
     if (dp_rank is None) != (dp_size is None):
         raise ConfigError("give both dp_rank and dp_size, or neither")
