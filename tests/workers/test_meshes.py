@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollout_workers import RolloutProducer
-from rollout_workers.meshes import Mesh, sampler_advice, stream_advice
+from rollout_workers.meshes import Mesh, advice
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
 
@@ -54,25 +54,17 @@ def test_any_other_mesh_does(names: tuple[str, ...], sizes: tuple[int, ...]) -> 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (("dp", "tp"), "process_group=mesh['dp'].get_group(), and make a stream only in the DP "),
-        (("data", "tp"), "process_group=mesh['data'].get_group()"),
-        (("0", "1"), "process_group=mesh['dp'].get_group()"),
-        (
-            ("dp_replicate", "dp_shard", "tp"),
-            "process_group=mesh['dp_replicate', 'dp_shard']._flatten().get_group()",
-        ),
-        (("dp_replicate", "dp_shard"), "process_group=torch.distributed.group.WORLD"),
+        (("dp", "tp"), "dp_dims='dp'"),
+        (("data", "tp"), "dp_dims='data'"),
+        (("0", "1"), "dp_dims='dp'"),
+        (("dp_replicate", "dp_shard", "tp"), "dp_dims=('dp_replicate', 'dp_shard')"),
+        (("dp_replicate", "dp_shard"), "dp_dims=('dp_replicate', 'dp_shard')"),
     ],
 )
 def test_the_advice_names_the_data_parallel_dimensions(
     names: tuple[str, ...], expected: str
 ) -> None:
-    assert expected in stream_advice(Mesh(names, (2,) * len(names)), 2 ** len(names))
-
-
-def test_a_sampler_is_told_its_own_arguments() -> None:
-    advice = sampler_advice(Mesh(("dp", "tp"), (2, 2)), 4)
-    assert advice == "pass dp_rank=mesh['dp'].get_local_rank() and dp_size=mesh['dp'].size()"
+    assert expected in advice(Mesh(names, (2,) * len(names)))
 
 
 def test_no_mesh_is_looked_for_in_a_process_without_torch_distributed() -> None:
@@ -109,16 +101,17 @@ def test_a_stream_over_all_ranks_of_a_mesh_is_refused_on_each(
 ) -> None:
     for rank in told:
         assert "(dp=2, tp=2)" in rank[case]
-        assert "pass process_group=mesh['dp'].get_group()" in rank[case]
-        assert "only in the DP leader" in rank[case]
+        assert "pass mesh= with the whole mesh and dp_dims='dp', on every rank" in rank[case]
 
 
 @pytest.mark.e2e
-def test_a_sampler_over_all_ranks_of_a_mesh_is_refused_on_each(
+def test_a_sampler_over_all_ranks_of_a_mesh_is_refused_unless_it_has_the_mesh(
     told: list[dict[str, Any]],
 ) -> None:
-    for rank in told:
-        assert "dp_rank=mesh['dp'].get_local_rank()" in rank["sampler"]
+    for index, rank in enumerate(told):
+        assert "pass mesh= with the whole mesh and dp_dims='dp'" in rank["sampler"]
+        assert rank["drawn"] == told[index // 2 * 2]["drawn"]
+    assert sorted(told[0]["drawn"] + told[2]["drawn"]) == [0, 1, 2, 3]
 
 
 @pytest.mark.e2e

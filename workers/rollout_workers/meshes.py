@@ -62,32 +62,11 @@ def ambiguous_mesh(world: int) -> Mesh | None:
     return None
 
 
-def stream_advice(mesh: Mesh, world: int) -> str:
-    """What to pass to a stream in a process that has this mesh."""
-    data, rest = mesh.data_parallel, set(mesh.parallel) - set(mesh.data_parallel)
-    if data and not rest and prod(mesh.sizes) == world:
-        return (
-            "if all of its dimensions are data parallel, say so: pass "
-            "process_group=torch.distributed.group.WORLD"
-        )
-    group = _accessor(mesh)
-    return (
-        f"pass process_group={group}.get_group(), and make a stream only in the DP leader of each "
-        "model-parallel group (the rank that is 0 in all other dimensions); its peers make none "
-        "and get the micro-batches from it, by a broadcast for instance"
-    )
-
-
-def sampler_advice(mesh: Mesh, _world: int) -> str:
-    """What to pass to a sampler in a process that has this mesh."""
-    dp = _accessor(mesh)
-    return f"pass dp_rank={dp}.get_local_rank() and dp_size={dp}.size()"
-
-
-def _accessor(mesh: Mesh) -> str:
-    """The submesh of the data-parallel dimensions, in Python."""
-    names = [repr(name) for name in mesh.data_parallel] or ["'dp'"]
-    return f"mesh[{names[0]}]" if len(names) == 1 else f"mesh[{', '.join(names)}]._flatten()"
+def advice(mesh: Mesh) -> str:
+    """What to pass to a stream or sampler in a process that has this mesh."""
+    names = mesh.data_parallel or ["dp"]
+    dims = repr(names[0]) if len(names) == 1 else repr(tuple(names))
+    return f"pass mesh= with the whole mesh and dp_dims={dims}, on every rank"
 
 
 def _meshes() -> Iterable[Mesh]:

@@ -6,14 +6,13 @@ stands. It passes as text: nothing is unpickled.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from rollout_dispatcher.errors import ConfigError, RankRefused
-from rollout_workers.meshes import Mesh, ambiguous_mesh, stream_advice
+from rollout_workers.meshes import advice, ambiguous_mesh
 
 #: Room for what DP rank 0 says; a longer error message is cut.
 MESSAGE_BYTES = 512
@@ -31,14 +30,12 @@ def find_place(
     dp_rank: int | None,
     dp_size: int | None,
     group: dist.ProcessGroup | None,
-    advice: Callable[[Mesh, int], str] = stream_advice,
 ) -> Place:
     """Rank and size as given, else of `group` or the default group, else of the environment.
 
     A process that is neither in a process group nor started by a launcher is rank 0 of 1.
     Raises ConfigError when only one of the two is given or they contradict each other, or when
-    nothing is given and a device mesh says that not every rank is a DP rank; then `advice` says
-    what to give.
+    nothing is given and a device mesh says that not every rank is a DP rank.
     """
     if (dp_rank is None) != (dp_size is None):
         raise ConfigError("give both dp_rank and dp_size, or neither")
@@ -46,7 +43,7 @@ def find_place(
         place = Place(dp_rank, dp_size)
     elif initialised():
         if group is None:
-            _refuse_ambiguity(advice)
+            _refuse_ambiguity()
         place = Place(dist.get_rank(group), dist.get_world_size(group))
     else:
         place = Place(_integer("RANK", 0), _integer("WORLD_SIZE", 1))
@@ -74,14 +71,14 @@ def check_group(place: Place, group: dist.ProcessGroup | None) -> None:
         )
 
 
-def _refuse_ambiguity(advice: Callable[[Mesh, int], str]) -> None:
+def _refuse_ambiguity() -> None:
     world = dist.get_world_size()
     mesh = ambiguous_mesh(world) if world > 1 else None
     if mesh is not None:
         raise ConfigError(
             f"this process has a device mesh of several dimensions, {mesh}: if each of the {world} "
             "ranks took samples of its own, ranks that share a model replica would train on "
-            f"different ones; {advice(mesh, world)}"
+            f"different ones; {advice(mesh)}"
         )
 
 

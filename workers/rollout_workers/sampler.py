@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Sampler
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_workers.meshes import sampler_advice
 from rollout_workers.process_group import find_place
+from rollout_workers.replica.places import place_in, refuse_contradiction
 
 
 class LengthBucketSampler(Sampler[int]):
@@ -29,6 +30,8 @@ class LengthBucketSampler(Sampler[int]):
     batch_size: samples that one rank takes in one step.
     bucket_batches: global batches in a bucket; 1 is the best balance and the least shuffling.
     dp_rank, dp_size: default: of the process group or the environment, else a single process.
+    mesh, dp_dims: the trainer's device mesh and the names of its data-parallel dimensions, in place
+        of these; ranks of one model replica draw the same indices.
     drop_last: leave out the samples that do not fill a last global batch, rather than repeat
         some from the beginning of the epoch so that all ranks get equally many.
 
@@ -44,10 +47,13 @@ class LengthBucketSampler(Sampler[int]):
         bucket_batches: int = 16,
         dp_rank: int | None = None,
         dp_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        dp_dims: str | Sequence[str] | None = None,
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        place = find_place(dp_rank, dp_size, None, sampler_advice)
+        refuse_contradiction(mesh, dp_dims, dp_rank, dp_size)
+        place = find_place(dp_rank, dp_size, None) if mesh is None else place_in(mesh, dp_dims).dp
         self._lengths = np.asarray(lengths, np.int64)
         if batch_size < 1 or bucket_batches < 1:
             raise ConfigError(

@@ -7,7 +7,7 @@ collective. Bytes become tensors in the training thread, when a micro-batch is a
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -40,7 +40,7 @@ from rollout_workers.rank.memory_pool import MemoryPool
 from rollout_workers.rank.steps import RankStatistics, StepClient
 from rollout_workers.replica.join import join_mesh
 from rollout_workers.replica.leader import Leader
-from rollout_workers.replica.places import place_in, ranks_averaged
+from rollout_workers.replica.places import place_in, ranks_averaged, refuse_contradiction
 from rollout_workers.replica.relay import Relay
 from rollout_workers.step import Step
 
@@ -67,6 +67,8 @@ class MicroBatchStream:
         ranks: `mesh["dp", "cp"]` where FSDP shards over both. `loss_scale` follows.
     whole_steps: hand a step out only once all of its micro-batches are here, for schedules that
         want them at once (pipeline parallelism: `schedule.step` on `list(step)`).
+    fields: names of the tensors that this process wants, if not all: `("input_ids",)` in a first
+        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -100,6 +102,7 @@ class MicroBatchStream:
         dp_dims: str | Sequence[str] | None = None,
         grad_mesh: DeviceMesh | None = None,
         whole_steps: bool = False,
+        fields: Collection[str] | None = None,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
         grad_reduction: str = "mean",
@@ -111,7 +114,7 @@ class MicroBatchStream:
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
         _refuse_loader_workers()
-        _refuse_contradiction(mesh, dp_dims, dp_rank, dp_size, process_group, generation)
+        refuse_contradiction(mesh, dp_dims, dp_rank, dp_size, process_group, generation)
         shared = None if mesh is None else place_in(mesh, dp_dims)
         place = shared.dp if shared else find_place(dp_rank, dp_size, process_group)
         averaged = place.dp_size
@@ -160,6 +163,7 @@ class MicroBatchStream:
             collation=collation or _choice(Collation, "layout", self._client.layout),
             device=target,
             memory=pool,
+            fields=None if fields is None else frozenset(fields),
         )
 
     def __reduce__(self) -> NoReturn:
@@ -275,20 +279,6 @@ def _refuse_loader_workers() -> None:
         raise ConfigError(
             f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
             f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
-        )
-
-
-def _refuse_contradiction(mesh: DeviceMesh | None, dp_dims: object, *others: object) -> None:
-    """Raise ConfigError where a mesh and something else say where this process stands."""
-    if mesh is None and dp_dims is not None:
-        raise ConfigError(
-            "dp_dims names dimensions of a mesh, and there is none; pass mesh= with the trainer's "
-            "device mesh"
-        )
-    if mesh is not None and any(other is not None for other in others):
-        raise ConfigError(
-            "mesh= says which ranks are data parallel and who agrees on a generation; leave out "
-            "dp_rank, dp_size, process_group and generation"
         )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import ConfigError, ProtocolError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
@@ -277,3 +277,27 @@ def _cut(samples: Sequence[Sample], random: object) -> list[list[Sample]]:
     for one in samples:
         random.choice(parts).append(one)  # type: ignore[attr-defined]
     return [part for part in parts if part]
+
+
+@pytest.mark.parametrize("layout", Collation)
+@pytest.mark.parametrize("give_away", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [("input_ids",), ("loss_mask", "reward"), ("loss_weights",), ("position_ids", "loss_mask"), ()],
+)
+def test_only_the_tensors_that_are_wanted_are_made_and_they_are_the_same(
+    names: tuple[str, ...], layout: Collation, *, give_away: bool
+) -> None:
+    whole = batch(*TWO, config=CollateConfig(LossConfig(2), layout))
+    config = CollateConfig(LossConfig(2), layout, fields=frozenset(names))
+    frame = received(micro_batch(3, 1, *TWO))
+    found = collate(frame, HEADER, config, give_away=give_away)
+    assert set(found.tensors) - {"cu_seqlens", "attention_mask"} == set(names)
+    for name in names:
+        a, b = found[name], whole[name]
+        assert torch.equal(a.values() if a.is_nested else a, b.values() if b.is_nested else b)
+
+
+def test_a_field_that_nothing_has_is_named() -> None:
+    with pytest.raises(ConfigError, match="fields names labels, and there is"):
+        batch(*TWO, config=CollateConfig(LossConfig(2), fields=frozenset({"labels"})))

@@ -65,17 +65,28 @@ def trained_by(ranks: int, directory: Path) -> Found:
     }
 
 
+class Trained:
+    """By shape, what every rank saw and ended with; a start is made when first asked for."""
+
+    def __init__(self, directories: pytest.TempPathFactory) -> None:
+        self._directories = directories
+        self._found: Found = {}
+
+    def __getitem__(self, shape: str) -> list[dict[str, Any]]:
+        if shape not in self._found:
+            (ranks,) = (ranks for ranks, shapes in STARTS.items() if shape in shapes)
+            self._found |= trained_by(ranks, self._directories.mktemp(f"ranks{ranks}"))
+        return self._found[shape]
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    found: Found = {}
-    for ranks in STARTS:
-        found |= trained_by(ranks, tmp_path_factory.mktemp(f"ranks{ranks}"))
-    return found
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory)
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("shape", SHAPES)
-def test_parameters_equal_those_of_one_process(trained: Found, shape: str) -> None:
+def test_parameters_equal_those_of_one_process(trained: Trained, shape: str) -> None:
     leaders = [trained[shape][members[0]] for members in REPLICAS[shape]]
     expected = reference(leaders, RUN)
     for rank in trained[shape]:
@@ -87,7 +98,7 @@ def test_parameters_equal_those_of_one_process(trained: Found, shape: str) -> No
 @pytest.mark.e2e
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_replica_sees_the_same_and_each_sample_is_trained_once(
-    trained: Found, shape: str
+    trained: Trained, shape: str
 ) -> None:
     ranks = trained[shape]
     for members in REPLICAS[shape]:
@@ -102,14 +113,14 @@ def test_a_replica_sees_the_same_and_each_sample_is_trained_once(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_rank_stands_at_the_same_step(trained: Found, shape: str) -> None:
+def test_every_rank_stands_at_the_same_step(trained: Trained, shape: str) -> None:
     assert len({json.dumps(rank["state"]) for rank in trained[shape]}) == 1
     assert {rank["committed"] for rank in trained[shape]} == {len(trained[shape][0]["steps"])}
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("shape", ["tp", "cp", "pp"])
-def test_a_step_that_is_iterated_again_is_not_sent_again(trained: Found, shape: str) -> None:
+def test_a_step_that_is_iterated_again_is_not_sent_again(trained: Trained, shape: str) -> None:
     """All that a peer receives are the payloads of the samples, once: 9 bytes a token."""
     tokens = {name: len(sample.fields["input_ids"]) for name, sample in rollouts(RUN).items()}
     for members in REPLICAS[shape]:

@@ -28,6 +28,8 @@ def main(endpoint: str, directory: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     found["stream"] = complaint(lambda: MicroBatchStream(endpoint))
     found["sampler"] = complaint(lambda: LengthBucketSampler([1, 2], batch_size=1))
+    sampler = LengthBucketSampler([4, 3, 2, 1], batch_size=1, mesh=mesh, dp_dims="dp")
+    found["drawn"] = list(sampler)
     place = mesh["dp"].get_local_rank()
     found["position"] = complaint(lambda: MicroBatchStream(endpoint, dp_rank=place, dp_size=2))
     gc.freeze()

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import ConfigError, ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
@@ -28,17 +28,27 @@ from rollout_workers.rank.payload import Block
 _TORCH: dict[DType, torch.dtype] = {item: getattr(torch, item.value) for item in DType}
 
 
+#: Tensors that are made where the samples do not have them.
+_MADE = frozenset({"position_ids", "loss_weights"})
+
+
 @dataclass(frozen=True, slots=True)
 class CollateConfig:
     """What all micro-batches of a stream have in common.
 
     memory: where copies of payloads go.
+    fields: names of the tensors to make, beside what the layout adds; None for all there are.
     """
 
     loss: LossConfig
     collation: Collation = Collation.PACKED
     device: torch.device | None = None
     memory: Memory = uninitialised
+    fields: frozenset[str] | None = None
+
+    def wants(self, name: str) -> bool:
+        """Whether to make the tensor of this name."""
+        return self.fields is None or name in self.fields
 
     @property
     def copies(self) -> bool:
@@ -56,14 +66,17 @@ def collate(
     """
     header = received.header
     copy = not (give_away or config.copies)
-    per_token, per_sample = _fields(received.copied(config.memory) if copy else received)
-    weights = loss_weights(header, per_token.get("loss_mask"), config.loss)
+    chosen = _chosen(received, config)
+    per_token, per_sample = _fields(chosen.copied(config.memory) if copy else chosen)
+    if config.wants("loss_weights"):
+        source = per_token if config.fields is None else _fields(received)[0]
+        per_token["loss_weights"] = loss_weights(header, source.get("loss_mask"), config.loss)
     if header.is_filler and "loss_mask" in per_token:
         per_token["loss_mask"] = torch.zeros_like(per_token["loss_mask"])
-    per_token["input_ids"] = per_token["input_ids"].long()
-    if "position_ids" not in per_token:
+    if config.wants("input_ids"):
+        per_token["input_ids"] = per_token["input_ids"].long()
+    if "position_ids" not in per_token and config.wants("position_ids"):
         per_token["position_ids"] = _positions(header.tokens)
-    per_token["loss_weights"] = weights
     tensors = LAYOUTS[config.collation](per_token, per_sample, header.tokens)
     if config.device is not None:
         tensors = {name: item.to(config.device) for name, item in tensors.items()}
@@ -83,6 +96,23 @@ def collate(
     )
 
 
+def _chosen(received: Received, config: CollateConfig) -> Received:
+    """What is wanted of it. Raises ProtocolError without `input_ids`, ConfigError for a name that
+    nothing has.
+    """
+    names = {block.field.name for block in received.blocks}
+    if "input_ids" not in names:
+        raise ProtocolError("the samples have no per-token field input_ids")
+    if config.fields is None:
+        return received
+    if unknown := config.fields - names - _MADE:
+        raise ConfigError(
+            f"fields names {', '.join(sorted(unknown))}, and there is {', '.join(sorted(names))} "
+            f"in the samples, and {', '.join(sorted(_MADE))} made of them"
+        )
+    return received.only(config.fields)
+
+
 def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Per-token tensors [total, ...] and per-sample tensors [n, ...]: views of the payload."""
     per_token: dict[str, Tensor] = {}
@@ -90,8 +120,6 @@ def _fields(received: Received) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     for block in received.blocks:
         home = per_token if block.field.per_token else per_sample
         home[block.field.name] = _view(block, received.payload)
-    if "input_ids" not in per_token:
-        raise ProtocolError("the samples have no per-token field input_ids")
     return per_token, per_sample
 
 

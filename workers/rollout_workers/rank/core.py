@@ -181,6 +181,12 @@ class RankCore:
 
     # -- the training loop
 
+    @property
+    def following(self) -> int | None:
+        """The step that the training loop gets next, if its header is here."""
+        held = self._steps.following()
+        return None if held is None else held.header.step
+
     def ready(self) -> HeldStep | None:
         """The step that the training loop gets next, if it is released.
 

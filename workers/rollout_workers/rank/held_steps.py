@@ -7,7 +7,7 @@ dispatcher cannot have sent raises ProtocolError and changes nothing; one that i
 reconnect changes nothing either.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -42,6 +42,15 @@ class Received:
     header: m.MicroBatch
     payload: memoryview = field(repr=False)
     blocks: Sequence[Block]
+
+    def only(self, names: Collection[str]) -> "Received":
+        """The fields of these names, in as much of the payload as they lie in."""
+        kept = [block for block in self.blocks if block.field.name in names]
+        start = min((block.offset for block in kept), default=0)
+        later = [b.offset for b in self.blocks if kept and b.offset > kept[-1].offset]
+        stop = min(later, default=self.payload.nbytes) if kept else start
+        moved = [block._replace(offset=block.offset - start) for block in kept]
+        return Received(self.header, self.payload[start:stop], moved)
 
     def copied(self, memory: Memory) -> "Received":
         """The same in memory of its own."""

@@ -251,7 +251,7 @@ class StepClient:
     def _next_or_end(self) -> HeldStep | Literal[True] | None:
         if self._core.exhausted:
             return True
-        self._check_more_comes()
+        self._check_more_comes(self._core.following)
         held = self._core.ready()
         if held is not None and self._whole_steps:
             held = held if self._here(held) == held.header.num_micro_batches else None
@@ -275,5 +275,5 @@ class StepClient:
         if self._feed.stopping:
             raise ClientClosed("the stream is closed")
 
-    def _check_more_comes(self) -> None:
-        """Raise why nothing comes that is not here yet, for a call that waits."""
+    def _check_more_comes(self, step: int | None = None) -> None:
+        """Raise why nothing comes that is not here yet, or why this step may not begin."""

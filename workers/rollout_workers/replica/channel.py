@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,20 @@ PEER_TIMEOUT = timedelta(minutes=5)
 _made: Counter[str] = Counter()
 
 
+#: Above the number of any step.
+NO_STEP = 2**60
+
+
+class Leave(NamedTuple):
+    """A process has closed its stream.
+
+    rank: of the default group. step: the last that it, and whoever leaves with it, has begun.
+    """
+
+    rank: int
+    step: int
+
+
 class Channel:
     """A collective of `ranks` (of the default group), of which this process is one.
 
@@ -49,12 +64,13 @@ class Channel:
         _made[key] += 1
         world = dist.group.WORLD
         assert world is not None, "whoever has a mesh has a process group"
-        store = dist.PrefixStore(f"rollout-{key}-{_made[key]}", world.get_group_store())
+        name = f"rollout-{key}-{_made[key]}"
+        store = dist.PrefixStore(name, world.get_group_store())  # type: ignore[attr-defined]
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(dist.get_rank())
-        self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
-            store, self.index, len(ranks), JOIN_TIMEOUT
-        )
+        gloo = dist.ProcessGroupGloo(store, self.index, len(ranks), JOIN_TIMEOUT)
+        # It has the same collectives as any group; torch's stubs do not say so.
+        self._group: dist.ProcessGroup | None = cast("dist.ProcessGroup", gloo)
         self._timeout = timeout
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         self._view = memoryview(self._block.numpy().data)
@@ -64,11 +80,13 @@ class Channel:
         frame = codec.encode(message, 0 if payload is None else payload.nbytes)
         begin = frame[:BLOCK_BYTES]
         self._view[: len(begin)] = begin
-        self._broadcast(self._block)
+        parts = [self._block]
         if len(frame) > BLOCK_BYTES:
-            self._broadcast(torch.frombuffer(bytearray(frame[BLOCK_BYTES:]), dtype=torch.uint8))
+            parts.append(torch.frombuffer(bytearray(frame[BLOCK_BYTES:]), dtype=torch.uint8))
         if payload is not None and payload.nbytes:
-            self._broadcast(torch.frombuffer(payload, dtype=torch.uint8))
+            parts.append(torch.frombuffer(payload, dtype=torch.uint8))
+        for work in [self._begin(part) for part in parts]:  # all under way before the first is done
+            work.wait()
 
     def hear(self, memory: Memory = uninitialised) -> tuple[m.Message, memoryview]:
         """What the first of them says next; raises RuntimeError when it, or another, is gone."""
@@ -86,18 +104,25 @@ class Channel:
             self._broadcast(torch.frombuffer(payload, dtype=torch.uint8))
         return codec.decode(Frame(kind, header)), payload
 
-    def agree(self, *, leaving: bool = False) -> int | None:
-        """Wait for all of them; the rank of one that is leaving, or None."""
+    def agree(self, leaving: int | None = None) -> Leave | None:
+        """Wait for all of them; who takes its leave, if anyone does.
+
+        leaving: the last step that this process has begun, if it leaves.
+        """
         assert self._group is not None
-        word = torch.tensor([self.index + 1 if leaving else 0])
+        said = [0, -NO_STEP] if leaving is None else [self.index + 1, -leaving]
+        word = torch.tensor(said)
         self._group.allreduce(word, dist.ReduceOp.MAX, self._timeout).wait()
-        found = int(word)
-        return self.ranks[found - 1] if found else None
+        who, last = word.tolist()
+        return Leave(self.ranks[who - 1], -last) if who else None
 
     def close(self) -> None:
         """Close the connections; whoever waits for this process raises."""
         self._group = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
+        self._begin(tensor).wait()
+
+    def _begin(self, tensor: torch.Tensor) -> dist.Work:
         assert self._group is not None
-        self._group.broadcast(tensor, 0, self._timeout).wait()
+        return self._group.broadcast(tensor, 0, self._timeout)

@@ -1,5 +1,6 @@
 """An error of one process becomes the same in another: its class, by its code, and its text."""
 
+import re
 from collections.abc import Iterator
 
 from rollout_dispatcher.errors import DispatcherError
@@ -27,3 +28,9 @@ def _kinds(kind: type[DispatcherError]) -> Iterator[type[DispatcherError]]:
     yield kind
     for special in kind.__subclasses__():
         yield from _kinds(special)
+
+
+def reason(error: BaseException) -> str:
+    """What gloo says that has happened, without where in its source and what may have caused it."""
+    text = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
+    return re.sub(r"^\[[^]]*\] ", "", text)

@@ -13,7 +13,7 @@ from rollout_workers.process_group import Place
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.steps import StepClient
 from rollout_workers.replica.channel import Channel
-from rollout_workers.replica.failures import restored
+from rollout_workers.replica.failures import reason, restored
 from rollout_workers.replica.relay import ROUNDS, peer_left
 
 
@@ -79,7 +79,8 @@ class FollowerCore(RankCore):
 class Hearing:
     """The thread that hears what the leader tells; a `Feed`.
 
-    more: why nothing more comes, once the leader or a peer has taken its leave.
+    lost: why nothing more comes, once the leader or a peer has taken its leave. last_step: that all
+        have begun by then.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class Hearing:
         self.bytes_received = self.reconnects = 0
         self.stopping = False
         self.failure: DispatcherError | None = None
-        self.last: PeerLost | None = None
+        self.lost: PeerLost | None = None
+        self.last_step = -1
         self._thread = threading.Thread(target=self._run, name="dispatcher-follower", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
@@ -122,7 +124,7 @@ class Hearing:
             failure = PeerLost(
                 f"the DP leader of this model replica, rank {self._channel.ranks[0]}, is gone, or "
                 f"one of its other ranks {list(self._channel.ranks[1:])}: "
-                f"{str(error).splitlines()[0]}; look at what ended it, and start the trainer again"
+                f"{reason(error)}; look at what ended it, and start the trainer again"
             )
         else:
             failure = self.failure
@@ -144,18 +146,13 @@ class Hearing:
         return True
 
     def _answer(self, message: m.Message) -> bool:
-        left = self._channel.agree(leaving=self.stopping)
+        left = self._channel.agree(self._core.taken if self.stopping else None)
         with self._changed:
-            match message:
-                case m.Error():
-                    self.failure = restored(message)
-                case m.Bye():
-                    self.last = peer_left(self._channel.ranks[0])
-                case _ if left is not None:
-                    self.last = peer_left(left)
-                case _:
-                    return True
-        return False
+            if isinstance(message, m.Error):
+                self.failure = restored(message)
+            elif left is not None:
+                self.lost, self.last_step = peer_left(left.rank), left.step
+            return left is None
 
 
 class Follower(StepClient):
@@ -173,9 +170,10 @@ class Follower(StepClient):
         self._hearing = Hearing(channel, core, changed, memory)
         super().__init__(core, changed, self._hearing, whole_steps=whole_steps)
 
-    def _check_more_comes(self) -> None:
-        if self._hearing.last is not None:
-            raise self._hearing.last
+    def _check_more_comes(self, step: int | None = None) -> None:
+        begun = step is not None and step <= self._hearing.last_step
+        if self._hearing.lost is not None and not begun:
+            raise self._hearing.lost
 
 
 def _shown(position: m.CheckpointPosition | None) -> str:

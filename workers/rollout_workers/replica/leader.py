@@ -85,23 +85,25 @@ class Leader(RankClient):
     def close(self) -> None:
         """Tell the peers, deliver what was committed, disconnect. Idempotent, bounded in time."""
         if self._process.is_here:
-            self._relay.end(m.Bye())
+            self._relay.end(m.Bye(), self._core.taken)
         super().close()
         if self._process.is_here:
             self._relay.join()
 
     def _make_core(self, *where: Any) -> RankCore:
-        return LeaderCore(self._relay, *where)
+        self._core = LeaderCore(self._relay, *where)
+        return self._core
 
     def _make_condition(self) -> threading.Condition:
         return self._relay.changed
 
     def _ended(self, failure: DispatcherError | None) -> None:
-        self._relay.end(m.Bye() if failure is None else told(failure))
+        self._relay.end(m.Bye() if failure is None else told(failure), self._core.taken)
 
     def _here(self, held: HeldStep) -> int:
         return min(self._relay.told(held.header.step), super()._here(held))
 
-    def _check_more_comes(self) -> None:
-        if self._relay.failure is not None:
+    def _check_more_comes(self, step: int | None = None) -> None:
+        begun = step is not None and step <= self._relay.last_step
+        if self._relay.failure is not None and not begun:
             raise self._relay.failure

@@ -32,6 +32,20 @@ class ReplicaPlace:
         return self.members[0] == dist.get_rank()
 
 
+def refuse_contradiction(mesh: DeviceMesh | None, dp_dims: object, *others: object) -> None:
+    """Raise ConfigError where a mesh and something else say where this process stands."""
+    if mesh is None and dp_dims is not None:
+        raise ConfigError(
+            "dp_dims names dimensions of a mesh, and there is none; pass mesh= with the trainer's "
+            "device mesh"
+        )
+    if mesh is not None and any(other is not None for other in others):
+        raise ConfigError(
+            "mesh= says which ranks are data parallel and who agrees on a generation; leave out "
+            "dp_rank, dp_size, process_group and generation"
+        )
+
+
 def place_in(mesh: DeviceMesh, dp_dims: str | Sequence[str] | None) -> ReplicaPlace:
     """This process's place, where these dimensions are data parallel.
 

@@ -15,6 +15,7 @@ from rollout_dispatcher.errors import PeerLost
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.replica.channel import Channel
+from rollout_workers.replica.failures import reason
 
 #: Between two words to the peers, at most.
 KEEP_ALIVE_S = 1.0
@@ -31,12 +32,15 @@ class Said(NamedTuple):
 class Relay:
     """Tells the peers until told the last word; look at it while you hold `changed`.
 
-    failure: why nothing is told any more, where that is a peer's doing.
+    failure: why nothing is told any more, where that is a peer's doing. last_step: that all have
+        begun, where one took its leave.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.changed = threading.Condition()
         self.failure: PeerLost | None = None
+        self.last_step = -1
+        self._taken = -1
         self._channel = channel
         self._outbox: deque[Said] = deque()
         self._last: m.Message | None = None
@@ -67,10 +71,14 @@ class Relay:
         self._told.clear()
         self._epoch += 1
 
-    def end(self, last: m.Message) -> None:
-        """Tell this after all that is queued, and no more. Only the first such word counts."""
+    def end(self, last: m.Message, taken: int = -1) -> None:
+        """Tell this after all that is queued, and no more. Only the first such word counts.
+
+        taken: the last step that the leader has begun.
+        """
         with self.changed:
-            self._last = self._last or last
+            if self._last is None:
+                self._last, self._taken = last, taken
             self.changed.notify_all()
 
     def join(self) -> None:
@@ -86,7 +94,7 @@ class Relay:
         except Exception as error:
             failure = PeerLost(
                 "a process that shares this DP rank's model replica is gone, one of the ranks "
-                f"{list(self._channel.ranks[1:])}: {str(error).splitlines()[0]}; look at what "
+                f"{list(self._channel.ranks[1:])}: {reason(error)}; look at what "
                 "ended it, and start the trainer again"
             )
         self._channel.close()
@@ -102,11 +110,13 @@ class Relay:
             if not isinstance(said.message, ROUNDS):
                 self._note(said)
                 continue
-            left = self._channel.agree()
-            if not isinstance(said.message, m.Ping):
+            is_last = not isinstance(said.message, m.Ping)
+            left = self._channel.agree(self._taken if is_last else None)
+            if is_last:
                 return None
             if left is not None:
-                return peer_left(left)
+                self.last_step = left.step
+                return peer_left(left.rank)
             due = monotonic() + KEEP_ALIVE_S
 
     def _next(self, due: float) -> Said:
