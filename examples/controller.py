@@ -151,7 +151,7 @@ def train(endpoint: str) -> None:
                     ids = micro_batch.input_ids
                     losses = cross_entropy(model(ids[:-1]), ids[1:], reduction="none")
                     weighted = (pad(losses, (1, 0)) * micro_batch.loss_weights).sum()
-                    (weighted * micro_batch.loss_scale).backward()  # type: ignore[no-untyped-call]
+                    (weighted * micro_batch.loss_scale).backward()
                 lost += weighted.detach()
             optimizer.step()
             optimizer.zero_grad()

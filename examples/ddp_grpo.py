@@ -69,7 +69,7 @@ def train(endpoint: str, weights: Path) -> None:
                     with nullcontext() if micro_batch.is_last else model.no_sync():
                         losses = clipped(log_probs(model, micro_batch), before, micro_batch)
                         loss = (losses * micro_batch.loss_weights).sum() * micro_batch.loss_scale
-                        loss.backward()  # type: ignore[no-untyped-call]
+                        loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
             step.commit()

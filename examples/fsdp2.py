@@ -40,12 +40,16 @@ class Block(nn.Module):
         )
 
     def forward(self, hidden: Tensor, bounds: list[int]) -> Tensor:
-        qkv = self.qkv(self.norm(hidden)).view(len(hidden), 3, HEADS, -1).permute(1, 2, 0, 3)
+        qkv = self.qkv(self.norm(hidden)).view(len(hidden), 3, HEADS, -1)
+        query, key, value = qkv.permute(1, 2, 0, 3).unbind()
         # On a GPU this is one call of a varlen kernel, which takes cu_seqlens and max_seqlen.
         attended = [
-            scaled_dot_product_attention(*qkv[:, None, :, start:stop], is_causal=True)[0]
+            scaled_dot_product_attention(
+                query[None, :, start:stop], key[None, :, start:stop], value[None, :, start:stop],
+                is_causal=True,
+            )[0]
             for start, stop in pairwise(bounds)
-        ]
+        ]  # fmt: skip
         hidden = hidden + self.out(torch.cat(attended, dim=1).transpose(0, 1).flatten(1))
         mixed: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
         return mixed
@@ -116,7 +120,7 @@ def save(
     """Save everything with the stream among it; then tell the dispatcher that this is durable."""
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "stream": stream}
-    dcp.save(state, checkpoint_id=folder / f"step-{step:06d}")
+    dcp.save(state, checkpoint_id=folder / f"step-{step:06d}")  # type: ignore[attr-defined]
     stream.checkpoint_saved(stream.state_dict())  # it frees the samples up to here
 
 
@@ -129,7 +133,7 @@ def resume(
         return
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "stream": stream}
-    dcp.load(state, checkpoint_id=newest.parent)
+    dcp.load(state, checkpoint_id=newest.parent)  # type: ignore[attr-defined]
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     say(f"resumed from {newest.parent.name}")
 

@@ -17,6 +17,7 @@ import ray
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,8 +39,11 @@ async def drive() -> dict[str, Any]:
         http="127.0.0.1:0",  # any free ports
     )
     async with Dispatcher(config) as dispatcher:
-        trainers = [Trainer.remote() for _ in range(RANKS)]
-        rollouts = [Rollout.remote(seed) for seed in range(ROLLOUTS)]
+        trainers = [Trainer.remote() for _ in range(RANKS)]  # type: ignore[attr-defined]
+        rollouts = [
+            Rollout.remote(seed)  # type: ignore[attr-defined]
+            for seed in range(ROLLOUTS)
+        ]
         port = await trainers[0].open_store.remote()
         training = [
             trainer.train.remote(rank, port, dispatcher.endpoint)
@@ -86,13 +90,13 @@ class Trainer:
 
     def open_store(self) -> int:
         """In rank 0: where the process group meets; returns its port."""
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return self.store.port
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return int(self.store.port)
 
     def train(self, rank: int, port: int, endpoint: str) -> list[float]:
         """Train until the stream ends; the loss of every step."""
         torch.manual_seed(0)
-        store = self.store if rank == 0 else dist.TCPStore("127.0.0.1", port, is_master=False)
+        store = self.store if rank == 0 else TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
         model = DistributedDataParallel(
             nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY))
@@ -107,7 +111,7 @@ class Trainer:
                         ids = micro_batch.input_ids
                         losses = cross_entropy(model(ids[:-1]), ids[1:], reduction="none")
                         weighted = (pad(losses, (1, 0)) * micro_batch.loss_weights).sum()
-                        (weighted * micro_batch.loss_scale).backward()  # type: ignore[no-untyped-call]
+                        (weighted * micro_batch.loss_scale).backward()
                     lost += weighted.detach()
                 optimizer.step()
                 optimizer.zero_grad()
