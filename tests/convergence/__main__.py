@@ -12,15 +12,11 @@ gains, and the control's lies beyond. docs/effects.md says what that means.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from importlib.metadata import version
-from multiprocessing import get_context
 from os import cpu_count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -28,11 +24,9 @@ import torch
 from tests.convergence.base import first_policy
 from tests.convergence.evaluation import by_digits, expected_reward
 from tests.convergence.intervals import Interval, Verdict, judge
-from tests.convergence.policy import Policy
-from tests.convergence.runs import BATCH, WINDOW_MULTIPLE, Arm, Loop, Run, train
+from tests.convergence.runs import BATCH, WINDOW_MULTIPLE, Arm, Loop
+from tests.convergence.seeds import Runs, run_all
 from tests.convergence.trainer import RANKS
-
-Runs = dict[Arm, Run]
 
 
 def main() -> int:
@@ -68,28 +62,6 @@ def main() -> int:
     given.json.write_text(json.dumps(figures, indent=1) + "\n")
     print(f"{given.json} written")
     return 0 if all(each["shown"] for each in found) else 1
-
-
-def run_all(
-    loop: Loop, first: Policy, seeds: Sequence[int], steps: int, processes: int
-) -> Iterator[Runs]:
-    """A run of each arm for every seed, in so many processes at a time."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "first.pt")
-        torch.save(first.state_dict(), path)
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            job = partial(_run_seed, loop=loop, path=path, steps=steps)
-            for seed, runs in zip(seeds, pool.map(job, seeds), strict=True):
-                rewards = "  ".join(f"{arm} {run.reward:.4f}" for arm, run in runs.items())
-                print(f"{loop} seed {seed}: {rewards}", flush=True)
-                yield runs
-
-
-def _run_seed(seed: int, loop: Loop, path: Path, steps: int) -> Runs:
-    torch.set_num_threads(1)
-    first = Policy()
-    first.load_state_dict(torch.load(path))
-    return {arm: train(loop, arm, first, seed, steps) for arm in Arm}
 
 
 def judge_runs(before: float, runs: Sequence[Runs]) -> Verdict:

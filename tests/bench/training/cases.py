@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rollout_dispatcher.cli.demo.processes import Children
 from rollout_workers import RolloutProducer
@@ -75,7 +76,7 @@ def _torchrun(folder: Path, ranks: int) -> list[str]:
 @contextmanager
 def _dispatcher(folder: Path, work: Work, window: float) -> Iterator[str]:
     folder.mkdir(exist_ok=True)
-    options = {
+    options: dict[str, Any] = {
         "dp_size": work.ranks,
         "dispatch_batch_size": work.batch,
         "micro_batch_tokens": work.budget,

@@ -73,6 +73,6 @@ def test_rows_train_in_turn_on_the_same_tokens(tmp_path: Path) -> None:
     for row in found.values():
         assert row.tokens_per_second > 0
         assert 0 <= row.wait_share < 1
-    for row in ("dataloader", "ours-window-1", "ours"):
-        records = [path.read_text().splitlines() for path in tmp_path.glob(f"{row}.rank*.jsonl")]
+    for name in ("dataloader", "ours-window-1", "ours"):
+        records = [path.read_text().splitlines() for path in tmp_path.glob(f"{name}.rank*.jsonl")]
         assert [len(lines) for lines in records] == [2, 2]
