@@ -15,6 +15,7 @@ STEPS = 3
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(300)
 def test_in_open_loop_all_that_is_pushed_is_trained_on_whichever_way() -> None:
     first = first_policy(0, 3)
     fifo, window, control = (train(Loop.OPEN, arm, first, 1, STEPS) for arm in Arm)
@@ -25,6 +26,7 @@ def test_in_open_loop_all_that_is_pushed_is_trained_on_whichever_way() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(300)
 def test_in_closed_loop_only_a_window_makes_samples_wait() -> None:
     first = first_policy(0, 3)
     fifo, window = (train(Loop.CLOSED, arm, first, 1, STEPS) for arm in (Arm.FIFO, Arm.WINDOW))
@@ -34,6 +36,7 @@ def test_in_closed_loop_only_a_window_makes_samples_wait() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(300)
 def test_the_command_writes_its_figures_and_fails_where_nothing_was_learnt(tmp_path: Path) -> None:
     path = tmp_path / "convergence.json"
     words = ["--tasks", "open-loop", "--seeds", "2", "--steps", "2", "--first-steps", "2"]

@@ -66,6 +66,7 @@ def test_figures_are_medians_and_stand_beside_the_dataloader_of_their_case() -> 
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(300)
 def test_rows_train_in_turn_on_the_same_tokens(tmp_path: Path) -> None:
     work = Work(LENGTHS[:32], 16, 2, 512, "quadratic:1,500,0", 3)
     found = measure(Case("short", ("dataloader", "ours-window-1", "ours")), work, tmp_path)
