@@ -28,6 +28,9 @@ from tests.convergence.runs import BATCH, WINDOW_MULTIPLE, Arm, Loop
 from tests.convergence.seeds import Runs, run_all
 from tests.convergence.trainer import RANKS
 
+#: No seed from here on was looked at while the task and its settings were made.
+FIRST_SEED = 101
+
 
 def main() -> int:
     """Train, judge, print and write."""
@@ -42,7 +45,7 @@ def main() -> int:
     torch.set_num_threads(1)
     first = first_policy(0, given.first_steps)
     print(f"first policy: expected reward {expected_reward(first):.4f}", flush=True)
-    seeds = range(1, given.seeds + 1)
+    seeds = range(FIRST_SEED, FIRST_SEED + given.seeds)
     found = []
     for loop in given.tasks:
         runs = list(run_all(loop, first, seeds, given.steps, given.processes))
