@@ -56,7 +56,8 @@ class Feedback:
         if peer.hears_feedback:
             standing = self._core.standing
             _add_news(header, peer, standing)
-            if (staleness := standing.staleness(effect.oldest)) is not None:
+            oldest = effect.oldest
+            if oldest is not None and (staleness := standing.staleness(oldest)) is not None:
                 header["staleness"] = staleness
         peer.write(codec.encode_checked(m.Pushed, header, 0))
 
