@@ -2,26 +2,14 @@
 
 import asyncio
 
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.service.router import Router
 from tests.service.connections.wires import Wire, make_hub
-from tests.support.client import make_push
-
-#: Samples whose push is large, and found no room while another is received.
-TOKENS = [10_000]
-
-
-def announces_a_push(wire: Wire) -> bytes:
-    """A push begins; returns its payload."""
-    push, payload = make_push("p", 0, TOKENS)
-    wire.arrives(codec.encode(push, len(payload)))
-    return payload
 
 
 def holder_and_waiting(router: Router) -> tuple[Wire, Wire, bytes]:
     holder, waiting = Wire(router, "holder"), Wire(router, "waiting")
-    payload = announces_a_push(holder)
-    announces_a_push(waiting)
+    payload = holder.announces_a_push()
+    waiting.announces_a_push()
     assert (holder.reading, waiting.reading) == (True, False)
     return holder, waiting, payload
 
@@ -62,7 +50,7 @@ async def test_who_is_lost_after_it_was_let_in_gives_its_room_back() -> None:
     router = make_hub()
     holder, waiting, payload = holder_and_waiting(router)
     third = Wire(router, "third")
-    announces_a_push(third)
+    third.announces_a_push()
     holder.arrives(payload)  # lets the second in, a turn later
     waiting.abort()
     await asyncio.sleep(0)

@@ -12,8 +12,11 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
+from tests.support.client import make_push
 
 LIMITS = PeerLimits(FrameLimits(1 << 20, 1 << 20), 10.0, 10.0)
+#: Samples whose push is large, and found no room while another is received.
+TOKENS = [10_000]
 
 
 class Wire(asyncio.Transport):
@@ -35,6 +38,12 @@ class Wire(asyncio.Transport):
             target[:taken], data = data[:taken], data[taken:]
             self.peer.buffer_updated(taken)
         assert not data, "more than is read"
+
+    def announces_a_push(self) -> bytes:
+        """A push begins; returns its payload."""
+        push, payload = make_push("p", 0, TOKENS)
+        self.arrives(codec.encode(push, len(payload)))
+        return payload
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -66,7 +75,7 @@ class Wire(asyncio.Transport):
 
 
 def make_hub() -> Router:
-    """A router with little room for frames; nobody trains, and nothing is due by itself."""
+    """A router with room for one large frame; nobody trains, and nothing is due by itself."""
     config = ServeConfig(
         dp_size=2, dispatch_batch_size=4, micro_batch_tokens=2**20, receive_bytes=2**16
     )
