@@ -39,7 +39,7 @@ def samples_of(
         if push.group_sizes is not None:
             given = (size or SIZE_AT_CLOSE for size in push.group_sizes)
         sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=False)]
-    rows = push.rows_of(push.schema_)
+    rows = push.rows_of(push.schema_) if push.rows else ()
     values = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
         push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),

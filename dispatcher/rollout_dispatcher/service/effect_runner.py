@@ -19,6 +19,7 @@ from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.steps.group_totals import GroupTotals
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import DispatcherError, ProtocolError
 from rollout_dispatcher.payload import InJournal, InMemory
@@ -82,8 +83,8 @@ class EffectRunner:
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
         self._announcements = Announcements()
-        #: Ranks, what of which step they get, and the next micro-batch.
-        self._deliveries: deque[tuple[RankConnection, OpenStep, int, int]] = deque()
+        #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
+        self._deliveries: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
@@ -243,12 +244,13 @@ class EffectRunner:
         step = self._core.step(effect.step)
         if rank is None or step is None:
             return  # the rank is away: it gets the step when it comes back
-        ragged = next(iter(step.samples())).schema.ragged
-        if ragged and RAGGED not in rank.peer.terms.capabilities:
-            rank.peer.fail(_unreadable(ragged))
+        terms = rank.peer.terms
+        told = self._announcements.of(step, terms)
+        if told.ragged and RAGGED not in terms.capabilities:
+            rank.peer.fail(_unreadable(told.ragged))
             return
-        rank.peer.write(self._announcements.header(step, rank.peer.terms))
-        self._deliveries.append((rank, step, effect.dp_rank, effect.first_micro_batch))
+        rank.peer.write(told.header)
+        self._deliveries.append((rank, step, told.groups, effect.first_micro_batch))
         if len(self._deliveries) > 1:
             return  # in turn
         if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
@@ -315,20 +317,20 @@ class EffectRunner:
         """Hand micro-batches to the peers, for a slice of time."""
         until = self._clock() + DELIVERY_SLICE_SECONDS
         while self._deliveries:
-            rank, step, dp_rank, index = self._deliveries.popleft()
+            rank, step, groups, index = self._deliveries.popleft()
             if not self._connections.is_attached(rank):  # who has said hello since gets it anew
                 continue
-            for at in range(index, len(step.micro_batches[dp_rank])):
+            for at in range(index, len(step.micro_batches[rank.dp_rank])):
                 if at > index and at % LOOKED_AT_EVERY == 0 and self._clock() > until:
-                    self._deliveries.appendleft((rank, step, dp_rank, at))
+                    self._deliveries.appendleft((rank, step, groups, at))
                     break
-                rank.peer.enqueue(partial(self._frame, rank, step, dp_rank, at))
+                rank.peer.enqueue(partial(self._frame, step, groups, rank.dp_rank, at))
             if self._deliveries and self._clock() > until:
                 self._later(self._hand_out)
                 return
 
     def _frame(
-        self, rank: RankConnection, step: OpenStep, dp_rank: int, index: int
+        self, step: OpenStep, groups: GroupTotals | None, dp_rank: int, index: int
     ) -> list[Buffer] | None:
         """The frame of one micro-batch; None once the step is over, or planned again."""
         if self._core.step(step.number) is not step:
@@ -338,8 +340,7 @@ class EffectRunner:
             self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
         try:
             if parts[index]:
-                terms = rank.peer.terms
-                numbers = self._announcements.group_numbers(step, dp_rank, index, terms)
+                numbers = None if groups is None else groups.numbers[dp_rank][index]
                 return micro_batch(step.number, index, self._samples(parts[index]), numbers)
             return filler(step.number, index, *self._samples([next(step.entries())]))
         except Exception as error:  # a payload cannot be read back, or a bug of ours

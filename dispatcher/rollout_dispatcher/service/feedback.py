@@ -2,11 +2,12 @@
 
 Who has the capability `feedback` is told what has changed since it was told last, with its answers
 and, as changes come, for who waits and pushes nothing. Invariant: whatever happens is told with at
-most one message to a producer a `TOLD_EVERY_SECONDS`, besides its answers and its dropped samples.
+most one message to a producer a `TOLD_EVERY_SECONDS`, besides its answers and its dropped samples;
+who does not read is told nothing more until it has.
 """
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -20,8 +21,10 @@ from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.peer import Peer
 
-#: Far below the time of a step, and above what it takes to tell thousands of producers.
+#: Far below the time of a step.
 TOLD_EVERY_SECONDS = 0.1
+#: Producers that are told in one turn of the event loop: a write takes some ten microseconds.
+TOLD_AT_ONCE = 64
 
 
 class Feedback:
@@ -31,7 +34,10 @@ class Feedback:
         self, core: Dispatch, connections: Connections, run: Callable[[Callable[[], None]], None]
     ) -> None:
         self._core, self._connections, self._run = core, connections, run
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        #: Whether anything has changed since it was begun to tell everybody, and who is left.
+        self._news = False
+        self._untold: deque[Peer] = deque()
         #: Rises with all that may have made room for pushes.
         self.moves = 0
         self._watching: set[asyncio.Future[None]] = set()
@@ -55,8 +61,10 @@ class Feedback:
             header["errors"] = {str(index): text for index, text in effect.errors.items()}
         if peer.hears_feedback:
             standing = self._core.standing
-            _add_news(header, peer, standing)
-            if (staleness := standing.staleness(effect.oldest)) is not None:
+            header |= _news(peer.told, standing)
+            peer.told = standing
+            oldest = effect.oldest
+            if oldest is not None and (staleness := standing.staleness(oldest)) is not None:
                 header["staleness"] = staleness
         peer.write(codec.encode_checked(m.Pushed, header, 0))
 
@@ -65,10 +73,11 @@ class Feedback:
         peer.hears_feedback = FEEDBACK in peer.terms.capabilities
         peer.told = None
         if peer.hears_feedback:
-            self._tell(peer)
+            self._tell([peer])
 
     def changed(self) -> None:
         """The trainer has moved: tell everybody soon, and of what follows at once."""
+        self._news = True
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(TOLD_EVERY_SECONDS, self._run, self._tell_all)
@@ -91,17 +100,37 @@ class Feedback:
                 move.set_result(None)
 
     def _tell_all(self) -> None:
-        self._timer = None
+        self._news = False
         self.wake()
-        for peer in self._connections.producers.values():
-            if peer.hears_feedback:
-                self._tell(peer)
+        self._untold.extend(self._connections.producers.values())
+        self._tell_some()
 
-    def _tell(self, peer: Peer) -> None:
-        header: dict[str, object] = {}
-        _add_news(header, peer, self._core.standing)
-        if header:
-            peer.write(codec.encode_checked(m.Feedback, header, 0))
+    def _tell_some(self) -> None:
+        """Tell those whose turn it is; there may be thousands, and ranks wait meanwhile."""
+        some = [self._untold.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._untold)))]
+        self._tell([peer for peer in some if peer.hears_feedback])
+        if self._untold:
+            self._timer = asyncio.get_running_loop().call_soon(self._run, self._tell_some)
+            return
+        self._timer = None
+        if self._news:
+            self.changed()
+
+    def _tell(self, peers: Sequence[Peer]) -> None:
+        """Tell these what they do not know; of as many as know the same it is written once."""
+        standing = self._core.standing
+        frames: dict[Standing | None, bytes] = {standing: b""}
+        for peer in peers:
+            if peer.is_behind:
+                self._news = True
+                continue
+            if (frame := frames.get(peer.told)) is None:
+                news = _news(peer.told, standing)
+                frame = codec.encode_checked(m.Feedback, news, 0) if news else b""
+                frames[peer.told] = frame
+            peer.told = standing
+            if frame:
+                peer.write(frame)
 
     def dropped(self, effect: SamplesDropped) -> None:
         """Say which accepted samples will not be trained on, to who pushed them and is there."""
@@ -116,17 +145,18 @@ class Feedback:
                     peer.send(*_dropped(reason, its))
 
 
-def _add_news(header: dict[str, object], peer: Peer, standing: Standing) -> None:
-    """What this producer was not told of where the trainer is."""
-    told, peer.told = peer.told, standing
+def _news(told: Standing | None, standing: Standing) -> dict[str, object]:
+    """What a producer does not know that was told that of where the trainer is."""
+    found: dict[str, object] = {}
     if told is None or told.remaining != standing.remaining:
-        header["remaining"] = standing.remaining
+        found["remaining"] = standing.remaining
     if standing.policy_version is None:
-        return
+        return found
     if told is None or told.policy_version != standing.policy_version:
-        header["policy_version"] = standing.policy_version
+        found["policy_version"] = standing.policy_version
     if told is None or told.expected_version != standing.expected_version:
-        header["expected_version"] = standing.expected_version
+        found["expected_version"] = standing.expected_version
+    return found
 
 
 def _dropped(reason: str, entries: Sequence[Entry]) -> Iterator[m.Dropped]:

@@ -11,7 +11,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
-from tests.service.connections.test_pauses import Wire, make_hub
+from tests.service.connections.wires import Wire, make_hub
 
 #: No producer hears such a thing.
 OUT_OF_TURN = m.Release(step=1)

@@ -8,7 +8,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.service.connections.peer import BULK_BYTES_A_TURN
-from tests.service.connections.test_pauses import Wire, make_hub
+from tests.service.connections.wires import Wire, make_hub
 
 FRAME_BYTES = BULK_BYTES_A_TURN // 2
 

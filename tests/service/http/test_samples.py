@@ -248,6 +248,12 @@ def test_declared_ragged_fields_have_rows_of_their_own(grid: list[list[int]], en
     assert sample.nbytes == IMAGES.nbytes(2, sample.rows)
 
 
+def test_a_text_may_have_any_fields_name() -> None:
+    sample = parse(input_ids=[1, 2], base64='a \\ " text')
+    assert field_of(sample, "base64") == Field.text("base64")
+    assert bytes(values_of(sample, "base64")) == b'a \\ " text'  # type: ignore[arg-type]
+
+
 def test_undeclared_a_string_is_text_and_a_tensor_is_ragged_if_it_says_so() -> None:
     crops = {"dtype": "uint8", "ragged": True, "data": [[1, 2], [3, 4]]}
     sample = parse(input_ids=[1, 2], env="ab", crops=crops, name={"dtype": "str", "data": "x"})

@@ -1,9 +1,12 @@
 """A push while it is decided: which of its samples are, and what it holds of memory meanwhile."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.sample import Outcome, Sample
+
+_VERSION = attrgetter("policy_version")
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +59,6 @@ class Push:
     def answer(self) -> PushAnswered:
         """The outcomes, in the order of the samples."""
         outcomes = tuple(filter(None, self.outcomes))
-        versions = {sample.policy_version for sample in self.samples}
-        versions.discard(None)
-        oldest = min(versions, default=None)  # type: ignore[type-var]  # None is not among them
+        versions = set(map(_VERSION, self.samples)) - {None}
+        oldest = min(versions, default=None)
         return PushAnswered(self.producer, self.first_seq, outcomes, self.errors, oldest)

@@ -114,7 +114,7 @@ class OpenStep:
 
     def samples(self) -> list[Sample]:
         """Every sample of the step, rank by rank."""
-        return [entry.sample for entry in self.entries()]
+        return [entry.sample for rank in self.micro_batches for part in rank for entry in part]
 
     def in_journal(self) -> "OpenStep":
         """The same with the payloads in the journal alone."""

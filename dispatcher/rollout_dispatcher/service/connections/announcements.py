@@ -12,12 +12,16 @@ from rollout_dispatcher.protocol.versions import GROUP_TOTALS, Terms
 
 
 @dataclass(frozen=True, slots=True)
-class _Announcement:
-    """Of one plan. header: its frame. groups: None where there are none, or they are not told."""
+class Announcement:
+    """Of one plan. header: its frame. groups: None where there are none, or they are not told.
+
+    ragged: the names of the fields that only ranks with that capability can read.
+    """
 
     digest: str
     header: bytes
     groups: GroupTotals | None
+    ragged: tuple[str, ...]
 
 
 class Announcements:
@@ -25,25 +29,10 @@ class Announcements:
 
     def __init__(self) -> None:
         #: By whether they tell of groups, then by step.
-        self._made: dict[bool, dict[int, _Announcement]] = {False: {}, True: {}}
+        self._made: dict[bool, dict[int, Announcement]] = {False: {}, True: {}}
 
-    def header(self, step: OpenStep, terms: Terms) -> bytes:
-        """The frame that announces it to a rank with which these terms were agreed."""
-        return self._of(step, terms).header
-
-    def group_numbers(
-        self, step: OpenStep, dp_rank: int, index: int, terms: Terms
-    ) -> tuple[int, ...] | None:
-        """Of the samples of one micro-batch; None if the rank is told of no groups."""
-        groups = self._of(step, terms).groups
-        return None if groups is None else groups.numbers[dp_rank][index]
-
-    def forget(self, step: int) -> None:
-        """Nobody has to be told of it any more."""
-        for made in self._made.values():
-            made.pop(step, None)
-
-    def _of(self, step: OpenStep, terms: Terms) -> _Announcement:
+    def of(self, step: OpenStep, terms: Terms) -> Announcement:
+        """What a rank is told with which these terms were agreed."""
         grouped = GROUP_TOTALS in terms.capabilities
         made = self._made[grouped]
         found = made.get(step.number)
@@ -51,11 +40,16 @@ class Announcements:
             found = made[step.number] = _announcement(step, grouped=grouped)
         return found
 
+    def forget(self, step: int) -> None:
+        """Nobody has to be told of it any more."""
+        for made in self._made.values():
+            made.pop(step, None)
 
-def _announcement(step: OpenStep, *, grouped: bool) -> _Announcement:
-    groups = GroupTotals.of(step.micro_batches) if grouped else None
+
+def _announcement(step: OpenStep, *, grouped: bool) -> Announcement:
+    groups, samples = GroupTotals.of(step.micro_batches) if grouped else None, step.samples()
     header = step_header(
-        step.number, step.digest, len(step.micro_batches[0]), step.samples(),
+        step.number, step.digest, len(step.micro_batches[0]), samples,
         group_loss_tokens=None if groups is None else groups.loss_tokens,
     )  # fmt: skip
-    return _Announcement(step.digest, header, groups)
+    return Announcement(step.digest, header, groups, samples[0].schema.ragged)

@@ -213,6 +213,11 @@ class Peer(StreamProtocol):
         return bool(self._pauses)
 
     @property
+    def is_behind(self) -> bool:
+        """Whether it has not read what was written to it before."""
+        return self._paused
+
+    @property
     def filled(self) -> int | None:
         """Bytes of its frame that have arrived; None while it is we who do not read them."""
         ours = Pause.UNANSWERED in self._pauses or Pause.BEHIND in self._pauses

@@ -6,6 +6,7 @@ happens. Nothing is registered globally.
 """
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -212,7 +213,7 @@ class Metrics:
 
     def _padding(self, step: StepPlanned) -> int:
         """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
-        counts = np.array([[len(part) for part in rank] for rank in step.plan.micro_batches])
+        counts = np.array([list(map(len, rank)) for rank in step.plan.micro_batches])
         full = counts[counts > 0]
         multiple = self._config.sample_length_multiple
         tokens, starts = round_up(step.tokens, multiple), full.cumsum() - full
@@ -221,7 +222,7 @@ class Metrics:
             rows[counts > 0] = np.maximum.reduceat(tokens, starts) * full
         else:
             rows[counts > 0] = np.add.reduceat(tokens, starts)
-        lengths = [self.packed_lengths.get(dp_rank, 0) for dp_rank in range(len(rows))]
+        lengths = list(map(self.packed_lengths.get, range(len(rows)), repeat(0)))
         return int(np.maximum(rows.T, lengths).sum() - step.tokens.sum())
 
     def rank_waited(self, dp_rank: int, seconds: float) -> None:

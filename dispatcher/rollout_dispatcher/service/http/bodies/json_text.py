@@ -44,6 +44,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^\[\]{}",:\s]*+')
 #: What base64 has no room for: its string ends at the next quote, and `\\/` is how some write `/`.
 _BASE64 = "base64"
+#: Members that a tensor's own stand within: `fields`, and its name, which may be any.
+_IN_TENSOR = 2
 #: The member of a sample that lists strings; all other arrays are of numbers.
 _NAMES = "per_sample"
 _PLACE = re.compile(r" at line (\d+) column (\d+)$")
@@ -142,7 +144,7 @@ class JsonText:
         if comes == OPEN:
             return self._strings() if self.path == [_NAMES] else (yield from self._array(1))
         if comes == QUOTE:
-            return self._base64() if self.path[-1:] == [_BASE64] else self._string()
+            return self._base64() if self.path[_IN_TENSOR:] == [_BASE64] else self._string()
         return self._scalar()
 
     def _scalar(self) -> Any:
