@@ -235,6 +235,7 @@ def test_rows_are_one_number_a_sample() -> None:
     [
         (Field("x", DType.INT8, ragged=True), "x is ragged, and has a row a token at once"),
         (Field("x", DType.STR), "x is text: one a sample, ragged and of no shape"),
+        (Field("x", DType.INT8, False, (1 << 30,) * 2, ragged=True), "larger than any frame"),
         (Field("x", DType.STR, per_token=False, shape=(2,), ragged=True), "x is text"),
     ],
 )

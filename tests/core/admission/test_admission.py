@@ -6,6 +6,7 @@ import pytest
 
 from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission
 from rollout_dispatcher.core.admission.deciding import Deciding
+from rollout_dispatcher.core.admission.held_pushes import MAX_OF_GROUP, HeldPushes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.effects import Effect, PushAnswered, PushHeld, PushRecalled
@@ -344,6 +345,31 @@ def test_what_exceeds_a_producers_credits_is_answered_full() -> None:
         assert isinstance(admission.push(plain("p", seq), 0.0, may_hold=True)[0], PushHeld)
     assert outcomes(admission.push(plain("p", 3), 0.0, may_hold=True)) == [("p", 3, (F,))]
     assert isinstance(admission.push(plain("q", 0), 0.0, may_hold=True)[0], PushHeld)
+
+
+def test_more_members_of_one_group_than_may_wait_are_answered_full_until_some_have_left() -> None:
+    admission, _ = make_admission(capacity=2)
+    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    crowd = [push(f"q{at}", 0, member(f"q{at}")) for at in range(MAX_OF_GROUP)]
+    for one in crowd:
+        assert isinstance(admission.push(one, 0.0, may_hold=True)[0], PushHeld)
+    late = push("late", 0, member("late"), member("other", "h"))
+    assert outcomes(admission.push(late, 0.0, may_hold=True)) == [("late", 0, (F, F))]
+    assert isinstance(
+        admission.push(push("r", 0, member("r", "h")), 0.0, may_hold=True)[0], PushHeld
+    )
+    admission.producer_gone("q0")
+    again = push("late", 0, member("late"), member("other", "h"))
+    assert isinstance(admission.push(again, 0.0, may_hold=True)[0], PushHeld)
+
+
+def test_where_groups_do_not_matter_any_number_of_one_group_may_wait() -> None:
+    held = HeldPushes(1 << 20, groups_matter=False)
+    for at in range(MAX_OF_GROUP + 1):
+        one = push(f"q{at}", 0, member(f"q{at}"))
+        assert not held.is_crowded(one)
+        held.add(one)
+        assert not held.is_grouped(one)
 
 
 def test_full_is_no_decision_the_sample_may_come_again() -> None:

@@ -1,8 +1,9 @@
 """Admission: every push is answered once, when all of its samples are decided.
 
-Pushes of which samples are held back wait here in line, at most `credits` of them a producer; what
-exceeds that is answered `full`. When something leaves they are tried again: in order until one is
-held back, and further ones while no step can be planned.
+Pushes of which samples are held back wait here in line, at most `credits` of them a producer, and
+as many members of one group as `held_pushes.py` says; what exceeds that is answered `full`. When
+something leaves they are tried again: in order until one is held back, and further ones while no
+step can be planned.
 """
 
 from rollout_dispatcher.core.admission.capacity import Capacity
@@ -66,11 +67,16 @@ class Admission:
         self._deciding.decide(push, now, in_line=in_line)
         if push.is_decided:
             return [push.answer(), *self._let_members_in(now)]
-        if may_hold and len(self.held.of_producer(push.producer)) < self._credits:
+        if may_hold and self._has_place(push):
             self.held.add(push)
             return [PushHeld(push.producer, push.first_seq, self.capacity.reached())]
         self._deciding.fill(push)
         return [push.answer()]
+
+    def _has_place(self, push: Push) -> bool:
+        """Whether a push may wait in line."""
+        of_producer = len(self.held.of_producer(push.producer))
+        return of_producer < self._credits and not self.held.is_crowded(push)
 
     def retry(self, now: float) -> list[Effect]:
         """Something has left: let held pushes in, as they stand in line."""

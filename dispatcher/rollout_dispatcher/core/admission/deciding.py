@@ -121,7 +121,8 @@ class Deciding:
                 sample = self._buffer.sized(sample)
             self._capacity.came_in([self._outcomes.accept(push, index, sample, now)], now)
             accepted.append(sample)
-        self._outcomes.count(accepted)
+        if accepted:
+            self._outcomes.count(accepted)
 
     def fill(self, push: Push) -> None:
         """What is not decided of a push finds no capacity, and cannot wait for any."""

@@ -12,7 +12,7 @@ them: what is small enough, and members of groups of which something has changed
 
 import sys
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -25,6 +25,9 @@ from rollout_dispatcher.sample import Sample
 
 #: How long a payload that was asked for again keeps others from being asked for theirs.
 RESEND_SECONDS = 10.0
+#: Members of one group that wait, above which no push that has more of them is held: whatever
+#: changes of a group has them all looked at, in one turn of the event loop.
+MAX_OF_GROUP = 256
 #: Older than every policy version: that of samples of which none is known.
 _UNKNOWN = -sys.maxsize
 
@@ -33,11 +36,11 @@ _UNKNOWN = -sys.maxsize
 class _Held:
     """serial: tells it from others. nbytes: payload bytes in memory. least: of one sample.
 
-    grouped: whether it has members of groups, whose fate others decide. asked: its payload comes.
+    groups: whose members it has, and how many, which others decide on. asked: its payload comes.
     """
 
     serial: int
-    grouped: bool
+    groups: Counter[str]
     nbytes: int = 0
     least: int = 0
     emptied: bool = False
@@ -45,14 +48,15 @@ class _Held:
 
 
 class HeldPushes:
-    """held_bytes: cap on their payloads."""
+    """held_bytes: cap on their payloads. groups_matter: whether those of samples are kept whole."""
 
-    def __init__(self, held_bytes: int) -> None:
-        self._limit = held_bytes
+    def __init__(self, held_bytes: int, *, groups_matter: bool = True) -> None:
+        self._limit, self._groups_matter = held_bytes, groups_matter
         self._held: dict[Push, _Held] = {}
         self._line: Line[Push] = Line()
         self._of_producer: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._of_group: defaultdict[str, dict[Push, None]] = defaultdict(dict)
+        self._members: Counter[str] = Counter()  # of each group, as many as waited at first
         self._emptied: dict[tuple[str, int], Push] = {}
         self._asked: dict[Push, float] = {}  # since when, in that order
         self._serials = count()
@@ -95,7 +99,7 @@ class HeldPushes:
 
     def unsettle_all(self) -> None:
         """The same of whoever is a member of any."""
-        self._unsettled = {push: None for push, held in self._held.items() if held.grouped}
+        self._unsettled = {push: None for push, held in self._held.items() if held.groups}
 
     def settled(self, push: Push) -> None:
         """It was looked at, as everything is now."""
@@ -115,17 +119,26 @@ class HeldPushes:
         waiting = (sample for push in self.of_group(group_id) for sample in push.waiting)
         return sum(sample.group_id == group_id for sample in waiting)
 
+    def is_crowded(self, push: Push) -> bool:
+        """Whether as many members as there may be wait already of one of its groups."""
+        return any(self._members[group_id] >= MAX_OF_GROUP for group_id in self._groups(push))
+
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
-        groups = {sample.group_id for sample in push.waiting} - {None}
-        held = self._held[push] = _Held(next(self._serials), grouped=bool(groups))
+        held = self._held[push] = _Held(next(self._serials), self._groups(push))
         insort(self._by_least, (held.least, held.serial, push))
         self._line.add(push, push.producer, len(push.samples))
         self._unexcused[push] = None
         self._of_producer[push.producer][push] = None
-        for group_id in groups:
-            self._of_group[str(group_id)][push] = None
+        self._members.update(held.groups)
+        for group_id in held.groups:
+            self._of_group[group_id][push] = None
         self.weigh(push)
+
+    def _groups(self, push: Push) -> Counter[str]:
+        """Groups of which members wait, and how many."""
+        waiting = push.waiting if self._groups_matter else ()
+        return Counter(sample.group_id for sample in waiting if sample.group_id is not None)
 
     def give_up(self, push: Push) -> None:
         """Its producer is gone: it was never accepted, and may come again."""
@@ -147,9 +160,11 @@ class HeldPushes:
         self._unexcused.pop(push, None)
         self._excused.remove(held.serial)
         _discard(self._of_producer, push.producer, push)
-        for sample in push.samples:
-            if sample.group_id is not None:
-                _discard(self._of_group, sample.group_id, push)
+        for group_id, members in held.groups.items():
+            _discard(self._of_group, group_id, push)
+            self._members[group_id] -= members
+            if not self._members[group_id]:
+                del self._members[group_id]
 
     def weigh(self, push: Push) -> None:
         """Some of its samples may be decided by now: see what the others hold of memory."""
@@ -195,7 +210,7 @@ class HeldPushes:
 
     def is_grouped(self, push: Push) -> bool:
         """Whether some of its samples are members of groups, whatever becomes of these."""
-        return self._held[push].grouped
+        return bool(self._held[push].groups)
 
     # -- without their payloads ---------------------------------------------------------------
 

@@ -31,6 +31,9 @@ MAX_SAMPLES = 1024
 MAX_FIELDS = 64
 #: Dimensions of a field, without that of tokens.
 MAX_DIMENSIONS = 8
+#: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far
+#: below where a tensor of no rows overflows in a DP rank.
+MAX_ROW_BYTES = 1 << 40
 
 
 @lru_cache(maxsize=64)
@@ -44,6 +47,10 @@ def _schema(fields: tuple[Field, ...]) -> Schema:
             raise ProtocolError(f"field {item.name} is ragged, and has a row a token at once")
         if item.is_text and item != Field.text(item.name):
             raise ProtocolError(f"field {item.name} is text: one a sample, ragged and of no shape")
+        if item.ragged and item.unit > MAX_ROW_BYTES:
+            raise ProtocolError(
+                f"a row of field {item.name}, {item.shape}, is larger than any frame"
+            )
     return Schema(fields)
 
 
