@@ -128,7 +128,7 @@ class MicroBatchStream:
         dp_dims: str | Sequence[str] | None = None,
         grad_mesh: DeviceMesh | None = None,
         whole_steps: bool = False,
-        fields: Collection[str] | None = None,
+        fields: str | Collection[str] | None = None,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
         losses: Mapping[str, Loss] | None = None,
@@ -210,7 +210,7 @@ class MicroBatchStream:
             packed_length=packed_length,
             delivery=delivery_to(target),
             memory=pool,
-            fields=None if fields is None else frozenset(fields),
+            fields=None if fields is None else _names(fields),
         )
         self._check_packed_length()
 
@@ -383,6 +383,10 @@ def _join_together(
         raise
     share_generation(client.generation, group)
     return client
+
+
+def _names(fields: Collection[str] | str) -> frozenset[str]:
+    return frozenset({fields} if isinstance(fields, str) else fields)
 
 
 def _choice(kind: type[Choice], option: str, word: str) -> Choice:
