@@ -50,7 +50,8 @@ class MicroBatchStream:
     whole_steps: hand a step out only once all of its micro-batches are here, for schedules that
         want them at once (pipeline parallelism: `schedule.step` on `list(step)`).
     fields: names of the tensors that this process wants, if not all: `("input_ids",)` in a first
-        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too.
+        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too,
+        and `labels`, `position_ids` and weights are made where they are named.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.

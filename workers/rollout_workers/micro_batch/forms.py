@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.sample import CU_ROWS
 from rollout_workers.micro_batch import layouts
 from rollout_workers.micro_batch.layouts import IGNORED, Collation, Placement
 
@@ -66,5 +67,13 @@ def tensordict(batch: "MicroBatch") -> "TensorDict":
         ) from error
     if batch.layout is Collation.PACKED:
         return TensorDict(dict(batch), batch_size=[])
+    return TensorDict(by_sample(batch), batch_size=[batch.num_samples])
+
+
+def by_sample(batch: "MicroBatch") -> dict[str, Tensor]:
+    """Tensors of n rows, of a padded or jagged one; ragged ones are nested tensors."""
     rows = {name: tensor for name, tensor in batch.items() if name != "cu_seqlens"}
-    return TensorDict(rows, batch_size=[batch.num_samples])
+    for name in [name for name in rows if name + CU_ROWS in rows]:
+        starts = rows.pop(name + CU_ROWS).long()
+        rows[name] = torch.nested.nested_tensor_from_jagged(rows[name], starts)
+    return rows

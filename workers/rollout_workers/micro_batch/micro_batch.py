@@ -273,7 +273,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
         return forms.hugging_face(self.as_packed() if nested else self)
 
     def as_tensordict(self) -> "TensorDict":
-        """Its tensors as a TensorDict, of batch size [n]; packed ones are of batch size [].
+        """Its tensors as a TensorDict, of batch size [n], where ragged ones are nested; packed: [].
 
         Raises ImportError without the package `tensordict`.
         """
