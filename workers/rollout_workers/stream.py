@@ -7,60 +7,28 @@ collective. Bytes become tensors in the training thread, when a micro-batch is a
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from enum import StrEnum
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import get_worker_info
 
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
-from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.checkpoint import position_of, state_of
 from rollout_workers.client.credentials import Credentials
-from rollout_workers.client.own_process import REMEDY, refuse_to_travel
+from rollout_workers.client.own_process import refuse_to_travel
 from rollout_workers.micro_batch.collate import CollateConfig
-from rollout_workers.micro_batch.delivery import delivery_to
+from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import (
-    GradReduction,
-    Loss,
-    LossConfig,
-    divisor,
-    named_losses,
-)
-from rollout_workers.micro_batch.loss.normalisers.table import normaliser
-from rollout_workers.micro_batch.loss.reduction import RankTotals, require_group
-from rollout_workers.process_group import (
-    Place,
-    check_group,
-    find_place,
-    hear_generation,
-    initialised,
-    share_failure,
-    share_generation,
-)
-from rollout_workers.rank.client import RankClient
+from rollout_workers.micro_batch.loss.config import Loss, choice, loss_config
 from rollout_workers.rank.memory_pool import MemoryPool
-from rollout_workers.rank.steps import RankStatistics, StepClient
-from rollout_workers.replica.join import join_mesh
-from rollout_workers.replica.leader import Leader
-from rollout_workers.replica.places import (
-    place_in,
-    ranks_averaged,
-    refuse_contradiction,
-    totals_group,
-)
-from rollout_workers.replica.relay import Relay
+from rollout_workers.rank.steps import RankStatistics
 from rollout_workers.step import Step
+from rollout_workers.topology import find_topology
 
 log = logging.getLogger(__name__)
-
-Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class MicroBatchStream:
@@ -82,7 +50,8 @@ class MicroBatchStream:
     whole_steps: hand a step out only once all of its micro-batches are here, for schedules that
         want them at once (pipeline parallelism: `schedule.step` on `list(step)`).
     fields: names of the tensors that this process wants, if not all: `("input_ids",)` in a first
-        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too.
+        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too,
+        and `labels`, `position_ids` and weights are made where they are named.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -128,7 +97,7 @@ class MicroBatchStream:
         dp_dims: str | Sequence[str] | None = None,
         grad_mesh: DeviceMesh | None = None,
         whole_steps: bool = False,
-        fields: Collection[str] | None = None,
+        fields: str | Collection[str] | None = None,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
         losses: Mapping[str, Loss] | None = None,
@@ -142,75 +111,51 @@ class MicroBatchStream:
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
     ) -> None:
-        _refuse_loader_workers()
-        refuse_contradiction(mesh, dp_dims, dp_rank, dp_size, process_group, generation)
-        shared = None if mesh is None else place_in(mesh, dp_dims)
-        place = shared.dp if shared else find_place(dp_rank, dp_size, process_group)
-        averaged = place.dp_size
-        if grad_mesh is not None:
-            counterparts = () if shared is None else shared.counterparts
-            averaged = ranks_averaged(grad_mesh, place.dp_size, counterparts)
-        loss = LossConfig(
-            averaged,
-            normaliser("loss_normalisation", loss_normalisation),
-            _choice(GradReduction, "grad_reduction", grad_reduction),
-            weights_dtype,
-            named_losses(losses or {}),
-            divisor(trainer_divides_by),
+        topology = find_topology(
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            process_group=process_group,
+            generation=generation,
+            mesh=mesh,
+            dp_dims=dp_dims,
+            grad_mesh=grad_mesh,
         )
-        collation = None if layout is None else _choice(Collation, "layout", layout)
-        #: Whether this process speaks for all: DP rank 0, in its DP leader.
-        self._speaks = place.dp_rank == 0 and (shared is None or shared.leads)
-
+        loss = loss_config(
+            topology.grad_ranks,
+            loss_normalisation=loss_normalisation,
+            losses=losses or {},
+            grad_reduction=grad_reduction,
+            trainer_divides_by=trainer_divides_by,
+            weights_dtype=weights_dtype,
+        )
+        collation = None if layout is None else choice(Collation, "layout", layout)
         if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
             raise ConfigError(f"epochs is {epochs!r}; it is a number of times, at least 1")
-        self._epochs = epochs
+        if loss.uncounted:
+            topology.require_totals(f"losses={sorted(other.name for other in loss.uncounted)}")
         target = None if device is None else torch.device(device)
         pool = MemoryPool()
-
-        memory = _memory_for(target) or pool
-
-        def connect(relay: Relay | None, agreed: int | None) -> RankClient:
-            kind = RankClient if relay is None else partial(Leader, relay)
-            return kind(
-                endpoint,
-                dp_rank=place.dp_rank,
-                dp_size=place.dp_size,
-                generation=agreed,
-                prefetch_steps=prefetch_steps,
-                reconnect_timeout=reconnect_timeout,
-                packed_length=packed_length,
-                memory=memory,
-                credentials=credentials,
-                group_totals=loss.by_group,
-                whole_steps=whole_steps,
-            )
-
-        if loss.uncounted and shared is None:
-            names = sorted(other.name for other in loss.uncounted)
-            require_group(f"losses={names}", place, process_group)
-        client: StepClient
-        if shared is not None:
-            client = join_mesh(shared, connect, memory, whole_steps=whole_steps)
-        elif generation is not None or place.dp_size == 1:
-            client = connect(None, generation)
-        else:
-            client = _join_together(partial(connect, None), place, process_group)
-        self._client = client
-        self._ranks = (
-            RankTotals(place, process_group, client.check)
-            if shared is None
-            else RankTotals(*totals_group(shared), client.check)
+        self._client, self._ranks = topology.join(
+            endpoint,
+            generation,
+            memory_for(target) or pool,
+            prefetch_steps=prefetch_steps,
+            reconnect_timeout=reconnect_timeout,
+            credentials=credentials,
+            group_totals=loss.by_group,
+            packed_length=packed_length,
+            whole_steps=whole_steps,
         )
-        self._close = weakref.finalize(self, client.close)
+        self._close = weakref.finalize(self, self._client.close)
+        self._speaks, self._epochs = topology.speaks, epochs
         self._config = CollateConfig(
             loss,
-            collation=collation or _choice(Collation, "layout", self._client.layout),
-            sample_length_multiple=client.sample_length_multiple,
+            collation=collation or choice(Collation, "layout", self._client.layout),
+            sample_length_multiple=self._client.sample_length_multiple,
             packed_length=packed_length,
             delivery=delivery_to(target),
             memory=pool,
-            fields=None if fields is None else frozenset(fields),
+            fields=None if fields is None else _names(fields),
         )
         self._check_packed_length()
 
@@ -341,53 +286,5 @@ class MicroBatchStream:
         self._close()
 
 
-def _refuse_loader_workers() -> None:
-    """Raise ConfigError in a worker of a DataLoader: each would be a DP rank of its own."""
-    if (worker := get_worker_info()) is not None:
-        raise ConfigError(
-            f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
-            f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
-        )
-
-
-def _memory_for(device: torch.device | None) -> Memory | None:
-    """Where payloads are received for a GPU: memory that it copies from by itself; else None.
-
-    Pinned memory has a pool already: torch's.
-    """
-    if device is None or device.type != "cuda":
-        return None
-    return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
-
-
-def _join_together(
-    join: Callable[[int | None], RankClient],
-    place: Place,
-    group: dist.ProcessGroup | None,
-) -> RankClient:
-    """Join with one generation for all DP ranks, asked for by DP rank 0."""
-    if not initialised():
-        if place.dp_rank == 0:
-            return join(None)
-        raise ConfigError(
-            "DP ranks must agree on a generation: call torch.distributed.init_process_group() "
-            "first, or pass DP rank 0's stream.generation as generation="
-        )
-    check_group(place, group)
-    if place.dp_rank != 0:
-        return join(hear_generation(group))
-    try:
-        client = join(None)
-    except BaseException as error:
-        share_failure(error, group)
-        raise
-    share_generation(client.generation, group)
-    return client
-
-
-def _choice(kind: type[Choice], option: str, word: str) -> Choice:
-    """The member that a word names; raises ConfigError that lists the words."""
-    try:
-        return kind(word)
-    except ValueError:
-        raise ConfigError(f"{option} is {word!r}; choose from {', '.join(kind)}") from None
+def _names(fields: Collection[str] | str) -> frozenset[str]:
+    return frozenset({fields} if isinstance(fields, str) else fields)

@@ -192,6 +192,7 @@ def test_weights_have_the_layout_and_the_type_of_the_others(layout: Collation) -
     settings = config(losses, collation=layout, weights_dtype=torch.bfloat16)
     (one,) = Dispatched([[sample([1, 3]), sample([2.0])]]).collated(settings)
     assert one.kl_weights.dtype is torch.bfloat16
+    assert one.to(torch.float16).kl_weights.dtype is torch.bfloat16
     values = one.kl_weights.values() if layout is Collation.JAGGED else one.kl_weights
     padded = [[0.25, 0.75], [1, 0]]
     assert values.tolist() == (padded if layout is Collation.PADDED else [0.25, 0.75, 1])

@@ -15,6 +15,7 @@ from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
+from rollout_workers.micro_batch.forms import by_sample
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss.config import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
@@ -161,3 +162,13 @@ def test_a_ragged_tensor_may_be_written_into() -> None:
         config = CollateConfig(LossConfig(1), layout)
         collate(whole, HEADER, config).pixels.zero_()
         assert collate(whole, HEADER, config).pixels.sum() == 8
+
+
+@pytest.mark.parametrize("layout", [Collation.PADDED, Collation.JAGGED])
+def test_a_table_of_samples_has_a_ragged_field_by_sample(layout: Collation) -> None:
+    values = [{"input_ids": [1, 2], "x": torch.ones(rows, 3), "env": "a"} for rows in (4, 0, 1)]
+    samples = pushed(values, ("x",))
+    found = by_sample(trained(assemble.micro_batch(0, 0, samples), samples[0].schema, layout))
+    assert {len(tensor) for tensor in found.values()} == {3}
+    assert [tuple(one.shape) for one in found["x"].unbind()] == [(4, 3), (0, 3), (1, 3)]
+    assert "x_cu_rows" not in found

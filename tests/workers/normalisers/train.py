@@ -2,10 +2,10 @@
 
     train.py ENDPOINT DIRECTORY CP
 
-With CP ranks for each DP rank, of which the first has the stream and hands what it gets to the
-others; each of them has the loss of every CP-th token. Gradients are averaged over all ranks.
-Where CP is above 1 the trainer divides each loss by the step's micro-batches, as Megatron does.
-Every rank writes DIRECTORY/RANK.json.
+On a mesh of DP x CP, each CP rank with the loss of every CP-th token. Totals are added up over the
+DP ranks, by each CP rank with its like, and gradients averaged over all ranks. Where CP is above 1
+the trainer divides each loss by the step's micro-batches, as Megatron does. Every rank writes
+DIRECTORY/RANK.json.
 """
 
 import json
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,30 +62,15 @@ def main(endpoint: str, directory: Path, cp: int) -> None:
 
 
 def steps(endpoint: str, mesh: DeviceMesh) -> Iterator[list[Batch]]:
-    """Each step's micro-batches, on every CP rank."""
-    group, leads = mesh["cp"].get_group(), mesh.get_local_rank("cp") == 0
-    box: list[Any] = [None]
-    mine = taken(endpoint, mesh) if leads else None
-    while True:
-        if mine is not None:
-            box[0] = next(mine, None)
-        dist.broadcast_object_list(box, group=group, group_src=0)
-        if box[0] is None:
-            return
-        yield box[0]
-
-
-def taken(endpoint: str, mesh: DeviceMesh) -> Iterator[list[Batch]]:
-    dp, cp = mesh["dp"], mesh["cp"].size()
+    """Each step's micro-batches, on every CP rank; the DP leader tells its peers."""
     with MicroBatchStream(
         endpoint,
-        dp_rank=dp.get_local_rank(),
-        dp_size=dp.size(),
-        process_group=dp.get_group(),
+        mesh=mesh,
+        dp_dims="dp",
         loss_normalisation=MAIN,
         losses=LOSSES,
         grad_mesh=mesh["dp", "cp"],
-        trainer_divides_by="micro-batches" if cp > 1 else 1,
+        trainer_divides_by="micro-batches" if mesh["cp"].size() > 1 else 1,
         weights_dtype=torch.float64,
     ) as stream:
         for step in stream:

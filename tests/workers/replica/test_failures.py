@@ -45,7 +45,7 @@ def told_by(start: str, directory: Path, dead: int | None = None) -> Told:
         ]  # fmt: skip
         if dead is None:
             ready = [directory / f"ready-{rank}" for rank in range(RANKS)]
-            eventually(lambda: all(path.exists() for path in ready), "the last case", within=90)
+            eventually(lambda: all(path.exists() for path in ready), "the last case", within=150)
             server.send_signal(signal.SIGKILL)
         for rank, process in enumerate(ranks):
             finish(process, code=-9 if rank == dead else 0)
@@ -97,6 +97,36 @@ def test_what_dp_rank_0_is_refused_for_all_ranks_raise(told: Told) -> None:
     found = of(told, "wrong_token")
     assert {kind for kind, _ in found} == {"Unauthorized"}
     assert len({text for _, text in found}) == 1
+
+
+@pytest.mark.e2e
+def test_what_another_leader_is_refused_for_its_replica_raises_and_nobody_waits(told: Told) -> None:
+    first, second = (told[0], told[1]), (told[2], told[3])
+    assert [rank["second_is_refused"] for rank in first] == [None, None]
+    assert {rank["second_is_refused"][0] for rank in second} == {"Unauthorized"}
+
+
+@pytest.mark.e2e
+def test_a_peer_that_pads_to_another_length_than_its_leader_is_refused(told: Told) -> None:
+    for rank in (1, 3):
+        kind, text = told[rank]["lengths_differ"]
+        assert kind == "ConfigError"
+        assert f"pads to packed_length={2**30 + 1}, and the DP leader" in text
+
+
+@pytest.mark.e2e
+def test_each_rank_of_a_mesh_adds_up_with_its_like_in_the_other_replicas(told: Told) -> None:
+    found = of(told, "totals")
+    assert [numbers for numbers, *_ in found] == [0b0101, 0b1010, 0b0101, 0b1010]
+    assert [vector for _, vector, *_ in found] == [[[2.0, 2.0]], [[2.0, 4.0]]] * 2
+
+
+@pytest.mark.e2e
+def test_ranks_of_a_mesh_that_add_up_different_shapes_are_told_so(told: Told) -> None:
+    everywhere, once = zip(*(found[2:] for found in of(told, "totals")), strict=True)
+    assert {kind for kind, _ in everywhere} == {"PeerFailed"}
+    assert (once[0], once[2]) == ([2.0], [2.0])
+    assert once[1] == once[3] == everywhere[1]
 
 
 @pytest.mark.e2e

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -65,6 +66,40 @@ def wrong_token(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path) -> 
     token.touch(mode=0o600)
     token.write_text(("no!" if rank == 0 else "yes") * 6)
     return said(lambda: join(mesh, endpoint, credentials=Credentials(token_file=token)))
+
+
+def second_is_refused(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path) -> object:
+    """DP rank 1's leader has not the token; DP rank 0 has joined by then."""
+    token = directory / f"second-token-{rank}"
+    token.touch(mode=0o600)
+    token.write_text(("no!" if rank == 2 else "yes") * 6)
+
+    def made() -> None:
+        join(mesh, endpoint, credentials=Credentials(token_file=token)).close()
+
+    return said(made)
+
+
+def lengths_differ(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
+    """A peer pads to another length than its leader, which is fine with the dispatcher."""
+
+    def made() -> None:
+        join(mesh, endpoint, packed_length=2**30 + rank % 2).close()
+
+    return said(made)
+
+
+def totals(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
+    """Each rank adds up with its like; then DP rank 1 gives another shape, then rank 3 alone."""
+    with join(mesh, endpoint) as stream:
+        step = next(stream)
+        vector = step.reduce_total(torch.tensor([[1.0, rank]])).tolist()
+        shapes = [
+            said(lambda: step.reduce_total([1.0] * (1 + rank // 2))),
+            said(lambda: step.reduce_total([1.0] * (1 + (rank == 3))).tolist()),
+        ]
+        dist.barrier()
+        return [step.reduce_total(2**rank), vector, *shapes]
 
 
 def pauses(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
@@ -143,8 +178,8 @@ def dispatcher_goes(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path)
 
 
 TOGETHER: tuple[Case, ...] = (
-    contradictions, wrong_address, wrong_token, pauses, peer_closes, leader_closes, all_load,
-    leader_loads, peer_loads, dispatcher_goes,
+    contradictions, wrong_address, wrong_token, second_is_refused, lengths_differ, totals, pauses,
+    peer_closes, leader_closes, all_load, leader_loads, peer_loads, dispatcher_goes,
 )  # fmt: skip
 
 

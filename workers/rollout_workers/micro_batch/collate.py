@@ -20,9 +20,9 @@ from rollout_dispatcher.errors import ConfigError, ProtocolError, StepContractEr
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
-from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch import forms, layouts
 from rollout_workers.micro_batch.delivery import Delivery, InPlace
-from rollout_workers.micro_batch.layouts import Collation, Placement, bounds
+from rollout_workers.micro_batch.layouts import LABELS, Collation, Placement, bounds
 from rollout_workers.micro_batch.loss.config import MAIN, LossConfig
 from rollout_workers.micro_batch.loss.totals import StepTotals
 from rollout_workers.micro_batch.loss.weights import token_weights
@@ -35,7 +35,7 @@ _TORCH: dict[DType, torch.dtype] = {
 }
 
 #: Tensors that are made where the samples do not have them.
-_MADE = frozenset({"position_ids"})
+_MADE = frozenset({"position_ids", LABELS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def collate(
     header = received.header
     copy = not (give_away or config.copies)
     totals = totals or StepTotals(step, config.loss)
-    chosen = _chosen(received, config, {loss.weights for loss in totals.losses})
+    there = _names(received) | _MADE | {loss.weights for loss in totals.losses}
+    chosen = _chosen(received, config, there)
     per_token, others, text = _fields(chosen.copied(config.memory) if copy else chosen)
     source = per_token if config.fields is None else _fields(received)[0]
     weights = {
@@ -113,6 +114,8 @@ def collate(
         per_token["input_ids"] = per_token["input_ids"].long()
     if "position_ids" not in per_token and config.wants("position_ids"):
         per_token["position_ids"] = _positions(header.tokens)
+    if config.fields is not None and LABELS not in per_token and config.wants(LABELS):
+        per_token[LABELS] = _labels(source, header.tokens)
     per_token |= weights
     placement = config.placement(header.tokens)
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
@@ -135,25 +138,35 @@ def collate(
         policy_versions=tuple(header.policy_versions or absent),
         per_token=frozenset(per_token),
         placement=placement,
+        left_out=frozenset() if config.fields is None else there - config.fields,
     )
 
 
-def _chosen(received: Received, config: CollateConfig, weights: set[str]) -> Received:
-    """What is wanted of it; weights: names of those that are made.
-
-    Raises ProtocolError without `input_ids`, ConfigError for a name that nothing has.
-    """
-    names = {block.field.name for block in received.blocks}
+def _names(received: Received) -> frozenset[str]:
+    """Of the samples' fields; raises ProtocolError without `input_ids`."""
+    names = frozenset(block.field.name for block in received.blocks)
     if "input_ids" not in names:
         raise ProtocolError("the samples have no per-token field input_ids")
+    return names
+
+
+def _chosen(received: Received, config: CollateConfig, there: frozenset[str]) -> Received:
+    """What is wanted of it; there: all names that may be. Raises ConfigError for another."""
     if config.fields is None:
         return received
-    if unknown := config.fields - names - (made := _MADE | weights):
+    if unknown := config.fields - there:
+        names = _names(received)
         raise ConfigError(
             f"fields names {', '.join(sorted(unknown))}, and there is {', '.join(sorted(names))} "
-            f"in the samples, and {', '.join(sorted(made))} made of them"
+            f"in the samples, and {', '.join(sorted(there - names))} made of them"
         )
     return received.only(config.fields)
+
+
+def _labels(source: dict[str, Tensor], tokens: list[int]) -> Tensor:
+    """Those of all samples, end to end, [total]."""
+    ids, mask = source["input_ids"].long(), source.get("loss_mask")
+    return forms.labels(ids, mask, layouts.packed(tokens))
 
 
 def field_of(received: Received, name: str) -> Tensor:

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 
@@ -51,6 +52,16 @@ def delivery_to(device: torch.device | None) -> Delivery:
     if device is None or device.type == "cpu":
         return InPlace()
     return ToGpu(device) if device.type == "cuda" else ToDevice(device)
+
+
+def memory_for(device: torch.device | None) -> Memory | None:
+    """Where payloads are received for a GPU: memory that it copies from by itself; else None.
+
+    Pinned memory has a pool already: torch's.
+    """
+    if device is None or device.type != "cuda":
+        return None
+    return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
 
 
 def look_ahead(count: int, here: Callable[[int], bool], send: Callable[[int], T]) -> Iterator[T]:

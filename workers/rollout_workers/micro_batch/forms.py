@@ -5,33 +5,41 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.sample import CU_ROWS
 from rollout_workers.micro_batch import layouts
-from rollout_workers.micro_batch.layouts import Collation
+from rollout_workers.micro_batch.layouts import IGNORED, Collation, Placement
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from rollout_workers.micro_batch.micro_batch import MicroBatch
 
-#: What losses of Hugging Face models, and torch's cross entropy, leave out.
-IGNORED = -100
+
+def need(batch: "MicroBatch", what: str, *names: str) -> None:
+    """Raise ConfigError that begins with `what` where the stream was told to leave any out."""
+    if missing := [name for name in names if name in batch.left_out - batch.keys()]:
+        raise ConfigError(
+            f"{what} {', '.join(names)}, and the stream's fields= leaves out "
+            f"{', '.join(missing)}; name what is wanted there, such as labels"
+        )
 
 
-def labels(batch: "MicroBatch") -> Tensor:
-    """See `MicroBatch.labels`; of packed and padded ones."""
-    placement = batch.placement
-    ids = layouts.as_rows(batch["input_ids"], placement)
-    if "loss_mask" in batch:
-        counts = layouts.as_rows(batch["loss_mask"], placement) != 0
+def labels(ids: Tensor, loss_mask: Tensor | None, placement: Placement) -> Tensor:
+    """See `MicroBatch.labels`; laid out as the ids are, packed or padded."""
+    rows = layouts.as_rows(ids, placement)
+    if loss_mask is not None:
+        counts = layouts.as_rows(loss_mask, placement) != 0
     else:
-        counts = torch.zeros_like(ids, dtype=torch.bool)
-        counts[layouts.index(placement.rows_of_tokens, ids)] = True
-    counts[layouts.index(placement.starts, ids)] = False
-    return ids.masked_fill(~counts, IGNORED).view_as(batch["input_ids"])
+        counts = torch.zeros_like(rows, dtype=torch.bool)
+        counts[layouts.index(placement.rows_of_tokens, rows)] = True
+    counts[layouts.index(placement.starts, rows)] = False
+    return rows.masked_fill(~counts, IGNORED).view_as(ids)
 
 
 def hugging_face(batch: "MicroBatch") -> dict[str, Tensor | int]:
     """See `MicroBatch.as_hf`; of packed and padded ones."""
+    need(batch, "as_hf() takes", "input_ids", "position_ids")
     ids = {name: batch[name] for name in ("input_ids", "position_ids")}
     found = {**ids, "labels": batch.labels}
     if batch.layout is Collation.PADDED:
@@ -59,5 +67,13 @@ def tensordict(batch: "MicroBatch") -> "TensorDict":
         ) from error
     if batch.layout is Collation.PACKED:
         return TensorDict(dict(batch), batch_size=[])
+    return TensorDict(by_sample(batch), batch_size=[batch.num_samples])
+
+
+def by_sample(batch: "MicroBatch") -> dict[str, Tensor]:
+    """Tensors of n rows, of a padded or jagged one; ragged ones are nested tensors."""
     rows = {name: tensor for name, tensor in batch.items() if name != "cu_seqlens"}
-    return TensorDict(rows, batch_size=[batch.num_samples])
+    for name in [name for name in rows if name + CU_ROWS in rows]:
+        starts = rows.pop(name + CU_ROWS).long()
+        rows[name] = torch.nested.nested_tensor_from_jagged(rows[name], starts)
+    return rows

@@ -39,6 +39,10 @@ def bounds(tokens: Sequence[int]) -> list[int]:
 
 Tensors = dict[str, Tensor]
 
+CPU = torch.device("cpu")
+LABELS = "labels"
+#: The label that losses of Hugging Face models, and torch's cross entropy, leave out.
+IGNORED = -100
 #: The tensors that a layout has of its own.
 OF_LAYOUT = frozenset({"cu_seqlens", "cu_seqlens_unpadded", "attention_mask"})
 
@@ -104,6 +108,13 @@ class Placement:
         return found
 
 
+def checked(multiple_of: int) -> int:
+    """The same; raises ValueError for what nothing can be a multiple of."""
+    if multiple_of < 1:
+        raise ValueError(f"multiple_of is {multiple_of}; it must be at least 1")
+    return multiple_of
+
+
 def packed(tokens: list[int], multiple: int = 1, length: int | None = None) -> Placement:
     """Segments end to end, each rounded up to the multiple; then one of padding, up to `length`.
 
@@ -130,15 +141,20 @@ def jagged(tokens: list[int]) -> Placement:
     return Placement(Collation.JAGGED, tuple(tokens), tuple(bounds(tokens)))
 
 
-def lay_out(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
-    """Dense tensors [tokens, ...] in another layout, and the tensors that it has of its own."""
+def lay_out(
+    per_token: Mapping[str, Tensor], placement: Placement, device: torch.device = CPU
+) -> Tensors:
+    """Dense tensors [tokens, ...] in another layout, and the tensors that it has of its own.
+
+    device: where all of them are; there may be none that is per token.
+    """
     match placement.layout:
         case Collation.PACKED:
-            return _packed(per_token, placement)
+            return _packed(per_token, placement, device)
         case Collation.PADDED:
-            return _padded(per_token, placement)
+            return _padded(per_token, placement, device)
         case Collation.JAGGED:
-            return _jagged(per_token, placement)
+            return _jagged(per_token, placement, device)
 
 
 def dense(values: Tensor, placement: Placement) -> Tensor:
@@ -161,9 +177,7 @@ def index(rows: IntArray, like: Tensor) -> Tensor:
     return torch.from_numpy(rows).to(like.device)
 
 
-def _packed(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
-    device = next(iter(per_token.values())).device
-
+def _packed(per_token: Mapping[str, Tensor], placement: Placement, device: torch.device) -> Tensors:
     def starts(edges: Sequence[int]) -> Tensor:
         return torch.from_numpy(np.array(edges, np.int32)).to(device)
 
@@ -178,8 +192,7 @@ def _packed(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
     return found | own
 
 
-def _padded(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
-    device = next(iter(per_token.values())).device
+def _padded(per_token: Mapping[str, Tensor], placement: Placement, device: torch.device) -> Tensors:
     mask = torch.ones(sum(placement.tokens), dtype=torch.bool, device=device)
     shape = (len(placement.tokens), placement.longest)
     found = _spread({"attention_mask": mask, **per_token}, placement, copy=True)
@@ -189,15 +202,21 @@ def _padded(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
 def _spread(
     per_token: Mapping[str, Tensor], placement: Placement, *, copy: bool = False
 ) -> Tensors:
-    """Rows of zeros with the tokens in their places; the very tensors where there is no padding."""
+    """Rows of padding with the tokens in their places; the very tensors where there is none."""
     if placement.is_dense:
         return {name: values.clone() if copy else values for name, values in per_token.items()}
-    at = torch.from_numpy(placement.rows_of_tokens)
-    at = at.to(next(iter(per_token.values())).device)
+    rows = placement.rows_of_tokens
     return {
-        name: values.new_zeros((placement.rows, *values.shape[1:])).index_copy_(0, at, values)
+        name: _padding(name, values, placement.rows).index_copy_(0, index(rows, values), values)
         for name, values in per_token.items()
     }
+
+
+def _padding(name: str, like: Tensor, rows: int) -> Tensor:
+    """Rows of zeros; of labels, rows that no loss counts."""
+    padding = like.new_zeros((rows, *like.shape[1:]))
+    is_label = name == LABELS and like.dtype.is_signed and not like.is_floating_point()
+    return padding.fill_(IGNORED) if is_label else padding
 
 
 def _count_on(positions: Tensor, placement: Placement) -> None:
@@ -217,8 +236,8 @@ def _count_on(positions: Tensor, placement: Placement) -> None:
         positions[edges[-2] :] = ahead[-sizes[-1] :] - 1
 
 
-def _jagged(per_token: Mapping[str, Tensor], placement: Placement) -> Tensors:
-    edges = torch.tensor(placement.bounds, device=next(iter(per_token.values())).device)
+def _jagged(per_token: Mapping[str, Tensor], placement: Placement, device: torch.device) -> Tensors:
+    edges = torch.tensor(placement.bounds, device=device)
     shortest, longest = min(placement.tokens), max(placement.tokens)
     found = {
         name: torch.nested.nested_tensor_from_jagged(

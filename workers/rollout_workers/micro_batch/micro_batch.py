@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rollout_workers.micro_batch import forms, layouts
-from rollout_workers.micro_batch.layouts import OF_LAYOUT, Collation, Placement, Side
+from rollout_workers.micro_batch.layouts import LABELS, OF_LAYOUT, Collation, Placement, Side
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -58,6 +58,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
     is_last: the step's last on this rank, where gradients are synchronised.
     is_filler: one token of no weight, so that this rank joins the others' backward pass.
     per_token: names of the per-token tensors. placement: where samples lie in them.
+    left_out: names of tensors that there would be, but for the stream's `fields=`.
     """
 
     tensors: dict[str, Tensor] = field(repr=False)
@@ -74,6 +75,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
     per_token: frozenset[str] = field(repr=False)
     placement: Placement = field(repr=False)
     text: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    left_out: frozenset[str] = field(default=frozenset(), repr=False)
 
     # -- a mapping
 
@@ -150,12 +152,15 @@ class MicroBatch(MutableMapping[str, Tensor]):
         Label i is predicted from the tokens before i, which is what Hugging Face models expect:
         they shift by themselves. The first token of a sample has none before it, so its label is
         -100 whatever the `loss_mask` says. A field `labels` of the samples' own is not touched.
+
+        Raises ConfigError where the stream's `fields=` leaves out what they are made of.
         """
-        if "labels" in self.tensors:
-            return self.tensors["labels"]
+        if LABELS in self.tensors:
+            return self.tensors[LABELS]
+        forms.need(self, "labels are made of", "input_ids", "loss_mask")
         if self.layout is Collation.JAGGED:
-            return self._relaid(self.placement, labels=self.as_packed().labels)["labels"]
-        return forms.labels(self)
+            return self._relaid(self.placement, labels=self.as_packed().labels)[LABELS]
+        return forms.labels(self["input_ids"], self.tensors.get("loss_mask"), self.placement)
 
     # -- elsewhere, or of another type
 
@@ -168,15 +173,16 @@ class MicroBatch(MutableMapping[str, Tensor]):
     ) -> Self:
         """The same on another device, as `Tensor.to`; its tensors may be this one's.
 
-        dtype: for floating-point tensors, as `Module.to`, but for `loss_weights`, which keep theirs
-        (see `weights_dtype` of the stream): a share of a long sample is nothing in 16 bits. It may
-        come first.
+        dtype: for floating-point tensors, as `Module.to`, but for the weights of losses, which keep
+        theirs (`weights_dtype`): a share of a long sample is nothing in 16 bits. It may come first.
         """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
 
+        weights = {f"{loss}_weights" for loss in self.loss_scales}
+
         def moved(name: str, tensor: Tensor) -> Tensor:
-            casts = tensor.is_floating_point() and not name.startswith("loss_weights")
+            casts = tensor.is_floating_point() and name not in weights
             kind = dtype if casts else None
             return tensor.to(device=device, dtype=kind, non_blocking=non_blocking)
 
@@ -199,9 +205,8 @@ class MicroBatch(MutableMapping[str, Tensor]):
         multiple_of: each sample is padded to a multiple of so many tokens.
         length: then all of them together to so many. Raises ValueError if they are more already.
         """
-        _check_multiple(multiple_of)
         tokens = list(self.lengths)
-        there = layouts.packed(tokens, multiple_of, length)
+        there = layouts.packed(tokens, layouts.checked(multiple_of), length)
         if length is not None and there.rows > length:
             raise ValueError(f"{there.rows} tokens do not fit a packed length of {length}")
         return self._in(there)
@@ -211,8 +216,9 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
         side: where the padding is, `right` or `left`. multiple_of: of the length of rows.
         """
-        _check_multiple(multiple_of)
-        return self._in(layouts.padded(list(self.lengths), multiple_of, Side(side)))
+        return self._in(
+            layouts.padded(list(self.lengths), layouts.checked(multiple_of), Side(side))
+        )
 
     def as_jagged(self) -> Self:
         """Nested tensors; they may share memory with this one's."""
@@ -236,7 +242,8 @@ class MicroBatch(MutableMapping[str, Tensor]):
             for name, tensor in self.tensors.items()
             if name in self.per_token
         }
-        return layouts.lay_out(tokens | packed, placement)
+        device = next((tensor.device for tensor in self.tensors.values()), layouts.CPU)
+        return layouts.lay_out(tokens | packed, placement, device)
 
     # -- as others have it
 
@@ -266,16 +273,11 @@ class MicroBatch(MutableMapping[str, Tensor]):
         return forms.hugging_face(self.as_packed() if nested else self)
 
     def as_tensordict(self) -> "TensorDict":
-        """Its tensors as a TensorDict, of batch size [n]; packed ones are of batch size [].
+        """Its tensors as a TensorDict, of batch size [n], where ragged ones are nested; packed: [].
 
         Raises ImportError without the package `tensordict`.
         """
         return forms.tensordict(self)
-
-
-def _check_multiple(multiple: int) -> None:
-    if multiple < 1:
-        raise ValueError(f"multiple_of is {multiple}; it must be at least 1")
 
 
 #: What is not a tensor, and goes along unchanged when a function is mapped over the tensors.

@@ -4,7 +4,7 @@ import atexit
 import threading
 from uuid import uuid4
 
-from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, PeerLost
+from rollout_dispatcher.errors import CheckpointRefused, ConfigError, DispatcherError, PeerLost
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
@@ -24,16 +24,22 @@ class FollowerCore(RankCore):
     here until this process has loaded the same one.
     """
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(uuid4().hex, place.dp_rank, place.dp_size, None, 0)
+    def __init__(self, place: Place, packed_length: int | None = None) -> None:
+        super().__init__(
+            uuid4().hex, place.dp_rank, place.dp_size, None, 0, packed_length=packed_length
+        )
         self._leader_loaded: m.CheckpointPosition | None = None
         self._leader_begun = False
         self._kept: list[tuple[m.Message, memoryview]] = []
 
     def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
-        """Take what the leader has taken. Raises CheckpointRefused where they do not agree."""
+        """Take what the leader has taken.
+
+        Raises CheckpointRefused or ConfigError where they do not agree.
+        """
         match message:
             case m.HelloRank():
+                self._check_packed_length(message.packed_length)
                 self._leader_loaded = message.resume
                 self._check_agreement()
             case m.Demand():
@@ -58,6 +64,14 @@ class FollowerCore(RankCore):
         super().demand(hungry=hungry)
         if hungry:
             self._check_agreement()
+
+    def _check_packed_length(self, leaders: int | None) -> None:
+        """Raise ConfigError for another one than the dispatcher has agreed to."""
+        if self._packed_length != leaders:
+            raise ConfigError(
+                f"this process pads to packed_length={self._packed_length}, and the DP leader of "
+                f"its model replica to {leaders}; pass the same on every rank of a mesh"
+            )
 
     def _check_agreement(self) -> None:
         """Raise CheckpointRefused where one has loaded what the other has not, and will not."""
@@ -164,9 +178,15 @@ class Follower(StepClient):
     """
 
     def __init__(
-        self, channel: Channel, place: Place, memory: Memory, *, whole_steps: bool
+        self,
+        channel: Channel,
+        place: Place,
+        memory: Memory,
+        *,
+        whole_steps: bool,
+        packed_length: int | None = None,
     ) -> None:
-        core, changed = FollowerCore(place), threading.Condition()
+        core, changed = FollowerCore(place, packed_length), threading.Condition()
         self._hearing = Hearing(channel, core, changed, memory)
         super().__init__(core, changed, self._hearing, whole_steps=whole_steps)
 

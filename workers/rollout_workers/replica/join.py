@@ -18,7 +18,12 @@ Connect = Callable[[Relay | None, int | None], RankClient]
 
 
 def join_mesh(
-    place: ReplicaPlace, connect: Connect, memory: Memory, *, whole_steps: bool
+    place: ReplicaPlace,
+    connect: Connect,
+    memory: Memory,
+    *,
+    whole_steps: bool,
+    packed_length: int | None,
 ) -> StepClient:
     """This process's client; a collective of all ranks of the mesh.
 
@@ -27,7 +32,9 @@ def join_mesh(
     """
     channel = Channel(place.members, "replica") if len(place.members) > 1 else None
     if channel is not None and not place.leads:
-        return Follower(channel, place.dp, memory, whole_steps=whole_steps)
+        return Follower(
+            channel, place.dp, memory, whole_steps=whole_steps, packed_length=packed_length
+        )
     relay = None if channel is None else Relay(channel)
     try:
         return _join_leaders(place, lambda generation: connect(relay, generation))

@@ -20,10 +20,11 @@ class LeaderCore(RankCore):
         self._relay = relay
 
     def hello(self) -> m.HelloRank:
-        """What the dispatcher is told; the peers hear of it where a checkpoint was loaded."""
+        """What the dispatcher is told; the peers hear of the first, and of a checkpoint."""
         hello = super().hello()
+        self._hello = hello.model_copy(update={"token": None})
         if self.resuming:
-            self._relay.put(hello.model_copy(update={"token": None}))
+            self._relay.put(self._hello)
         return hello
 
     def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
@@ -32,6 +33,8 @@ class LeaderCore(RankCore):
         super().heard(message, payload, now)
         match message:
             case m.WelcomeRank():
+                if before is None and not resuming:
+                    self._relay.put(self._hello)
                 if (before is None or resuming) and not self.resuming:
                     self._relay.put(message)
             case m.StepHeader() | m.MicroBatch() | m.Release() | m.End() if not resuming:

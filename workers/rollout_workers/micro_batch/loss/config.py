@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ LOSS_MASK = "loss_mask"
 #: The name of the main loss among those of a step: `loss_weights`, `loss_scale`.
 MAIN = "loss"
 MICRO_BATCHES: Literal["micro-batches"] = "micro-batches"
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class GradReduction(StrEnum):
@@ -115,6 +118,34 @@ class LossConfig:
         ranks = self.grad_ranks if self.grad_reduction is GradReduction.MEAN else 1
         divided = num_micro_batches if self.divides_by == MICRO_BATCHES else self.divides_by
         return ranks * divided / denominator if denominator else 0.0
+
+
+def loss_config(
+    grad_ranks: int,
+    *,
+    loss_normalisation: str,
+    losses: Mapping[str, Loss],
+    grad_reduction: str,
+    trainer_divides_by: int | str,
+    weights_dtype: torch.dtype,
+) -> LossConfig:
+    """What a stream's options say; see `MicroBatchStream`. Raises ConfigError."""
+    return LossConfig(
+        grad_ranks,
+        normaliser("loss_normalisation", loss_normalisation),
+        choice(GradReduction, "grad_reduction", grad_reduction),
+        weights_dtype,
+        named_losses(losses),
+        divisor(trainer_divides_by),
+    )
+
+
+def choice(kind: type[Choice], option: str, word: str) -> Choice:
+    """The member that a word names; raises ConfigError that lists the words."""
+    try:
+        return kind(word)
+    except ValueError:
+        raise ConfigError(f"{option} is {word!r}; choose from {', '.join(kind)}") from None
 
 
 def named_losses(losses: Mapping[str, Loss]) -> tuple[NamedLoss, ...]:

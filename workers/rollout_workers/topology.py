@@ -1,0 +1,164 @@
+"""Where a process stands among those of a trainer, and how all of them join a dispatcher together.
+
+All that one process can be refused for by itself it is refused for before it joins, and whatever
+the processes make together, they make before anybody connects: then a rank that cannot connect is
+an error in its own constructor, and no other waits for it there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import get_worker_info
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.own_process import REMEDY
+from rollout_workers.micro_batch.loss.reduction import RankTotals, require_group
+from rollout_workers.process_group import (
+    Place,
+    check_group,
+    find_place,
+    hear_generation,
+    initialised,
+    share_failure,
+    share_generation,
+)
+from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.steps import StepClient
+from rollout_workers.replica.join import join_mesh
+from rollout_workers.replica.leader import Leader
+from rollout_workers.replica.places import (
+    ReplicaPlace,
+    place_in,
+    ranks_averaged,
+    refuse_contradiction,
+    totals_group,
+)
+from rollout_workers.replica.relay import Relay
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A process among the DP ranks, and in its model replica.
+
+    place: among the DP ranks. grad_ranks: ranks whose gradients the trainer averages.
+    replica: with whom it shares its DP rank; None without a mesh.
+    process_group: of the DP ranks, where there is no mesh; None for the default one.
+    """
+
+    place: Place
+    grad_ranks: int
+    replica: ReplicaPlace | None = None
+    process_group: dist.ProcessGroup | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process speaks for all: DP rank 0, in its DP leader."""
+        return self.place.dp_rank == 0 and (self.replica is None or self.replica.leads)
+
+    def require_totals(self, what: str) -> None:
+        """Raise ConfigError if there will be nothing to add up in over the DP ranks."""
+        if self.replica is None:  # a mesh always has a group of its DP ranks
+            require_group(what, self.place, self.process_group)
+
+    def join(
+        self, endpoint: str, generation: int | None, memory: Memory, **options: Any
+    ) -> tuple[StepClient, RankTotals]:
+        """This process's client, and how it takes totals over the DP ranks; a collective of them.
+
+        generation: None to ask for one for all of them. options: what `RankClient` takes beside.
+        Raises what `RankClient` raises, and in a peer what its DP leader could not join for.
+        """
+        place = self.place
+
+        def connect(relay: Relay | None, agreed: int | None) -> RankClient:
+            kind = RankClient if relay is None else partial(Leader, relay)
+            return kind(
+                endpoint,
+                dp_rank=place.dp_rank,
+                dp_size=place.dp_size,
+                generation=agreed,
+                memory=memory,
+                **options,
+            )
+
+        if self.replica is not None:
+            return _join_by_mesh(self.replica, connect, memory, options)
+        client = self._join_by_group(partial(connect, None), generation)
+        return client, RankTotals(place, self.process_group, client.check)
+
+    def _join_by_group(
+        self, connect: Callable[[int | None], RankClient], generation: int | None
+    ) -> RankClient:
+        """Join with one generation for all DP ranks, asked for by DP rank 0."""
+        place, group = self.place, self.process_group
+        if generation is not None or place.dp_size == 1:
+            return connect(generation)
+        if not initialised():
+            if place.dp_rank == 0:
+                return connect(None)
+            raise ConfigError(
+                "DP ranks must agree on a generation: call torch.distributed.init_process_group() "
+                "first, or pass DP rank 0's stream.generation as generation="
+            )
+        check_group(place, group)
+        if place.dp_rank != 0:
+            return connect(hear_generation(group))
+        try:
+            client = connect(None)
+        except BaseException as error:
+            share_failure(error, group)
+            raise
+        share_generation(client.generation, group)
+        return client
+
+
+def find_topology(
+    *,
+    dp_rank: int | None = None,
+    dp_size: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    generation: int | None = None,
+    mesh: DeviceMesh | None = None,
+    dp_dims: str | Sequence[str] | None = None,
+    grad_mesh: DeviceMesh | None = None,
+) -> Topology:
+    """What a stream's options say; see `MicroBatchStream`. Raises ConfigError."""
+    _refuse_loader_workers()
+    refuse_contradiction(mesh, dp_dims, dp_rank, dp_size, process_group, generation)
+    replica = None if mesh is None else place_in(mesh, dp_dims)
+    place = replica.dp if replica else find_place(dp_rank, dp_size, process_group)
+    averaged = place.dp_size
+    if grad_mesh is not None:
+        averaged = ranks_averaged(grad_mesh, place.dp_size, replica.counterparts if replica else ())
+    return Topology(place, averaged, replica, process_group)
+
+
+def _join_by_mesh(
+    replica: ReplicaPlace,
+    connect: Callable[[Relay | None, int | None], RankClient],
+    memory: Memory,
+    options: dict[str, Any],
+) -> tuple[StepClient, RankTotals]:
+    place, group = totals_group(replica)
+    client = join_mesh(
+        replica,
+        connect,
+        memory,
+        whole_steps=options["whole_steps"],
+        packed_length=options["packed_length"],
+    )
+    return client, RankTotals(place, group, client.check)
+
+
+def _refuse_loader_workers() -> None:
+    """Raise ConfigError in a worker of a DataLoader: each would be a DP rank of its own."""
+    if (worker := get_worker_info()) is not None:
+        raise ConfigError(
+            f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
+            f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
+        )
