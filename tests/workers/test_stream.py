@@ -161,7 +161,7 @@ def test_a_process_alone_totals_its_losses_by_itself(
         trainer_divides_by="micro-batches",
     )
     peer = dispatcher.accept()
-    assert peer.welcome_rank().capabilities == []
+    assert "group-totals" not in peer.welcome_rank().capabilities
     stream = joining.result(10)
     give(peer, 0, [1, 2], [5])
     taken = next(stream)
@@ -177,7 +177,7 @@ def test_who_averages_by_group_asks_for_groups_and_refuses_a_dispatcher_that_has
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
     joining = threads.submit(MicroBatchStream, dispatcher.endpoint, loss_normalisation="group-mean")
-    assert dispatcher.accept().welcome_rank().capabilities == ["group-totals"]
+    assert "group-totals" in dispatcher.accept().welcome_rank().capabilities
     with pytest.raises(ConfigError, match="this dispatcher is of a release without group-totals"):
         joining.result(10)
 
