@@ -100,6 +100,34 @@ def test_of_single_runs_the_extremes_are_kept() -> None:
     ]
 
 
+# -- links ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [*EVERY_TEXT, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
+    links = re.findall(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text())
+    assert [f"{file}#{heading}" for file, heading in links if not leads(path, file, heading)] == []
+
+
+def test_a_link_to_nothing_is_noticed() -> None:
+    readme = ROOT / "README.md"
+    assert leads(readme, "docs/fields.md", "ragged-fields-and-text")
+    assert not leads(readme, "docs/fields.md", "ragged-fields")
+    assert not leads(readme, "docs/field.md", "")
+
+
+def leads(path: Path, file: str, heading: str) -> bool:
+    """Whether there is such a file beside `path` and, if one is named, such a heading in it."""
+    there = path.parent / file if file else path
+    return there.exists() and (not heading or heading in headings(there))
+
+
+def headings(path: Path) -> set[str]:
+    """As GitHub names them in addresses."""
+    found = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in found}
+
+
 # -- commands ---------------------------------------------------------------------------------
 
 

@@ -1,9 +1,8 @@
-"""The README tells the truth: its tables are generated, its links lead somewhere.
+"""The README tells the truth: its tables are generated. Its links and commands: test_docs.py.
 
 python -m tests.test_readme    writes the tables again
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,12 +68,6 @@ def test_a_table_is_up_to_date(name: str) -> None:
     text = README.read_text()
     start, stop = between(text, name)
     assert text[start:stop] == TABLES[name]() + "\n", "run: python -m tests.test_readme"
-
-
-def test_every_file_that_is_linked_exists(root: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README.read_text())
-    assert links
-    assert [link for link in links if not (root / link).exists()] == []
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-README = Path(__file__).parents[2] / "README.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "fields.md"
 BATCH, PATCH, SAMPLES = 8, 24, 16
 RAGGED = ("pixel_values", "image_grid_thw")
 FIELDS = (
@@ -113,8 +113,8 @@ def test_each_sample_is_trained_on_as_it_was_pushed_also_after_a_kill(tmp_path: 
             assert sample[name].tolist() == value.tolist(), (seed, name)
 
 
-def test_what_the_readme_pushes_is_in_the_micro_batch(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def test_what_the_document_pushes_is_in_the_micro_batch(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
     (text,) = (block for block in blocks if "image_grid_thw" in block)
     address = free_address()
     with serve(tmp_path, address), RolloutProducer(address, ragged=RAGGED) as producer:

@@ -88,7 +88,7 @@ def test_what_the_readme_shows_trains_on_every_sample(
     options = serve_options() | {"buffer-capacity": 100}
     with ServeProcess(tmp_path, **options) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
-        trainer = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        trainer = block("import MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
         run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
         assert server.status()["accepted"] == 48
         run_script(tmp_path / "train.py", TRAINER_SETUP + trainer + TRAINER_END, torchrun)
@@ -104,7 +104,7 @@ def test_checkpoints_are_saved_as_the_readme_shows(
     journal = {"journal-dir": tmp_path / "journal", "retain": "checkpoint", "buffer-capacity": 100}
     with ServeProcess(tmp_path, **(serve_options() | journal)) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
-        stream = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        stream = block("import MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
         connect = stream[: stream.index("for step")] + f"folder = {str(tmp_path)!r}\n"
         often = block("dcp.save").replace("% 100 == 99", "% 2 == 1")
         run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
@@ -123,7 +123,7 @@ def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
     assert [" 2 " in words for words in commands] == [True, False]
     with ServeProcess(tmp_path, **serve_options()) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
-        trainer = block("MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        trainer = block("import MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
         script = tmp_path / "train.py"
         script.write_text(TRAINER_SETUP + trainer + TRAINER_END)
         with Trainer(server.endpoint, 2):
@@ -144,7 +144,7 @@ def test_the_request_that_is_shown_is_accepted(tmp_path: Path) -> None:
 
 
 def test_a_trainer_s_integration_is_short() -> None:
-    assert len(block("MicroBatchStream").strip().splitlines()) <= 13
+    assert len(block("import MicroBatchStream").strip().splitlines()) <= 13
 
 
 def test_the_balancing_alone_runs_as_written() -> None:

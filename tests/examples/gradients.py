@@ -1,12 +1,14 @@
 """Whether an example's gradients are those of one process that has the whole step as one batch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from tests.examples.run import EXAMPLES, Sample, finish, push, torchrun
+from tests.frameworks.report import Integration
 from tests.support.integration import integration_lines
 from tests.support.server import ServeProcess
 from tests.support.source import ROOT
@@ -59,8 +61,12 @@ def record(
     record_property: Callable[[str, object], None], framework: str, name: str, difference: float
 ) -> None:
     """Have `make test-frameworks` keep what an integration takes, and how exact it is."""
-    record_property("framework", framework)
-    record_property("example", f"examples/{name}")
-    record_property("lines", integration_lines(EXAMPLES / name))
-    record_property("ranks", RANKS)
-    record_property("gradient_difference", difference)
+    found = Integration(
+        framework=framework,
+        example=f"examples/{name}",
+        lines=integration_lines(EXAMPLES / name),
+        ranks=RANKS,
+        gradient_difference=difference,
+    )
+    for figure, value in asdict(found).items():
+        record_property(figure, value)

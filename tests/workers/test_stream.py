@@ -56,6 +56,18 @@ def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) 
     assert stream.statistics().steps_committed == 2
 
 
+def test_a_step_shows_what_it_is_also_once_it_is_committed(
+    pair: tuple[MicroBatchStream, Peer],
+) -> None:
+    stream, peer = pair
+    give(peer, 0, [1, 2], [3])
+    taken = next(stream)
+    assert repr(taken) == "Step(number=0, num_samples=9, tokens=3, micro_batches=2)"
+    list(taken)
+    taken.commit()
+    assert repr(taken) == "Step(number=0, num_samples=9, tokens=3, micro_batches=2)"
+
+
 @pytest.mark.parametrize("tokens", [4, 20_000], ids=["small", "of recycled memory"])
 def test_labels_that_are_written_over_are_whole_in_the_next_epoch(
     pair: tuple[MicroBatchStream, Peer], tokens: int

@@ -40,6 +40,13 @@ class Step:
         """Micro-batches of this rank, and of every other; known before the first arrives."""
         return len(self._step)
 
+    def __repr__(self) -> str:
+        """What a print or a notebook shows; also once it is committed."""
+        return (
+            f"Step(number={self.number}, num_samples={self.num_samples}, tokens={self.tokens}, "
+            f"micro_batches={len(self)})"
+        )
+
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield micro-batches as they arrive.
 

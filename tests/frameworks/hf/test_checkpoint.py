@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from examples import hf_trainer
-from tests.support.examples import EXAMPLES, torchrun
+from tests.examples.run import finish, torchrun
 from tests.support.server import ServeProcess
 
 RANKS, SAMPLES, BATCH = 2, 56, 16
 
 
 def test_it_goes_on_from_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
-    example, output = EXAMPLES / "hf_trainer.py", tmp_path / "trainer"
+    output = tmp_path / "trainer"
     options: dict[str, Any] = {
         "dispatch_batch_size": BATCH,
         "micro_batch_tokens": 256,
@@ -22,12 +22,18 @@ def test_it_goes_on_from_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
     }
     with ServeProcess(tmp_path, dp_size=RANKS, **options) as server, ThreadPoolExecutor() as pool:
         pushing = pool.submit(hf_trainer.roll_out, server.endpoint, SAMPLES)
-        arguments = ("--endpoint", server.endpoint, "--samples", "0", "--output", str(output))
-        torchrun(RANKS, example, tmp_path, *arguments, "--max-steps", "3")
+        train(server, output, "--max-steps", "3")
         assert server.scrape()["samples_committed_total"] == 3 * BATCH
         last = output / "checkpoint-3"  # the Trainer saves where it ends
-        torchrun(RANKS, example, tmp_path, *arguments, "--checkpoint", str(last))
+        train(server, output, "--checkpoint", last)
         pushing.result()
         assert server.wait() == 0  # everything is committed
     state = json.loads((output / "checkpoint-4" / "trainer_state.json").read_text())
     assert state["global_step"] == 4
+
+
+def train(server: ServeProcess, output: Path, *more: object) -> None:
+    """Run the example, which pushes nothing itself, to its end."""
+    arguments = ("--endpoint", server.endpoint, "--samples", "0", "--output", output, *more)
+    with torchrun(output.parent, RANKS, "hf_trainer.py", *arguments) as process:
+        finish(process)

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples import hf_trainer, trl_async_grpo
-from tests.frameworks.report import Integration
-from tests.support.examples import EXAMPLES, torchrun
+from tests.examples.gradients import record
+from tests.examples.run import finish, torchrun
 from tests.support.gradients import diaries, largest_difference
-from tests.support.integration import integration_lines
 from tests.support.server import ServeProcess
 
 RANKS, SAMPLES = 2, 56
@@ -74,22 +73,14 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_one_process(
-    name: str, tmp_path: Path, integrated: Callable[[Integration], None]
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     case = CASES[name]
     ranks = train(name, tmp_path, SERVE | case.serve)
     assert len({step["micro_batches"] for step in ranks[0]}) > 1, "all steps were alike"
     difference = largest_difference(ranks, case.example.tiny_model().double(), case.loss_of)
     assert difference < TOLERANCE
-    integrated(
-        Integration(
-            framework=case.framework,
-            example=f"examples/{name}.py",
-            lines=integration_lines(EXAMPLES / f"{name}.py"),
-            ranks=RANKS,
-            gradient_difference=difference,
-        )
-    )
+    record(record_property, case.framework, f"{name}.py", difference)
 
 
 def test_a_trainer_that_accumulates_by_count_needs_its_data_loader_replaced_only(
@@ -107,7 +98,9 @@ def train(name: str, folder: Path, serve: dict[str, Any]) -> list[list[Any]]:
     """By rank, what it noted of every step; each sample was in one of them."""
     program = Path(__file__).with_name("noted.py")
     with ServeProcess(folder, dp_size=RANKS, **serve) as server:
-        torchrun(RANKS, program, folder, name, server.endpoint, str(folder), str(SAMPLES))
+        words = (name, server.endpoint, folder, SAMPLES)
+        with torchrun(folder, RANKS, str(program), *words) as process:
+            finish(process)
     ranks = diaries(folder)
     seen = [sample for rank in ranks for step in rank for sample in step["samples"]]
     assert sorted(seen) == sorted(f"s{index}" for index in range(SAMPLES))
