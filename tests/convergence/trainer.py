@@ -83,7 +83,7 @@ class Trainer:
         return -weights * micro_batch.advantage[:, None] * logprobs
 
     def _note(self, micro_batch: MicroBatch) -> None:
-        self.samples += len(micro_batch)
+        self.samples += micro_batch.num_samples
         versions = (version or 0 for version in micro_batch.policy_versions)
         self.staleness += [self.version - version for version in versions]
 
