@@ -18,9 +18,9 @@ VOCABULARY = 60
 Sample = Mapping[str, Any]
 
 
-def example(name: str, *arguments: object) -> Any:
+def example(name: str, *arguments: object, **env: str) -> Any:
     """One process of `examples/NAME`, as a context manager."""
-    return running(sys.executable, str(EXAMPLES / name), *map(str, arguments))
+    return running(sys.executable, str(EXAMPLES / name), *map(str, arguments), **env)
 
 
 def torchrun(folder: Path, ranks: int, name: str, *arguments: object, **env: str) -> Any:
