@@ -113,7 +113,7 @@ def test_what_was_pushed_over_http_survives_and_pushing_goes_on(tmp_path: Path) 
         with serve(tmp_path, address) as server:
             for _ in range(2):
                 answer = server.post("/v1/samples", b'{"fields": {"input_ids": [1, 2]}}')
-                assert answer.json == {"outcomes": ["accepted"], "errors": {}}
+                assert answer.json["outcomes"] == ["accepted"]
             status = server.status()
             assert (status["accepted"], status["buffered"]) == (expected, expected)
             assert server.scrape()["journal_bytes"] > 0
