@@ -97,7 +97,7 @@ def test_a_rewind_gives_the_same_samples_again_and_survives_kills(tmp_path: Path
         server = stack.enter_context(serve(tmp_path))
         assert trainer.train(1) == found[3:]
         trainer.ranks[0].checkpoint_saved(trainer.ranks[0].position)
-        server.await_status(samples_retained=0, samples_rewound=8, balanced=True)
+        server.await_status(samples_retained=0, samples_rewound=8, in_flight=0, balanced=True)
         at = server.scrape()
         assert at["samples_received_total{outcome=accepted}"] == 16
         assert at["samples_committed_total"] - at["samples_rewound_total"] == 16

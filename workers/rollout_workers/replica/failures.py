@@ -17,7 +17,9 @@ def told(error: BaseException) -> m.Error:
 
 def restored(message: m.Error) -> DispatcherError:
     """The error that was told."""
-    kind = {kind.code: kind for kind in _kinds(DispatcherError)}.get(message.code, DispatcherError)
+    # Of a class and others made of it that have its code, the class itself: it comes first.
+    kinds = (kind for kind in _kinds(DispatcherError) if kind.code == message.code)
+    kind = next(kinds, DispatcherError)
     # Not by its own constructor, which makes the text from facts that are not here.
     error = kind.__new__(kind, message.message)
     Exception.__init__(error, message.message)
