@@ -97,10 +97,13 @@ def collate(
     header = received.header
     copy = not (give_away or config.copies)
     totals = totals or StepTotals(step, config.loss)
-    there = _names(received) | _MADE | {loss.weights for loss in totals.losses}
-    chosen = _chosen(received, config, there)
+    names = _names(received)
+    chosen, left_out = received, frozenset[str]()
+    if config.fields is not None:
+        made = _MADE | {loss.weights for loss in totals.losses}
+        chosen, left_out = _chosen(received, config.fields, names, made)
     per_token, others, text = _fields(chosen.copied(config.memory) if copy else chosen)
-    source = per_token if config.fields is None else _fields(received)[0]
+    source = per_token if config.fields is None else _per_token(received)
     weights = {
         loss.weights: token_weights(loss, header, source.get(loss.field), totals[loss], config.loss)
         for loss in totals.losses
@@ -138,7 +141,7 @@ def collate(
         policy_versions=tuple(header.policy_versions or absent),
         per_token=frozenset(per_token),
         placement=placement,
-        left_out=frozenset() if config.fields is None else there - config.fields,
+        left_out=left_out,
     )
 
 
@@ -150,17 +153,20 @@ def _names(received: Received) -> frozenset[str]:
     return names
 
 
-def _chosen(received: Received, config: CollateConfig, there: frozenset[str]) -> Received:
-    """What is wanted of it; there: all names that may be. Raises ConfigError for another."""
-    if config.fields is None:
-        return received
-    if unknown := config.fields - there:
-        names = _names(received)
+def _chosen(
+    received: Received, wanted: frozenset[str], names: frozenset[str], made: frozenset[str]
+) -> tuple[Received, frozenset[str]]:
+    """What is wanted of it, and the names that are not. Raises ConfigError for another name.
+
+    names: of the samples' fields. made: of what may be made of them.
+    """
+    there = names | made
+    if unknown := wanted - there:
         raise ConfigError(
             f"fields names {', '.join(sorted(unknown))}, and there is {', '.join(sorted(names))} "
-            f"in the samples, and {', '.join(sorted(there - names))} made of them"
+            f"in the samples, and {', '.join(sorted(made - names))} made of them"
         )
-    return received.only(config.fields)
+    return received.only(wanted), there - wanted
 
 
 def _labels(source: dict[str, Tensor], tokens: list[int]) -> Tensor:
@@ -173,6 +179,12 @@ def field_of(received: Received, name: str) -> Tensor:
     """The values of one per-token field, [total, ...]: a view of the payload."""
     block = next(block for block in received.blocks if block.field.name == name)
     return _view(block, received.payload)
+
+
+def _per_token(received: Received) -> dict[str, Tensor]:
+    """Per-token tensors alone [total, ...]: views of the payload."""
+    blocks = (block for block in received.blocks if block.field.per_token)
+    return {block.field.name: _view(block, received.payload) for block in blocks}
 
 
 def _fields(
