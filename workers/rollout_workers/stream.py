@@ -8,8 +8,7 @@ collective. Bytes become tensors in the training thread, when a micro-batch is a
 import logging
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
 from rollout_workers.checkpoint import position_of, state_of
+from rollout_workers.client.closing import Closing
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import refuse_to_travel
 from rollout_workers.micro_batch.collate import CollateConfig
@@ -31,7 +31,7 @@ from rollout_workers.topology import find_topology
 log = logging.getLogger(__name__)
 
 
-class MicroBatchStream:
+class MicroBatchStream(Closing):
     """Steps of micro-batches for this DP rank; an iterator and a context manager.
 
     endpoint: `host:port`, `tls://host:port` or `unix:/path`.
@@ -170,17 +170,6 @@ class MicroBatchStream:
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("stream")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Step]:
         return self

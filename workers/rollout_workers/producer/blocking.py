@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rollout_dispatcher.errors import ClientClosed
 from rollout_dispatcher.sample import Outcome
+from rollout_workers.client.closing import Closing
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.client.loop_thread import LoopThread
@@ -26,7 +26,7 @@ from rollout_workers.producer.to_array import ArrayLike
 T = TypeVar("T")
 
 
-class RolloutProducer:
+class RolloutProducer(Closing):
     """Pushes finished rollouts to the dispatcher; a context manager, safe to share by threads.
 
     Connects when made. Takes the arguments of `AsyncRolloutProducer`, and its methods mean and
@@ -62,17 +62,6 @@ class RolloutProducer:
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("producer")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def push(
         self,

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
-from typing import Literal, NoReturn, Protocol, Self, TypeVar
+from typing import Literal, NoReturn, Protocol, TypeVar
 
 from rollout_dispatcher.errors import ClientClosed, DispatcherError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.checked import validated
+from rollout_workers.client.closing import Closing
 from rollout_workers.client.own_process import OwnProcess, refuse_to_travel
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.held_steps import HeldStep, Received
@@ -89,7 +89,7 @@ class Feed(Protocol):
         """Say what is said, and end; idempotent, bounded in time."""
 
 
-class StepClient:
+class StepClient(Closing):
     """Steps and micro-batches as a thread hears of them, and what the training loop says.
 
     whole_steps: whether a step is handed out only once all of its micro-batches are here.
@@ -112,17 +112,6 @@ class StepClient:
         self.generation = self.welcome.generation
         self.layout = self.welcome.layout
         self.sample_length_multiple = self.welcome.sample_length_multiple or 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("stream")
