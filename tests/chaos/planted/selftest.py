@@ -23,6 +23,8 @@ from tests.chaos.verdict.check import Verdict
 #: connection, by which it would be told.
 SETTINGS = Settings(dp_size=2, patience_s=10.0, rank_timeout_s=30.0)
 RETAINING = replace(SETTINGS, retain=True)
+#: Nobody is hurried: whatever comes in is acknowledged to whom it is from, or not at all.
+PATIENT = replace(SETTINGS, producers=2)
 #: Steps that go by before the fault.
 FEWEST_STEPS, MOST_STEPS = 1, 8
 #: Steps within which a sample that starves is fed at last.
@@ -69,8 +71,8 @@ TRIALS: dict[str, Trial] = {
     "forget-ids": Trial(f.lose_an_answer_and_its_producer, duplicated),
     "forget-the-end": Trial(f.kill_after_the_end, stuck),
     "ignore-caps": Trial(f.fill_the_buffer, lambda verdict: bool(verdict.overfull)),
-    "hold-for-ever": Trial(f.hold_everybody_back, stuck, replace(SETTINGS, producers=2)),
-    "starve-a-sample": Trial(f.steps(FED_STEPS), lambda verdict: bool(verdict.starved)),
+    "hold-for-ever": Trial(f.hold_everybody_back, stuck, PATIENT),
+    "starve-a-sample": Trial(f.steps(FED_STEPS), lambda verdict: bool(verdict.starved), PATIENT),
     "repeat-a-step": Trial(f.steps(REPEATED + 1), duplicated),
     "miscount-loss-tokens": Trial(f.steps(1), says("loss tokens")),
     "skip-fencing": Trial(lambda cluster: old_rank_returns(cluster, Random(0)), says("not fenced")),
