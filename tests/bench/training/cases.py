@@ -41,6 +41,8 @@ class Case:
 
 def measure(case: Case, work: Work, folder: Path) -> dict[str, Measured]:
     """Train the case's rows over all samples, step by step in turn."""
+    what = case.name or "all rows"
+    print(f"{what}: {', '.join(case.rows)} over {len(work.lengths)} samples ...", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "began").unlink(missing_ok=True)
     with ExitStack() as stack:
