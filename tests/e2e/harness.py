@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.source import PYTHONPATH, ROOT
+from tests.support.torchrun import torchrun_command
 
 HERE = Path(__file__).parent
 #: Far above what any of these runs needs on a slow machine, and below the test's own timeout.
@@ -65,9 +66,7 @@ def torchrun(ranks: int, endpoint: str, out: Path, *options: str, max_restarts: 
     the addresses of the dead; the variable makes it start a store for each attempt.
     """
     return running(
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts),
-        "--log-dir", str(out / "torchrun"),
+        *torchrun_command(ranks, out), "--max-restarts", str(max_restarts),
         str(HERE / "trainer.py"), "--endpoint", endpoint, "--out", str(out), *options,
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
     )  # fmt: skip

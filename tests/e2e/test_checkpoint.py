@@ -6,7 +6,6 @@ come again, identical, and every sample is in the final weights once.
 
 import json
 import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.e2e.harness import (
 )
 from tests.e2e.test_restart import free_address
 from tests.support.server import ServeProcess
+from tests.support.torchrun import torchrun_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -50,8 +50,7 @@ def serve(folder: Path, address: str, retain: str = "checkpoint") -> ServeProces
 
 def torchrun(address: str, folder: Path, attempt: int, *options: str, ranks: int = 2) -> Any:
     return running(
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun"),
+        *torchrun_command(ranks, folder),
         str(HERE / "resumable.py"), "--endpoint", address, "--out", str(folder),
         "--attempt", str(attempt), "--every", str(EVERY), *options,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rollout_dispatcher.protocol.messages import EndStream
 from tests.e2e.harness import finish, running
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess
+from tests.support.torchrun import torchrun_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 README = Path(__file__).parents[2] / "README.md"
@@ -71,11 +73,9 @@ def serve_options() -> dict[str, Any]:
     }
 
 
-def run_script(path: Path, text: str, launcher: list[str]) -> None:
+def run_script(path: Path, text: str, launcher: Sequence[str] = (sys.executable,)) -> None:
     path.write_text(text)
-    done = subprocess.run(
-        [sys.executable, *launcher, str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*launcher, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -83,15 +83,14 @@ def test_what_the_readme_shows_trains_on_every_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    torchrun += ["--log-dir", str(tmp_path / "torchrun")]
     options = serve_options() | {"buffer-capacity": 100}
     with ServeProcess(tmp_path, **options) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
         trainer = block("import MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
-        run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
+        run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer)
         assert server.status()["accepted"] == 48
-        run_script(tmp_path / "train.py", TRAINER_SETUP + trainer + TRAINER_END, torchrun)
+        script = TRAINER_SETUP + trainer + TRAINER_END
+        run_script(tmp_path / "train.py", script, torchrun_command(2, tmp_path))
         assert server.wait() == 0
 
 
@@ -99,17 +98,15 @@ def test_checkpoints_are_saved_as_the_readme_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    torchrun += ["--log-dir", str(tmp_path / "torchrun")]
     journal = {"journal-dir": tmp_path / "journal", "retain": "checkpoint", "buffer-capacity": 100}
     with ServeProcess(tmp_path, **(serve_options() | journal)) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
         stream = block("import MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
         connect = stream[: stream.index("for step")] + f"folder = {str(tmp_path)!r}\n"
         often = block("dcp.save").replace("% 100 == 99", "% 2 == 1")
-        run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
+        run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer)
         script = TRAINER_SETUP + connect + CHECKPOINT_SETUP + often + TRAINER_END
-        run_script(tmp_path / "trainer.py", script, torchrun)
+        run_script(tmp_path / "trainer.py", script, torchrun_command(2, tmp_path))
         assert server.wait() == 0
     assert (tmp_path / "1" / ".metadata").exists()
 
@@ -130,7 +127,7 @@ def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
             pass  # the group before, which was killed
         launcher = [sys.executable, "-m", "torch.distributed.run", *shlex.split(commands[1])]
         with running(*launcher, str(script)) as trainers:
-            run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer, [])
+            run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer)
             finish(trainers)
         assert server.wait() == 0
 

@@ -11,6 +11,7 @@ from rollout_workers import RolloutProducer
 from tests.e2e.harness import finish, running
 from tests.support.server import ServeProcess
 from tests.support.source import ROOT
+from tests.support.torchrun import torchrun_command
 
 EXAMPLES = ROOT / "examples"
 VOCABULARY = 60
@@ -29,10 +30,8 @@ def torchrun(folder: Path, ranks: int, name: str, *arguments: object, **env: str
     name: or the absolute path of a program that runs an example.
     """
     return running(
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun"),
-        str(EXAMPLES / name), *map(str, arguments), **env,
-    )  # fmt: skip
+        *torchrun_command(ranks, folder), str(EXAMPLES / name), *map(str, arguments), **env
+    )
 
 
 def samples(count: int, *, longest: int = 48, seed: int = 0) -> list[dict[str, Any]]:

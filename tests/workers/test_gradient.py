@@ -5,7 +5,6 @@ batches with the loss as a textbook writes it. Parameters must agree after sever
 """
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from rollout_workers import RolloutProducer, RolloutSample
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
+from tests.support.torchrun import torchrun_command
 from tests.workers.support.tiny_model import VOCABULARY, TinyModel, flat, flat_tensor, optimizers
 
 NORMALISATIONS = ("token-mean", "sequence-mean")
@@ -48,12 +48,11 @@ def is_unmasked(run: str) -> bool:
     return run.startswith("unmasked-")
 
 
-def torchrun(ranks: int, directory: Path, *arguments: str) -> None:
+def train(ranks: int, directory: Path, *arguments: str) -> None:
     """Run the trainer on this many DP ranks and wait for it."""
     trainer = str(Path(__file__).parent / "support" / "train_ddp.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--log-dir", str(directory / "torchrun"), f"--nproc-per-node={ranks}", trainer]
-    with running(*command, str(directory), *arguments) as process:
+    command = [*torchrun_command(ranks, directory), trainer, str(directory), *arguments]
+    with running(*command) as process:
         finish(process)
 
 
@@ -78,7 +77,7 @@ def trained(
         }
         pool = stack.enter_context(ThreadPoolExecutor())
         pushing = [pool.submit(push_all, *item) for item in endpoints.items()]
-        torchrun(ranks, directory, *(f"{w}={endpoint}" for w, endpoint in endpoints.items()))
+        train(ranks, directory, *(f"{w}={endpoint}" for w, endpoint in endpoints.items()))
         for push in pushing:
             push.result(30)
     return {

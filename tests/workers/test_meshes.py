@@ -16,6 +16,7 @@ from rollout_workers import RolloutProducer
 from rollout_workers.meshes import Mesh, advice
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
+from tests.support.torchrun import torchrun_command
 
 RANKS = 4
 
@@ -77,14 +78,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four ranks was told, and saw once it had said which are DP ranks."""
     directory = tmp_path_factory.mktemp("mesh")
     script = str(Path(__file__).parent / "support" / "train_mesh.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--log-dir", str(directory / "torchrun")]
     with serve(directory / "server", dp_size=2, dispatch_batch_size=4, micro_batch_size=1) as at:
         with RolloutProducer(at) as producer:
             for index in range(4):
                 producer.push({"input_ids": [index] * 3})
             producer.end_stream()
-        with running(*command, f"--nproc-per-node={RANKS}", script, at, str(directory)) as process:
+        with running(*torchrun_command(RANKS, directory), script, at, str(directory)) as process:
             finish(process)
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(RANKS)]
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from tests.bench.training.orders import ORDERS, Work
 from tests.bench.training.rows import Measured
 from tests.support.server import ServeProcess
 from tests.support.source import PYTHONPATH
+from tests.support.torchrun import torchrun_command
 
 #: Importing torch on a cold disk takes tens of seconds.
 PATIENCE_S = 120.0
@@ -70,9 +70,7 @@ def measure(case: Case, work: Work, folder: Path) -> dict[str, Measured]:
 
 
 def _torchrun(folder: Path, ranks: int) -> list[str]:
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run += ["--local-addr", "127.0.0.1", "--log-dir", str(folder / "torchrun")]
-    return [*run, "--nproc-per-node", str(ranks), "-m", "tests.bench.training.ranks", str(folder)]
+    return [*torchrun_command(ranks, folder), "-m", "tests.bench.training.ranks", str(folder)]
 
 
 @contextmanager

@@ -7,7 +7,6 @@ losses count nothing. All losses come of one stream.
 """
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
+from tests.support.torchrun import torchrun_command
 from tests.workers.normalisers.losses import (
     BATCH_GROUPS,
     LONGEST,
@@ -44,8 +44,7 @@ def trained(
     directory = tmp_path_factory.mktemp(f"cp{cp}")
     options = {"dispatch_batch_groups": BATCH_GROUPS, "micro_batch_tokens": LONGEST}
     trainer = str(Path(__file__).parent / "train.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--log-dir", str(directory / "torchrun"), f"--nproc-per-node={2 * cp}", trainer]
+    command = [*torchrun_command(2 * cp, directory), trainer]
     with (
         serve(directory / "server", dp_size=2, **options) as endpoint,
         ThreadPoolExecutor() as pool,

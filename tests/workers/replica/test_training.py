@@ -4,7 +4,6 @@ Real torchrun ranks over gloo, four and eight of them, against one process on th
 """
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
+from tests.support.torchrun import torchrun_command
 from tests.workers.support.train_replicas import SHAPES
 from tests.workers.test_gradient import (
     SERVE,
@@ -41,8 +41,7 @@ Found = dict[str, list[dict[str, Any]]]
 def trained_by(ranks: int, directory: Path) -> Found:
     """What every rank saw and ended with, by shape."""
     trainer = str(Path(__file__).parent.parent / "support" / "train_replicas.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--log-dir", str(directory / "torchrun"), f"--nproc-per-node={ranks}", trainer]
+    command = [*torchrun_command(ranks, directory), trainer]
     with ExitStack() as stack:
         endpoints = {
             shape: stack.enter_context(
