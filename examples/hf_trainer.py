@@ -4,13 +4,10 @@
     torchrun --nproc-per-node 2 examples/hf_trainer.py
 
 The Trainer keeps its own loss, its own normalisation (`num_items_in_batch` over all micro-batches
-and ranks), its logging and its checkpoints. What the dispatcher has done is not done again: without
-a `DataLoader` there is nothing for `accelerate` to shard or to dispatch, and as many micro-batches
-are accumulated as the step has, which differs from step to step.
+and ranks), its logging and its checkpoints; how is said in `rollout_workers.integrations`.
 """
 
 from argparse import ArgumentParser
-from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -28,32 +24,14 @@ from transformers import (
 )
 
 from rollout_workers import MicroBatchStream, RolloutProducer, RolloutSample, StreamDataset
+from rollout_workers.integrations.hugging_face import WholeSteps, steps_for_trainer
 
 VOCABULARY = 96
 
 
 # integration: begin
-class StreamTrainer(Trainer):
+class StreamTrainer(WholeSteps, Trainer):
     """A Trainer whose batches are the steps of a stream, each a list of micro-batches."""
-
-    def get_train_dataloader(self) -> StreamDataset:
-        return self.train_dataset
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        steps, _ = super().get_batch_samples(epoch_iterator, 1, device)
-        return steps, self._get_num_items_in_batch(steps[0], device) if steps else None
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
-        loss = torch.zeros((), device=self.args.device)
-        for left, micro_batch in enumerate(inputs, 1 - len(inputs)):
-            with self.accelerator.no_sync(model) if left else nullcontext():
-                loss += super().training_step(model, micro_batch, num_items_in_batch)
-        return loss
-
-
-def dataset_of(stream: MicroBatchStream) -> StreamDataset:
-    """Its `train_dataset`."""
-    return StreamDataset(stream, lambda step: [[each.as_hf() for each in step]])
 
 
 # integration: end
@@ -134,7 +112,9 @@ def main() -> None:
     if dist.get_rank() == 0 and given.samples:
         Thread(target=roll_out, args=(given.endpoint, given.samples), daemon=True).start()
     with MicroBatchStream(given.endpoint) as stream:
-        dataset = dataset_of(stream)
+        # integration: begin
+        dataset = steps_for_trainer(stream)
+        # integration: end
         if given.checkpoint is not None:
             dataset.load_state_dict(torch.load(given.checkpoint / "stream.pt"))
         trainer = make_trainer(dataset, given.output, given.max_steps)

@@ -4,10 +4,8 @@
         --max-staleness 4
     torchrun --nproc-per-node 2 examples/trl_async_grpo.py
 
-The trainer keeps its loss, its metrics and its weight sync. Of its data path one part stays, the
-packing of samples with a common prefix (`TreeRow`). The queue, the batchers and the collator on
-rank 0, from which `accelerate` broadcasts every row to all ranks, are left out: each rank has its
-own micro-batches, balanced over a window and over the whole step, stale samples dropped.
+The trainer keeps its loss, its metrics, its packing and its weight sync; what comes in the place
+of the rest is said in `rollout_workers.integrations`.
 
 What generates is a stand-in here, without vLLM. Where the attention kernel of TRL is missing, as on
 CPU, it is computed in plain torch.
@@ -15,11 +13,9 @@ CPU, it is computed in plain torch.
 
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +23,7 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from tokenizers import Tokenizer, models
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import (
     PreTrainedTokenizerFast,
@@ -41,75 +37,15 @@ from trl.experimental.async_grpo import (
     packing,
 )
 
-from rollout_workers import (
-    MicroBatch,
-    MicroBatchStream,
-    RolloutProducer,
-    RolloutSample,
-    Step,
-    StreamDataset,
-)
+from rollout_workers import MicroBatchStream, RolloutProducer, RolloutSample, StreamDataset
+from rollout_workers.integrations.trl import GRPOSteps, steps_for_grpo
 
 VOCABULARY, GENERATIONS = 96, 4
 
 
 # integration: begin
-class StreamGRPOTrainer(AsyncGRPOTrainer):
+class StreamGRPOTrainer(GRPOSteps, AsyncGRPOTrainer):
     """An AsyncGRPOTrainer whose batches are the steps of a stream, each a list of rows."""
-
-    rollouts: StreamDataset
-
-    def get_train_dataloader(self) -> StreamDataset:
-        self._rollout_dataset = SimpleNamespace(wait_s=0.0)  # for its metrics
-        return self.rollouts
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        stream = self.rollouts.stream
-        stream.set_policy_version(self.model_version)
-        before = stream.statistics().step_wait_s
-        found = super().get_batch_samples(epoch_iterator, 1, device)
-        self._rollout_dataset.wait_s += stream.statistics().step_wait_s - before
-        return found
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: None) -> Tensor:
-        self.current_gradient_accumulation_steps = len(inputs)
-        loss = torch.zeros((), device=self.args.device)
-        for left, row in enumerate(inputs, 1 - len(inputs)):
-            with self.accelerator.no_sync(model) if left else nullcontext():
-                loss += super().training_step(model, row, num_items_in_batch)
-        return loss
-
-
-def dataset_of(stream: MicroBatchStream) -> StreamDataset:
-    """The trainer's `rollouts`."""
-    return StreamDataset(stream, lambda step: [[row(each, step) for each in step]])
-
-
-def row(micro_batch: MicroBatch, step: Step) -> dict[str, Tensor]:
-    """What TRL's collator makes for one rank; its counts are shares of the step's."""
-    tree = packing.TreeRow()
-    for sample in samples_of(micro_batch):
-        tree.add(sample)
-    found = {name: tensor[None] for name, tensor in tree.pack().items()}
-    found["attention_mask"] = torch.ones_like(found["input_ids"])
-    found["global_n_tokens"] = torch.tensor([step.loss_tokens / len(step)])
-    found["global_n_forward_tokens"] = torch.tensor([step.tokens / len(step)])
-    found["mean_seq_len"] = torch.tensor([step.tokens / step.num_samples])
-    return found
-
-
-def samples_of(micro_batch: MicroBatch) -> Iterator[dict[str, Any]]:
-    """Samples as TRL has them. A filler is one of no advantage: each row needs a loss term."""
-    if micro_batch.is_filler:
-        ids = micro_batch.input_ids.repeat(2)
-        nothing = {"old_log_probs": torch.zeros(2), "advantage": 0.0, "group_id": None}
-        yield {"input_ids": ids, "completion_mask": torch.ones(2), **nothing}
-        return
-    ours = ("input_ids", "loss_mask", "logprobs")
-    parts = (micro_batch[name].split(micro_batch.lengths) for name in ours)
-    theirs = ("input_ids", "completion_mask", "old_log_probs", "advantage", "group_id")
-    for values in zip(*parts, micro_batch.advantage.tolist(), micro_batch.group_ids, strict=True):
-        yield dict(zip(theirs, values, strict=True))
 
 
 # integration: end
@@ -242,7 +178,9 @@ def make_trainer(
         rollout_worker=generator,
         weight_transfer=generator,
     )
+    # integration: begin
     trainer.rollouts = dataset
+    # integration: end
     return trainer
 
 
@@ -257,7 +195,9 @@ def main() -> None:
     dist.init_process_group()
     generator = StandIn(given.endpoint, rollouts(given.samples))
     with MicroBatchStream(given.endpoint) as stream:
-        dataset = dataset_of(stream)
+        # integration: begin
+        dataset = steps_for_grpo(stream)
+        # integration: end
         make_trainer(dataset, generator, given.output, given.max_steps).train()
         dataset.commit()
     dist.destroy_process_group()

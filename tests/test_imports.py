@@ -6,7 +6,7 @@ Words are sample, payload, spans, stores, values, plan and errors.
 The package itself leads to the service, which is loaded when it is asked for.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
-dispatcher knows them.
+dispatcher knows them. Above them are the integrations, each of which knows one framework.
 """
 
 import ast
@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "package": "service",
         "cli": "service simulate journal transport core protocol security balance",
         "workers": "transport protocol security balance",
+        "integrations": "workers",
     }.items()
 }
 #: Third-party packages a part may import.
@@ -64,6 +65,7 @@ THIRD_PARTY = {
     "package": set(),
     "cli": {"numpy", "prometheus_client", "pydantic"},
     "workers": {"numpy", "pydantic", "torch", "tensordict"},  # the last for who asks for one
+    "integrations": {"torch", "trl"},
 }
 #: A part that decides, or only turns bytes into values, has no clock, loop or socket.
 PURE = {"words", "balance", "core", "protocol"}
@@ -96,7 +98,7 @@ def part_of(module: str) -> str | None:
     """The part of the house that a module of ours belongs to; None for others' modules."""
     package, *rest = module.split(".")
     if package == "rollout_workers":
-        return "workers"
+        return "integrations" if rest[:1] == ["integrations"] else "workers"
     if package != "rollout_dispatcher":
         return None
     return "words" if not rest or rest[0] in WORD_MODULES else rest[0]

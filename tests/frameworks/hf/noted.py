@@ -14,6 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from examples import hf_trainer, trl_async_grpo
 from rollout_workers import MicroBatch, MicroBatchStream, StreamDataset
+from rollout_workers.integrations.hugging_face import steps_for_trainer
+from rollout_workers.integrations.trl import steps_for_grpo
 from tests.support.gradients import Diary
 
 
@@ -33,7 +35,7 @@ class Notes(TrainerCallback):
 def hugging_face(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
     if dist.get_rank() == 0:
         Thread(target=hf_trainer.roll_out, args=(endpoint, samples), daemon=True).start()
-    dataset = hf_trainer.dataset_of(stream)
+    dataset = steps_for_trainer(stream)
     return dataset, hf_trainer.make_trainer(dataset, folder, max_steps=1000)
 
 
@@ -56,7 +58,7 @@ def fixed_count(stream: MicroBatchStream, endpoint: str, folder: Path, samples: 
 
 def trl(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
     generator = trl_async_grpo.StandIn(endpoint, trl_async_grpo.rollouts(samples))
-    dataset = trl_async_grpo.dataset_of(stream)
+    dataset = steps_for_grpo(stream)
     return dataset, trl_async_grpo.make_trainer(dataset, generator, folder, max_steps=1000)
 
 

@@ -1,0 +1,59 @@
+"""Hugging Face `Trainer`: its batch is a step, all micro-batches of it.
+
+    class StreamTrainer(WholeSteps, Trainer): ...
+
+    trainer = StreamTrainer(model, arguments, train_dataset=steps_for_trainer(stream))
+
+The Trainer keeps its own loss, its own normalisation (`num_items_in_batch` over all micro-batches
+and ranks), its logging and its checkpoints. What the dispatcher has done is not done again: without
+a `DataLoader` there is nothing for `accelerate` to shard or to dispatch, and as many micro-batches
+are accumulated as the step has, which differs from step to step. `gradient_accumulation_steps`
+stays 1; `max_steps` is a bound, as a stream has no length.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollout_workers.dataset import StreamDataset
+from rollout_workers.stream import MicroBatchStream
+
+
+def steps_for_trainer(stream: MicroBatchStream) -> StreamDataset:
+    """The `train_dataset`: an item a step, its micro-batches by `MicroBatch.as_hf`."""
+    return StreamDataset(stream, lambda step: [[each.as_hf() for each in step]])
+
+
+class WholeSteps:
+    """What makes a `Trainer` train on whole steps, to be inherited from in front of it.
+
+    train_dataset: as `steps_for_trainer` makes it, or any other iterable of lists of micro-batches.
+    """
+
+    args: Any
+    accelerator: Any
+    train_dataset: Any
+
+    def get_train_dataloader(self) -> Any:
+        """The dataset as it is: each rank has its own micro-batches."""
+        return self.train_dataset
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """One step, and the tokens that its loss is divided by, over all its micro-batches."""
+        steps, _ = super().get_batch_samples(epoch_iterator, 1, device)  # type: ignore[misc]
+        return steps, self._items_in(steps[0], device) if steps else None
+
+    def _items_in(self, micro_batches: Any, device: Any) -> Any:
+        return self._get_num_items_in_batch(micro_batches, device)  # type: ignore[attr-defined]
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
+        """Accumulate over a step's micro-batches; gradients are averaged with the last one's."""
+        loss = torch.zeros((), device=self.args.device)
+        for left, micro_batch in enumerate(inputs, 1 - len(inputs)):
+            with self.accelerator.no_sync(model) if left else nullcontext():
+                loss += super().training_step(  # type: ignore[misc]
+                    model, micro_batch, num_items_in_batch
+                )
+        return loss
