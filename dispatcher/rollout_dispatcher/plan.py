@@ -154,6 +154,11 @@ class Plan:
         return int(self.cost.shape[1])
 
     @property
+    def time(self) -> float:
+        """What the step takes until ranks meet at its end, under this plan's sync, in cost."""
+        return step_time(self.cost, self.sync)
+
+    @property
     def imbalance(self) -> float:
         """Max over mean of the ranks' summed cost, minus one."""
         return imbalance(self.cost)
@@ -164,20 +169,23 @@ class Plan:
         return straggler_excess(self.cost, self.sync)
 
 
-def imbalance(cost: FloatArray) -> float:
-    """Max over mean of the rows' sums, minus one, for cost[R, M]; 0 when nothing costs anything."""
-    ranks = cost.sum(axis=1)
-    mean = float(ranks.sum()) / len(ranks)
-    return float(ranks.max()) / mean - 1 if mean > 0 else 0.0
+def step_time(cost: FloatArray, sync: Sync) -> float:
+    """Time that ranks need for micro-batches of cost[R, M]: the one formula that all others use.
+
+    With `Sync.STEP` it is the most loaded rank's; with `Sync.MICRO_STEP` it is the sum over
+    micro-steps of the maximum over ranks.
+    """
+    if sync is Sync.STEP:
+        return float(cost.sum(axis=1).max())
+    return float(cost.max(axis=0).sum())
 
 
 def straggler_excess(cost: FloatArray, sync: Sync) -> float:
-    """Time that ranks need together over total cost / R, minus one, for cost[R, M].
+    """The step's time over total cost / R, minus one, for cost[R, M]; 0 when nothing costs."""
+    mean = float(cost.sum()) / cost.shape[0]
+    return step_time(cost, sync) / mean - 1 if mean > 0 else 0.0
 
-    With `Sync.STEP` that time is the most loaded rank's; with `Sync.MICRO_STEP` it is the sum
-    over micro-steps of the maximum over ranks.
-    """
-    if sync is Sync.STEP:
-        return imbalance(cost)
-    total = float(cost.sum())
-    return float(cost.max(axis=0).sum()) * cost.shape[0] / total - 1 if total > 0 else 0.0
+
+def imbalance(cost: FloatArray) -> float:
+    """Max over mean of the rows' sums, minus one, for cost[R, M]: the excess of a whole step."""
+    return straggler_excess(cost, Sync.STEP)

@@ -12,7 +12,8 @@ import numpy as np
 from rollout_dispatcher.balance.objective import lower_bound
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
-from rollout_dispatcher.balance.split.split import Batch, matrix, plain_split, split
+from rollout_dispatcher.balance.split.parts import Batch, matrix
+from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split
 from rollout_dispatcher.balance.validate import validate_config
 from rollout_dispatcher.errors import PlanError, SampleTooLong
 from rollout_dispatcher.plan import (
@@ -41,11 +42,12 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
-    chosen = choose(window, cost, config, take)
+    strategy = STRATEGIES[config.strategy]
+    chosen = choose(window, cost, config, take, ahead=strategy.looks_ahead)
     by_rank = config.grouping is Grouping.RANK
     group = group_index(window.group[chosen]) if by_rank else None
     batch = Batch.of(cost[chosen], window.tokens[chosen], group)
-    parts = split(batch, config, config.strategy)
+    parts = strategy.split(batch, config)
     costs = matrix(batch, parts, config.layout)
     plain = matrix(batch, plain_split(batch, config), config.layout)
     return Plan(
@@ -54,7 +56,7 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync),
-        lower_bound=lower_bound(batch.x, parts.counts.shape[1], config),
+        lower_bound=lower_bound(batch.x, parts.num_micro_batches, config),
     )
 
 

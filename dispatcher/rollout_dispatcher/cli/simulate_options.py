@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.cli.fields import expects_list, flag_of
 from rollout_dispatcher.cli.options import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError
@@ -122,11 +123,9 @@ class SimulateOptions(BaseModel):
     def combinations(self) -> list[tuple[Strategy, float]]:
         """Strategy and window of each row: those that do not choose once, then the windows."""
         asked = dict.fromkeys(self.strategy)
-        plain = [each for each in asked if each is not Strategy.WINDOW]
-        rows: list[tuple[Strategy, float]] = [(each, 1.0) for each in plain]
-        if Strategy.WINDOW in asked:
-            rows += [(Strategy.WINDOW, each) for each in dict.fromkeys(self.window_multiple)]
-        return rows
+        windows = dict.fromkeys(self.window_multiple)
+        rows = [(each, 1.0) for each in asked if not looks_ahead(each)]
+        return rows + [(each, size) for each in asked if looks_ahead(each) for size in windows]
 
     def serve_config(self, strategy: Strategy, window: float) -> ServeConfig:
         """The config with which `serve` would do one row."""

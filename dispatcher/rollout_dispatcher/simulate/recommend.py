@@ -12,6 +12,7 @@ window of 1.25 has to save 0.5 %. Below that, the error of any cost model outwei
 
 from collections.abc import Sequence
 
+from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.simulate.result import Recommendation, Run
@@ -25,9 +26,7 @@ def recommend(runs: Sequence[Run]) -> Recommendation:
 
     At the same price the smaller window wins.
     """
-    windows = sorted(
-        (run for run in runs if run.strategy == Strategy.WINDOW), key=lambda run: run.window
-    )
+    windows = sorted((run for run in runs if looks_ahead(run.strategy)), key=lambda run: run.window)
     if not windows:
         raise ConfigError("--recommend needs --strategy window among the strategies")
     best = min(windows, key=_price)

@@ -21,7 +21,6 @@ from rollout_dispatcher.plan import (
     IntArray,
     Layout,
     PlanConfig,
-    Strategy,
     Sync,
     Window,
 )
@@ -32,15 +31,17 @@ from rollout_dispatcher.plan import (
 BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
 
 
-def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> IntArray:
-    """Ascending positions of the samples that this step takes."""
+def choose(
+    window: Window, cost: FloatArray, config: PlanConfig, take: int, *, ahead: bool
+) -> IntArray:
+    """Ascending positions of the samples that this step takes; the oldest unless `ahead`."""
     if take >= len(window):
         return np.arange(len(window))
     left = _skips_left(window, cost, config, take)
     if config.grouping is not Grouping.IGNORE and (window.group >= 0).any():
-        return np.flatnonzero(_choose_groups(window, cost, left, config, take))
+        return np.flatnonzero(_choose_groups(window, cost, left, config, take, ahead=ahead))
     forced = due(left, window.must_go, take)
-    if config.strategy is not Strategy.WINDOW:
+    if not ahead:
         return np.flatnonzero(keep_oldest(forced, take))
     by_cost = by_falling_tokens(window.tokens)
     pool = Pool(
@@ -59,7 +60,7 @@ def choose(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> I
 
 
 def _choose_groups(
-    window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int
+    window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int, *, ahead: bool
 ) -> BoolArray:
     """Whole groups; selection sees a group as one item that costs what its dearest sample does.
 
@@ -88,7 +89,7 @@ def _choose_groups(
         return chosen
 
     plain = realise(np.ones(len(size), dtype=bool))
-    if config.strategy is not Strategy.WINDOW:
+    if not ahead:
         return plain[index]
     dearest = group_max(cost, index)
     pool = Pool(

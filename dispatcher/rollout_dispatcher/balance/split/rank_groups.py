@@ -11,35 +11,36 @@ Example: R = 2, M*m = 4, groups of 3, 3, 2: the third fits nowhere, so M*m has t
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Strategy
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.runs import first_fit
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
 
 
 def ranks_of_groups(
-    cost: FloatArray, group: IntArray, order: IntArray, config: PlanConfig, strategy: Strategy
+    batch: Batch, group: IntArray, config: PlanConfig, *, in_turn: bool = False
 ) -> tuple[list[IntArray], int]:
     """Samples of each rank, and M for a fixed micro-batch size (1 for a token budget).
 
-    group: dense group number of each sample. order: samples by falling cost; ranks keep it,
-    except for round-robin, which keeps arrival order.
+    group: dense group number of each sample. Ranks keep the order of falling cost, or, where
+    groups go to them in turn, that of arrival.
     """
+    cost = batch.cost
     size = np.bincount(group)
     load = np.bincount(group, weights=cost).astype(np.float64)
     M = micro_batches_for(len(cost), config) if config.micro_batch_size else 1
     while True:
         cap = M * config.micro_batch_size if config.micro_batch_size else len(cost)
-        rank_of = _assign(load, size, config.dp_size, cap, strategy)
+        rank_of = _assign(load, size, config.dp_size, cap, in_turn)
         if rank_of is not None:
             break
         M += config.micro_batch_multiple
-    sequence = np.arange(len(cost)) if strategy is Strategy.ROUND_ROBIN else order
+    sequence = np.arange(len(cost)) if in_turn else batch.order
     ranks = rank_of[group[sequence]]
     return [sequence[ranks == r] for r in range(config.dp_size)], M
 
 
-def _assign(
-    load: FloatArray, size: IntArray, R: int, cap: int, strategy: Strategy
-) -> IntArray | None:
-    if strategy is Strategy.ROUND_ROBIN:
+def _assign(load: FloatArray, size: IntArray, R: int, cap: int, in_turn: bool) -> IntArray | None:
+    if in_turn:
         found = _in_turn(size, R, cap)
     else:
         found = _least_loaded(np.argsort(-load, kind="stable"), load, size, R, cap)
@@ -74,6 +75,15 @@ def _least_loaded(
         held[r] += load[g]
         rank_of[g] = r
     return rank_of
+
+
+def cut_ranks(ranks: list[IntArray], M: int, batch: Batch, config: PlanConfig) -> Parts:
+    """Each rank's samples, in their order, in micro-batches as full as the limit allows."""
+    if config.micro_batch_size is None:
+        fitted = first_fit(ranks, batch.tokens, config.micro_batch_tokens or 1)
+    else:
+        fitted = cut(ranks, M, config.micro_batch_size)
+    return Parts.of_lists(fitted, config.micro_batch_multiple)
 
 
 def cut(ranks: list[IntArray], M: int, m: int) -> list[list[IntArray]]:

@@ -1,9 +1,10 @@
 """The part of the settings that the core needs, in its own terms."""
 
+from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.plan import Grouping, Oversize, Strategy
+from rollout_dispatcher.plan import Grouping, Oversize
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.types import IncompleteGroups, LastBatch, Retain
 
@@ -11,8 +12,8 @@ from rollout_dispatcher.service.config.types import IncompleteGroups, LastBatch,
 def core_config(config: ServeConfig) -> DispatchConfig:
     """The part of the settings that the core needs."""
     batch = config.batch
-    # Only `window` chooses; for the others a larger window would be waiting for nothing.
-    window = config.window_samples if config.strategy is Strategy.WINDOW else batch
+    # Where nothing is chosen a larger window would be waiting for nothing.
+    window = config.window_samples if looks_ahead(config.strategy) else batch
     budget = config.longest_in_budget
     longest = config.max_sample_tokens
     if budget is not None and config.oversize is Oversize.ERROR:

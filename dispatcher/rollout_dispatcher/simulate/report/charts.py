@@ -7,7 +7,7 @@ light to dark as they grow.
 import math
 from collections.abc import Sequence
 
-from rollout_dispatcher.plan import Strategy
+from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.simulate.recommend import percent
 from rollout_dispatcher.simulate.report.svg import Plot, Scale, spread_out
 from rollout_dispatcher.simulate.result import Result, Run, Work
@@ -18,7 +18,7 @@ _LEAST_SHARE = 1e-4
 
 def windows(runs: Sequence[Run]) -> list[Run]:
     """The rows that choose from a window, by its size."""
-    found = [run for run in runs if run.strategy == Strategy.WINDOW]
+    found = [run for run in runs if looks_ahead(run.strategy)]
     return sorted(found, key=lambda run: run.window)
 
 
@@ -30,7 +30,7 @@ def shade(at: int, of: int) -> str:
 def excess_plot(runs: Sequence[Run]) -> str:
     """How much time waiting adds, against the window."""
     chosen = windows(runs)
-    plain = [run for run in runs if run.strategy != Strategy.WINDOW]
+    plain = [run for run in runs if not looks_ahead(run.strategy)]
     values = [max(run.excess, _LEAST_SHARE) for run in [*chosen, *plain]]
     log = max(values) > 20 * min(values)
     plot = Plot("straggler excess against window multiple", right=190)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.plan import FloatArray, IntArray, Plan, PlanConfig, Strategy, Window
 from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_dispatcher.simulate.replay.timed import Clockwork
-from rollout_dispatcher.simulate.replay.trainer import step_cost
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
 from rollout_dispatcher.simulate.trace import Trace
@@ -120,7 +120,7 @@ class Figures:
         mean = float(ranks.mean())
         own = float(self._setting.plan.cost(self._tokens[at]).sum())
         return _Times(
-            step=step_cost(made),
+            step=made.time,
             mean=mean,
             largest=float(ranks.max()),
             fifo=(1 + made.fifo_excess) * mean,
@@ -135,7 +135,7 @@ class Figures:
         made = self._counted[at].plan
         in_turn = self._tokens[at][np.argsort(made.chosen)]
         name = str(self._setting.strategy)
-        if self._setting.strategy is Strategy.WINDOW:
+        if looks_ahead(name):
             name += f" {self._setting.window:g}"
         plain = plain_plan(in_turn, self._setting.plan)
         return Example(
@@ -145,7 +145,7 @@ class Figures:
 
 def _work(name: str, made: Plan) -> Work:
     fair = float(made.cost.sum()) / made.cost.shape[0] or 1.0
-    return Work(name, (made.cost.sum(axis=1) / fair).tolist(), step_cost(made) / fair)
+    return Work(name, (made.cost.sum(axis=1) / fair).tolist(), made.time / fair)
 
 
 def plain_plan(tokens: IntArray, config: PlanConfig) -> Plan:

@@ -5,6 +5,7 @@ Invariant: it is made from a `Result` alone, so a saved one gives the same page.
 
 from html import escape
 
+from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.simulate.recommend import percent
 from rollout_dispatcher.simulate.report.charts import (
@@ -87,7 +88,7 @@ def _focus(result: Result) -> Run:
 
 
 def _name(run: Run) -> str:
-    return f"{run.strategy} {run.window:g}" if run.strategy == Strategy.WINDOW else run.strategy
+    return f"{run.strategy} {run.window:g}" if looks_ahead(run.strategy) else run.strategy
 
 
 def _tiles(result: Result, focus: Run) -> str:

@@ -1,0 +1,22 @@
+"""The splitters: each serves one kind of limit, as a function of the chosen samples and the config.
+
+A new one is one file here and one line in `splitter_for`.
+"""
+
+from rollout_dispatcher.balance.split.parts import Batch, Splitter
+from rollout_dispatcher.balance.splitters.by_count import split_by_count
+from rollout_dispatcher.balance.splitters.by_group import split_by_group
+from rollout_dispatcher.balance.splitters.by_tokens import split_by_tokens
+from rollout_dispatcher.balance.splitters.padded import split_padded
+from rollout_dispatcher.plan import Layout, PlanConfig
+
+
+def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
+    """Who cuts this batch: the first that its limits ask for."""
+    if batch.group is not None:
+        return split_by_group
+    if config.micro_batch_size is None:
+        return split_by_tokens
+    if config.layout is Layout.PADDED and config.micro_batch_size > 1:
+        return split_padded
+    return split_by_count

@@ -1,0 +1,26 @@
+"""Packed micro-batches of a fixed number of samples."""
+
+import numpy as np
+
+from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.partition import column_partition, step_partition
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
+
+
+def split_by_count(batch: Batch, config: PlanConfig) -> Parts:
+    """Equal sums where ranks meet once a step, else sorted columns."""
+    R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
+    M = micro_batches_for(n, config)
+    x, order = filled_up(batch, R * M * m)
+    partition = step_partition if config.sync is Sync.STEP else column_partition
+    return Parts.of_slots(order[partition(x, R, M, m)], n)
+
+
+def filled_up(batch: Batch, slots: int) -> tuple[FloatArray, IntArray]:
+    """Falling costs and positions of all slots; an empty slot costs nothing, at position n."""
+    n = len(batch)
+    x, order = batch.x, batch.order
+    if missing := slots - n:
+        x, order = np.append(x, np.zeros(missing)), np.append(order, np.full(missing, n))
+    return x, order

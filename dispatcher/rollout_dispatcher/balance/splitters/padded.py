@@ -1,0 +1,15 @@
+"""Micro-batches of a fixed number of samples, each padded to its longest."""
+
+from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.partition import padded_partition
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.splitters.by_count import filled_up
+from rollout_dispatcher.plan import PlanConfig, Sync
+
+
+def split_padded(batch: Batch, config: PlanConfig) -> Parts:
+    """Sorted runs, which pad least."""
+    R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
+    M = micro_batches_for(n, config)
+    x, order = filled_up(batch, R * M * m)
+    return Parts.of_slots(order[padded_partition(x, R, M, m, config.sync is Sync.STEP)], n)

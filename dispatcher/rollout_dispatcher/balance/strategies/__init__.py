@@ -1,0 +1,27 @@
+"""The strategies: each is a file here that ends with its `STRATEGY`, under its name in `Strategy`.
+
+A new one is one file and one line: `BEST_FIT = "best-fit"` in `plan.Strategy` is looked for in
+`best_fit.py`. Nothing else asks which strategy it is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.plan import PlanConfig, Strategy
+
+STRATEGIES: Mapping[Strategy, PlanningStrategy] = {
+    name: import_module(f"{__name__}.{name.name.lower()}").STRATEGY for name in Strategy
+}
+
+
+def looks_ahead(strategy: str) -> bool:
+    """Whether the strategy of this name chooses from a window; the others take the oldest."""
+    return STRATEGIES[Strategy(strategy)].looks_ahead
+
+
+def plain_split(batch: Batch, config: PlanConfig) -> Parts:
+    """What a trainer does without any of this: samples dealt to ranks as they came."""
+    return STRATEGIES[Strategy.ROUND_ROBIN].split(replace(batch, group=None), config)

@@ -1,0 +1,14 @@
+"""LPT: the largest sample first, always to the least loaded rank."""
+
+from rollout_dispatcher.balance.split.leveling import lpt
+from rollout_dispatcher.balance.strategies.rank_by_rank import RankByRank
+from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+
+def least_loaded(x: FloatArray, R: int, cap: int) -> IntArray:
+    """See `Assign`."""
+    return lpt(x, R, cap)
+
+
+STRATEGY: PlanningStrategy = RankByRank(least_loaded)

@@ -1,0 +1,29 @@
+"""Karmarkar-Karp: ranks of equally many samples and nearly equal sums, by largest differencing."""
+
+import numpy as np
+
+from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.strategies.rank_by_rank import RankByRank
+from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+
+def largest_differencing(x: FloatArray, R: int, cap: int) -> IntArray:
+    """See `Assign`; counts differ by one at most, even if the cap would allow more."""
+    padded = np.append(x, np.zeros(-len(x) % R))
+    assert len(padded) <= R * cap, "ranks that may take so few have no room for all"
+    parts = np.array(karmarkar_karp(_as_integers(padded), R, equal_size=True), dtype=np.int64)
+    labels = np.empty(len(padded), dtype=np.int64)
+    labels[parts] = np.arange(R)[:, None]
+    return labels[: len(x)]
+
+
+def _as_integers(x: FloatArray) -> list[int]:
+    """Costs as integers: exact where they are whole, else to one part in 2^50."""
+    if len(x) and (x[0] >= 2.0**62 or (x != np.rint(x)).any()):
+        x = np.rint(x * (2.0**50 / max(float(x[0]), 1e-300)))
+    whole: list[int] = x.astype(np.int64).tolist()
+    return whole
+
+
+STRATEGY: PlanningStrategy = RankByRank(largest_differencing)

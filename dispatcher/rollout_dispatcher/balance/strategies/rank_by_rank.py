@@ -1,0 +1,52 @@
+"""Strategies that share samples out over ranks first, and then cut each rank's into micro-batches.
+
+Invariant: ranks keep their samples by falling cost; whole groups go to ranks in the same way.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
+from rollout_dispatcher.balance.split.runs import first_fit
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
+
+#: Rank of each item of falling cost `x` among R ranks, which may take so many items each.
+Assign = Callable[[FloatArray, int, int], IntArray]
+
+
+@dataclass(frozen=True, slots=True)
+class RankByRank:
+    """Ranks by `assign`; micro-batches in that order, as many samples or tokens as one may hold."""
+
+    assign: Assign
+    looks_ahead: bool = False
+
+    def split(self, batch: Batch, config: PlanConfig) -> Parts:
+        """See `PlanningStrategy`."""
+        if batch.group is not None:
+            ranks, M = ranks_of_groups(batch, batch.group, config)
+            return cut_ranks(ranks, M, batch, config)
+        if config.micro_batch_size is None:
+            return self._by_tokens(batch, config)
+        return self._by_count(batch, config, config.micro_batch_size)
+
+    def _by_count(self, batch: Batch, config: PlanConfig, m: int) -> Parts:
+        R, n = config.dp_size, len(batch)
+        M = micro_batches_for(n, config)
+        missing = R * M * m - n
+        x = np.append(batch.x, np.zeros(missing))
+        order = np.append(batch.order, np.full(missing, n))
+        ids = np.argsort(self.assign(x, R, M * m), kind="stable")
+        return Parts.of_slots(order[ids].reshape(R, M, m), n)
+
+    def _by_tokens(self, batch: Batch, config: PlanConfig) -> Parts:
+        R = config.dp_size
+        labels = self.assign(batch.x, R, len(batch))
+        ends = np.cumsum(np.bincount(labels, minlength=R))[:-1]
+        ranks = np.split(batch.order[np.argsort(labels, kind="stable")], ends)
+        fitted = first_fit(ranks, batch.tokens, config.micro_batch_tokens or 1)
+        return Parts.of_lists(fitted, config.micro_batch_multiple)

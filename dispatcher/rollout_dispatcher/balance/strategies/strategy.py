@@ -1,0 +1,22 @@
+"""What a strategy is: which samples it may take, and who trains on what."""
+
+from typing import Protocol, runtime_checkable
+
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.plan import PlanConfig
+
+
+@runtime_checkable
+class PlanningStrategy(Protocol):
+    """One way to balance.
+
+    looks_ahead: whether it may take any samples of the window; otherwise it takes the oldest, and
+        a window larger than a dispatch batch would be waiting for nothing.
+    """
+
+    @property
+    def looks_ahead(self) -> bool:
+        """See above."""
+
+    def split(self, batch: Batch, config: PlanConfig) -> Parts:
+        """The micro-batches of every rank, the same number for each, within the config's caps."""

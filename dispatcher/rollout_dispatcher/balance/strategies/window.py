@@ -1,0 +1,63 @@
+"""The window strategy: samples are chosen from the whole window, and split as its limits ask.
+
+Invariant: where the splitter's micro-steps are not the optimum, its parts wait no longer than the
+greedy split's.
+"""
+
+from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
+from rollout_dispatcher.balance.splitters import splitter_for
+from rollout_dispatcher.balance.strategies import greedy
+from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.plan import Layout, PlanConfig, Sync
+
+#: Steps up to this many samples are always compared with the greedy split. Larger ones are if they
+#: wait longer than this: with a fixed count, where greedy is cheap; with a token budget, where it
+#: goes sample by sample, only up to a size, and if they wait longer than was thought as well.
+_ALWAYS_COMPARED = 200
+_CLOSE_BY_COUNT, _CLOSE_BY_TOKENS, _MOST_BY_TOKENS = 1.05, 1.01, 512
+
+
+class WindowStrategy:
+    """The splitter for the limits in force, or the greedy split where that is better."""
+
+    looks_ahead = True
+
+    def split(self, batch: Batch, config: PlanConfig) -> Parts:
+        """See `PlanningStrategy`."""
+        ours = splitter_for(batch, config)(batch, config)
+        if _settled(batch, ours, config):
+            return ours
+        time = time_of(batch, ours, config)
+        if _good(batch, time, config):
+            return ours
+        other = greedy.STRATEGY.split(batch, config)
+        # Fewer micro-batches come first: greedy may need more.
+        fits = other.num_micro_batches <= ours.num_micro_batches
+        return other if fits and time_of(batch, other, config) < time else ours
+
+
+def _settled(batch: Batch, parts: Parts, config: PlanConfig) -> bool:
+    """Whether the splitter starts from the greedy split, or has found the optimum."""
+    if batch.group is not None:
+        return True
+    m = config.micro_batch_size
+    if m is None:
+        return parts.num_micro_batches == 1
+    padded = config.layout is Layout.PADDED and m > 1
+    return not padded and (config.sync is Sync.STEP or m == 1)
+
+
+def _good(batch: Batch, time: float, config: PlanConfig) -> bool:
+    """Whether comparing with the greedy split is not worth its time."""
+    share = float(batch.cost.sum()) / config.dp_size
+    if len(batch) <= _ALWAYS_COMPARED:
+        return time <= share * (1 + 1e-9)
+    if config.micro_batch_size is not None:
+        return time <= share * _CLOSE_BY_COUNT
+    if time <= share * _CLOSE_BY_TOKENS or len(batch) > _MOST_BY_TOKENS:
+        return True
+    return time <= _CLOSE_BY_TOKENS * estimate(batch.x, batch.s, config)
+
+
+STRATEGY: PlanningStrategy = WindowStrategy()

@@ -1,0 +1,56 @@
+"""Claims about the registry of strategies: one file and one line each, and nobody asks which."""
+
+import ast
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.balance import tokens
+from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
+from rollout_dispatcher.balance.strategies import STRATEGIES, looks_ahead, plain_split
+from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.plan import Layout, PlanConfig, Strategy, Sync, step_time
+from tests.support.source import ROOT
+
+CONFIG = PlanConfig(dp_size=2, dispatch_batch_size=4, cost=tokens, micro_batch_size=1)
+BATCH = Batch.of(np.array([9.0, 1.0, 8.0, 2.0]), np.array([9, 1, 8, 2]))
+
+
+@pytest.mark.parametrize("name", Strategy)
+def test_every_name_has_a_strategy(name: Strategy) -> None:
+    strategy = STRATEGIES[name]
+    assert isinstance(strategy, PlanningStrategy)
+    parts = strategy.split(BATCH, CONFIG)
+    assert sorted(parts.sequence.tolist()) == [0, 1, 2, 3]
+    assert parts.counts.shape == (2, 2)
+
+
+def test_only_window_takes_others_than_the_oldest() -> None:
+    assert [name for name in Strategy if looks_ahead(name)] == [Strategy.WINDOW]
+    assert looks_ahead("window")
+
+
+def test_nobody_asks_which_strategy_it_is() -> None:
+    """Else a new one would be more than a file and a line. All may be compared to round-robin."""
+    asked = []
+    for path in (ROOT / "dispatcher").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                sides = map(ast.unparse, (node.left, *node.comparators))
+                asked += [(path.name, side) for side in sides if side.startswith("Strategy.")]
+    assert {side for _, side in asked} <= {"Strategy.ROUND_ROBIN"}, asked
+
+
+def test_a_plain_split_does_not_keep_groups() -> None:
+    grouped = replace(BATCH, group=np.array([0, 0, 1, 1]))
+    assert plain_split(grouped, CONFIG).sequence.tolist() == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize(("sync", "time"), [(Sync.STEP, 10.0), (Sync.MICRO_STEP, 17.0)])
+def test_the_time_of_a_step_is_told_by_one_formula(sync: Sync, time: float) -> None:
+    parts = Parts(np.array([0, 1, 3, 2]), np.array([[1, 1], [1, 1]]))
+    cost = matrix(BATCH, parts, Layout.PACKED)
+    assert cost.tolist() == [[9.0, 1.0], [2.0, 8.0]]
+    assert step_time(cost, sync) == time
+    assert time_of(BATCH, parts, replace(CONFIG, sync=sync)) == time
