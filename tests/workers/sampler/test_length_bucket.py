@@ -110,8 +110,8 @@ def test_it_waits_less_than_grouping_by_length_does_at_equal_distance(mega: int,
     size, batch = 8, 8
     lengths = np.random.default_rng(seed).lognormal(7, 1.2, 4096).astype(int) + 1
     work = Work(lengths.tolist(), size * batch, size, 1, "tokens", seed)
-    theirs = np.array([np.stack(shares, axis=-1) for shares in group_by_length(work)])
-    ours = steps_of(size, batch, lengths=lengths, bucket_batches=64 // 16, seed=seed)
+    theirs = np.array([np.stack(shares, axis=-1) for shares in group_by_length(work, mega)])
+    ours = steps_of(size, batch, lengths=lengths, bucket_batches=64 // mega, seed=seed)
     assert distance(ours, lengths) <= distance(theirs, lengths) + 0.02
     assert waiting(lengths[ours]) < waiting(lengths[theirs])
     assert waiting(lengths[ours].sum(axis=1)) < waiting(lengths[theirs].sum(axis=1))

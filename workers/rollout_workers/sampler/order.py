@@ -143,8 +143,8 @@ class _Random:
 
     def fractions(self, count: int) -> FloatArray:
         """Float64[count] in [0, 1)."""
-        found: FloatArray = (self._bits.random_raw(count) >> np.uint64(11)) * 2.0**-53
-        return found
+        whole = self._bits.random_raw(count) >> np.uint64(11)
+        return whole.astype(np.float64) * 2.0**-53
 
     def order(self, *shape: int) -> NDArray[np.intp]:
         """Permutations of the last dimension."""
