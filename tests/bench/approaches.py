@@ -1,9 +1,12 @@
-"""Three ways to balance, on the same lengths: offline buckets, greedy packing, and a window.
+"""Four ways to balance, on the same lengths: grouped, in buckets, greedily, and by a window.
 
     python -m tests.bench.approaches [--steps 60] [--json FILE]
 
-- offline: `LengthBucketSampler` over the whole data set, which has to exist before training, in
-  buckets of 1 or of 16 global batches.
+- grouped: as Hugging Face's `group_by_length`, in mega-batches of 4 or of 16 global batches; the
+  whole data set has to exist before training.
+- offline: `LengthBucketSampler` over the same data, in buckets of 1, 4 or 16 global batches, or of
+  all. A step of a bucket of 16 and one of a mega-batch of 4 have lengths from a quarter of these
+  data, those of 4 and of 16 from a sixteenth.
 - greedy: each dispatch batch as it comes, longest first onto the least loaded rank.
 - window: the planner, with 1.25 and 2 dispatch batches to choose from.
 
@@ -26,6 +29,7 @@ from rollout_dispatcher.plan import FloatArray, IntArray, Strategy, Sync, stragg
 from rollout_workers import LengthBucketSampler
 from tests.bench.cells import Cell, available, stream
 from tests.bench.planner import WARM_UP, Totals, steady
+from tests.bench.training.orders import Work, group_by_length
 
 CELLS = (
     Cell("lognormal 1024/64", 1024, 64, 1.0, "lognormal"),
@@ -72,15 +76,22 @@ def main() -> None:
 
 def approaches(cell: Cell, data: IntArray) -> Iterator[tuple[str, Iterator[dict[Sync, IntArray]]]]:
     """Name of each approach, and its steps: tokens[rank, micro-batch] for either kind of sync."""
-    for buckets in (1, 16):
-        yield f"offline {buckets}", _offline(cell, data, buckets)
+    for mega in (4, 16):
+        yield f"grouped {mega}", _grouped(cell, data, mega)
+    for buckets in (1, 4, 16, None):
+        yield f"offline {buckets or 'all'}", _offline(cell, data, buckets)
     yield "greedy", _planned(cell, Strategy.GREEDY)
     for multiple in (1.25, 2.0):
         wide = replace(cell, window_multiple=multiple)
         yield f"window {multiple:g}", _planned(wide, Strategy.WINDOW)
 
 
-def _offline(cell: Cell, data: IntArray, buckets: int) -> Iterator[dict[Sync, IntArray]]:
+def _grouped(cell: Cell, data: IntArray, mega: int) -> Iterator[dict[Sync, IntArray]]:
+    for shares in group_by_length(Work(data.tolist(), cell.batch, cell.dp_size, 1, "", 0), mega):
+        yield dict.fromkeys(Sync, data[np.stack(shares)])
+
+
+def _offline(cell: Cell, data: IntArray, buckets: int | None) -> Iterator[dict[Sync, IntArray]]:
     size = cell.batch // cell.dp_size
     samplers = [
         LengthBucketSampler(

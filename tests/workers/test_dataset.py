@@ -1,7 +1,8 @@
 """A stream as torch knows data: a dataset in a loader, its state in files, processes by spawn."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader
 
 from rollout_dispatcher.errors import CheckpointRefused, StepContractError
-from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, StreamDataset
+from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, Step, StreamDataset
 from tests.support.server import ServeProcess
 
 #: Three steps of two micro-batches of a sample each, on one rank.
@@ -68,6 +69,38 @@ def test_a_step_that_was_left_half_way_comes_again(server: ServeProcess) -> None
         again = [(batch.step, batch.index) for batch in dataset]
     assert once == [0, 1, 0]
     assert again == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def gathered(step: Step) -> Iterator[MicroBatch]:
+    """All micro-batches of a step are taken before the first is handed out."""
+    return iter(list(step))
+
+
+def twice(step: Step) -> Iterator[MicroBatch]:
+    return chain(step, step)
+
+
+@pytest.mark.parametrize(
+    ("of_step", "taken", "items"), [(gathered, 1, [0, 1]), (twice, 3, [0, 1, 0, 1])]
+)
+def test_a_step_is_half_way_until_all_that_is_made_of_it_was_handed_out(
+    server: ServeProcess, of_step: Callable[[Step], Iterator[MicroBatch]], taken: int, items: Any
+) -> None:
+    with MicroBatchStream(server.endpoint) as stream:
+        dataset = StreamDataset(stream, of_step)
+        seen, states = [], []
+        for batch in dataset:
+            seen.append((batch.step, batch.index))
+            states.append(dataset.state_dict()["step"])
+            if len(seen) == taken:
+                break
+        assert states == [-1] * taken
+        for batch in dataset:
+            seen.append((batch.step, batch.index))
+            states.append(dataset.state_dict()["step"])
+    assert seen[taken:] == [(step, index) for step in range(STEPS) for index in items]
+    before = [-1] * (len(items) - 1)
+    assert states[taken:] == [step + less for step in range(STEPS) for less in [*before, 0]]
 
 
 def test_a_state_counts_the_step_at_hand_once_all_of_it_was_handed_out(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rollout_workers.producer.blocking import RolloutProducer
     from rollout_workers.producer.encode import RolloutSample
     from rollout_workers.rank.client import RankClient
-    from rollout_workers.sampler import LengthBucketSampler
+    from rollout_workers.sampler.length_bucket import LengthBucketSampler
     from rollout_workers.step import Step
     from rollout_workers.stream import MicroBatchStream
 
@@ -27,7 +27,7 @@ _HOMES = {
     "Credentials": "rollout_workers.client.credentials",
     "DroppedSample": "rollout_workers.feedback",
     "Feedback": "rollout_workers.feedback",
-    "LengthBucketSampler": "rollout_workers.sampler",
+    "LengthBucketSampler": "rollout_workers.sampler.length_bucket",
     "Loss": "rollout_workers.micro_batch.loss.config",
     "MicroBatch": "rollout_workers.micro_batch.micro_batch",
     "MicroBatchStream": "rollout_workers.stream",

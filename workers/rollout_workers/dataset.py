@@ -6,6 +6,7 @@ or asks for a state, which counts what it was given, as states of data loaders d
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -40,22 +41,23 @@ class StreamDataset(IterableDataset[Any]):
     ) -> None:
         self.stream, self._of_step = stream, of_step
         self.step: Step | None = None
+        self._items = _Items(())
 
     def __iter__(self) -> Iterator[Any]:
         self.commit()
         while (step := self.step or next(self.stream, None)) is not None:
-            self.step = step
-            yield from self._of_step(step)
+            self.step, self._items = step, _Items(self._of_step(step))
+            yield from self._items
             if self.step is step:  # no state counts it so far
                 step.commit()
                 self.step = None
 
     def commit(self) -> None:
-        """Commit the step at hand, if all of its micro-batches were handed out.
+        """Commit the step at hand, if all that is made of it was handed out.
 
         For the end of training: of the last step nobody knows that no other is asked for.
         """
-        if self.step is not None and self.step.handed_out:
+        if self.step is not None and self.step.handed_out and self._items.are_done:
             self.step.commit()
             self.step = None
 
@@ -70,3 +72,21 @@ class StreamDataset(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, object], *, strict: bool = True) -> None:
         """Go on after the step that the state was taken after; see `MicroBatchStream`."""
         self.stream.load_state_dict(state, strict=strict)
+
+
+class _Items(Iterator[Any]):
+    """What is made of a step, with a look at whether there is more."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._rest = iter(items)
+        self._ahead: list[Any] = []
+
+    def __next__(self) -> Any:
+        return self._ahead.pop() if self._ahead else next(self._rest)
+
+    @property
+    def are_done(self) -> bool:
+        """Whether none is left; takes the next one if there is, to be handed out later."""
+        if not self._ahead:
+            self._ahead.extend(islice(self._rest, 1))
+        return not self._ahead

@@ -55,14 +55,14 @@ def dataloader(work: Work) -> Iterator[Shares]:
         yield [batch[rank :: work.ranks] for rank in range(work.ranks)]
 
 
-def group_by_length(work: Work) -> Iterator[Shares]:
+def group_by_length(work: Work, mega_batches: int = MEGA_BATCHES) -> Iterator[Shares]:
     """As Hugging Face's `group_by_length`: shuffled, sorted inside mega-batches, dealt out in turn.
 
     It needs all samples beforehand, and a step's are all of like length.
     """
     random = np.random.default_rng(work.seed)
     mixed = random.permutation(len(work.lengths))
-    many = max(1, min(len(mixed) // (4 * work.batch), MEGA_BATCHES)) * work.batch
+    many = max(1, min(len(mixed) // (4 * work.batch), mega_batches)) * work.batch
     tokens = work.tokens
     order = [part[np.argsort(-tokens[part], kind="stable")] for part in _parts(mixed, many)]
     for batch in _batches(np.concatenate(order), work.batch):

@@ -1,0 +1,1 @@
+"""`LengthBucketSampler`: offline data in an order that balances ranks, resumable"""
