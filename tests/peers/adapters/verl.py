@@ -18,6 +18,9 @@ from tests.peers.problem import (
     in_one_micro_batch,
 )
 
+#: Samples times micro-batches of a rank, beyond which its loop takes minutes in plain Python.
+_MOST = 20_000
+
 _STUBS = ("verl.protocol", "verl.utils.device", "verl.utils.tensordict_utils")
 
 
@@ -75,6 +78,9 @@ def _budget(module: Any, problem: Problem) -> Schedule:
 
     Its own loop agrees on that number by collectives; there is one process here.
     """
+    budget = problem.micro_batch_tokens or 1
+    if len(problem.lengths) * int(problem.lengths.sum()) // budget > _MOST * problem.dp_size**2:
+        raise Unanswered("its Karmarkar-Karp takes minutes for so many micro-batches")
     ranks, least = _ranks(module, problem), problem.minimum
     while True:
         found = [_micro_batches(module, problem, rank, least) for rank in ranks]
