@@ -35,7 +35,9 @@ def main() -> None:
     corners = set(given.corner or CORNERS)
     peers = all_peers(given.sources)
     if not from_index():
-        print("no peer of the package index is in build/bench/peers; `make bench-peers` fetches them")
+        print(
+            "no peer of the package index is in build/bench/peers; `make bench-peers` fetches them"
+        )
     print("beside", ", ".join(f"{peer.name} {peer.version}".strip() for peer in peers), flush=True)
     began = time.monotonic()
     rows = table_rows(corners, peers)

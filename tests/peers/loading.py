@@ -22,7 +22,7 @@ class _HasAll(type):
 class Anything(metaclass=_HasAll):
     """What a stub has under every name: a base class, a decorator, a function that answers no."""
 
-    def __new__(cls, *args: Any, **named: Any) -> Any:
+    def __new__(cls, *args: Any, **_: Any) -> Any:
         """Used as a decorator, it leaves what it decorates as it is."""
         return args[0] if len(args) == 1 and callable(args[0]) else super().__new__(cls)
 

@@ -26,7 +26,7 @@ from tests.peers.problem import (
 )
 
 #: Nobody is ahead by less than this share of the step: no cost model knows better.
-EVEN = 5e-4
+EVEN = 2e-4
 #: Calls of which the fastest counts, where time is compared.
 REPEATS = 5
 
@@ -37,6 +37,11 @@ class Answers:
 
     ratings: list[Rating]
     ms: float
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one rank, over all problems."""
+        return sum(rating.micro_batches for rating in self.ratings)
 
     def figures(self, figure: Figure) -> list[float]:
         """What is compared, problem by problem."""
@@ -60,22 +65,25 @@ def measure(case: Case, us: Peer, peers: Sequence[Peer]) -> dict[str, Any]:
     problems = [with_memory_of(problem, asked) for problem in case.problems()]
     repeats = REPEATS if case.figure is Figure.MS else 1
     others: dict[str, float | str] = {}
-    best: tuple[float, str, Answers] | None = None
+    found: dict[str, Answers] = {}
     for peer in asked:
         try:
-            found = answers(peer, case.corner, problems, repeats)
+            found[peer.name] = answers(peer, case.corner, problems, repeats)
+            others[peer.name] = found[peer.name].figure(case.figure)
         except Unanswered as error:
             others[peer.name] = str(error)[:160]
-            continue
-        figure = others[peer.name] = found.figure(case.figure)
-        if best is None or figure < best[0]:
-            best = figure, peer.name, found
     row: dict[str, Any] = {"case": case.name, "corner": case.corner, "figure": case.figure}
+    row |= dict.fromkeys(("ours", "peer", "best_peer", "ratio")) | {"why": "", "others": others}
+    best = min(found, key=lambda name: found[name].figure(case.figure), default=None)
+    if best is not None:
+        row |= {"peer": found[best].figure(case.figure), "best_peer": best}
     try:
         mine = answers(us, case.corner, problems, repeats)
     except Unanswered as error:
-        return row | _without_us(str(error), best) | {"others": others}
-    return row | beside(case.figure, mine, best) | {"others": others}
+        return row | {"why": str(error)}
+    if best is None:
+        return row | {"ours": mine.figure(case.figure), "why": "no peer answers"}
+    return row | beside(case.figure, mine, found, best)
 
 
 def answers(peer: Peer, corner: Corner, problems: Sequence[Problem], repeats: int = 1) -> Answers:
@@ -111,30 +119,21 @@ def with_memory_of(problem: Problem, peers: Sequence[Peer]) -> Problem:
     return replace(problem, micro_batch_tokens=largest)
 
 
-def beside(figure: Figure, mine: Answers, best: tuple[float, str, Answers] | None) -> dict[str, Any]:
-    """Our figure, and the best of the others."""
-    ours = mine.figure(figure)
-    found: dict[str, Any] = {
-        "ours": ours,
-        "peer": None,
-        "best_peer": None,
-        "ratio": None,
-        "why": "",
+def beside(figure: Figure, mine: Answers, found: dict[str, Answers], best: str) -> dict[str, Any]:
+    """Our figure, over the best one; `behind`: problems in which anyone at all is ahead."""
+    pairs = zip(
+        mine.figures(figure),
+        *(answered.figures(figure) for answered in found.values()),
+        strict=True,
+    )
+    return {
+        "ours": mine.figure(figure),
+        "ratio": ratio(mine.figure(figure), found[best].figure(figure)),
         "ours_ms": mine.ms,
-        "ours_micro_batches": sum(rating.micro_batches for rating in mine.ratings),
-    }
-    if best is None:
-        return found | {"why": "no peer answers"}
-    theirs, name, answered = best
-    pairs = zip(mine.figures(figure), answered.figures(figure), strict=True)
-    behind = sum(a > b * (1 + EVEN) for a, b in pairs)
-    return found | {
-        "peer": theirs,
-        "best_peer": name,
-        "ratio": ratio(ours, theirs),
-        "peer_ms": answered.ms,
-        "peer_micro_batches": sum(rating.micro_batches for rating in answered.ratings),
-        "behind": behind,
+        "peer_ms": found[best].ms,
+        "ours_micro_batches": mine.micro_batches,
+        "peer_micro_batches": found[best].micro_batches,
+        "behind": sum(ours > min(theirs) * (1 + EVEN) for ours, *theirs in pairs),
         "problems": len(mine.ratings),
     }
 
@@ -151,8 +150,3 @@ def is_behind(row: dict[str, Any]) -> bool:
     if row["peer"] is None:
         return False
     return row["ours"] is None or row["ours"] > row["peer"] * (1 + EVEN)
-
-
-def _without_us(why: str, best: tuple[float, str, Answers] | None) -> dict[str, Any]:
-    theirs, name = (None, None) if best is None else best[:2]
-    return {"ours": None, "peer": theirs, "best_peer": name, "ratio": None, "why": why}

@@ -75,4 +75,3 @@ def ours() -> Peer:
     """Ourselves, answered like a peer."""
     solves = dict.fromkeys(Corner, solve)
     return Peer("ours", "", solves | {Corner.EQUAL: partition})
-

@@ -45,9 +45,9 @@ class Problem:
     """The samples of one step, int64[n], and what is asked.
 
     micro_batch_size: samples a micro-batch; micro_batch_tokens: its budget, of padded tokens where
-    the layout pads; None for both: a rank's samples are one micro-batch. micro_batches: of a
-    rank, for peers that are told so. multiple, minimum: of micro-batches a rank. group: of each sample; members are neighbours, and stay on one rank, or
-    in one micro-batch (`together`).
+    the layout pads; None for both: a rank's samples are one micro-batch. micro_batches: of a rank,
+    for peers that are told so. multiple, minimum: of micro-batches a rank. group: of each sample;
+    members are neighbours, and stay on one rank, or in one micro-batch (`together`).
     """
 
     lengths: IntArray

@@ -58,11 +58,15 @@ def padded(rng: Rng) -> Problem:
 
 
 def budgets(rng: Rng) -> Problem:
-    """Ranks meet once a step, or at every micro-step."""
+    """Ranks meet at every micro-step."""
     R, p = shape(rng)
     found = lengths(rng, R * p)
-    sync = Sync.STEP if rng.random() < 0.5 else Sync.MICRO_STEP
-    return Problem(found, R, sync=sync, micro_batch_tokens=budget(rng, found))
+    return Problem(found, R, micro_batch_tokens=budget(rng, found))
+
+
+def step_budgets(rng: Rng) -> Problem:
+    """Ranks meet once a step."""
+    return replace(budgets(rng), sync=Sync.STEP)
 
 
 def groups(rng: Rng) -> Problem:
@@ -103,16 +107,19 @@ def together(rng: Rng) -> Problem:
     return replace(problem, sync=Sync.MICRO_STEP, micro_batch_tokens=tokens, together=True)
 
 
-DRAWS: dict[Corner, Callable[[Rng], Problem]] = {
-    Corner.PADDED: padded,
-    Corner.BUDGET: budgets,
-    Corner.GROUPS: groups,
-    Corner.EQUAL: equal,
-    Corner.COUNT: budgets,
-    Corner.MULTIPLE: multiples,
-    Corner.MINIMUM: minimums,
-    Corner.TOGETHER: together,
-}
+#: Name of a row, its corner, and what draws its problems. In `budget`, numbers of micro-batches are
+#: compared as well.
+DRAWS: tuple[tuple[str, Corner, Callable[[Rng], Problem]], ...] = (
+    ("padded", Corner.PADDED, padded),
+    ("budget, step", Corner.BUDGET, step_budgets),
+    ("budget", Corner.BUDGET, budgets),
+    ("groups", Corner.GROUPS, groups),
+    ("equal", Corner.EQUAL, equal),
+    ("count", Corner.COUNT, budgets),
+    ("multiple", Corner.MULTIPLE, multiples),
+    ("minimum", Corner.MINIMUM, minimums),
+    ("together", Corner.TOGETHER, together),
+)
 
 
 def measure_all(
@@ -122,21 +129,30 @@ def measure_all(
     rows: list[dict[str, Any]] = []
     if cases:
         print(table.RANDOM_HEADING)
-    for corner in [corner for corner in DRAWS if cases and corner in corners]:
+    for name, corner, draw_one in DRAWS:
+        if not cases or corner not in corners:
+            continue
         began = time.monotonic()
-        for row in measure(corner, us, [p for p in peers if corner in p.solves], cases):
-            rows.append(row)
-            print(table.random_line(row), flush=True)
+        asked = [peer for peer in peers if corner in peer.solves]
+        for row in measure(corner, draw_one, us, asked, cases):
+            rows.append({"corner": name} | row)
+            print(table.random_line(rows[-1]), flush=True)
         print(f"{'':12} {time.monotonic() - began:.0f} s", flush=True)
     return rows
 
 
-def measure(corner: Corner, us: Peer, peers: Sequence[Peer], cases: int) -> list[dict[str, Any]]:
+def measure(
+    corner: Corner,
+    draw_one: Callable[[Rng], Problem],
+    us: Peer,
+    peers: Sequence[Peer],
+    cases: int,
+) -> list[dict[str, Any]]:
     """One row for each peer."""
     found: dict[str, list[tuple[int, Rating, Rating]]] = {peer.name: [] for peer in peers}
     unanswered, why = 0, ""
     for seed in range(cases):
-        problem = with_memory_of(DRAWS[corner](np.random.default_rng([seed, 14])), peers)
+        problem = with_memory_of(draw_one(np.random.default_rng([seed, 14])), peers)
         mine = _answer(us, corner, problem)
         if isinstance(mine, str):
             unanswered, why = unanswered + 1, why or mine
@@ -146,8 +162,7 @@ def measure(corner: Corner, us: Peer, peers: Sequence[Peer], cases: int) -> list
             if not isinstance(theirs, str):
                 found[peer.name].append((seed, mine, theirs))
     return [
-        {"corner": corner, "peer": name, "drawn": cases, "ours_unanswered": unanswered, "why": why}
-        | compared(pairs)
+        {"peer": name, "drawn": cases, "ours_unanswered": unanswered, "why": why} | compared(pairs)
         for name, pairs in found.items()
     ]
 

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollout_dispatcher.plan import IntArray
 from tests.peers.loading import commit_of, load
 from tests.peers.problem import Corner, Peer, Problem, Schedule, Unanswered, in_one_micro_batch
 
@@ -32,10 +33,12 @@ def _equal(module: Any, problem: Problem) -> Schedule:
 
 def _budget(module: Any, problem: Problem) -> Schedule:
     """Ranks by tokens, as it hands trajectories out; then each rank until all agree on a number."""
-    ranks = _allocate(module, problem, range(len(problem.lengths)), _NO_LIMIT, problem.dp_size, 1)
+    everyone, lengths = list(range(len(problem.lengths))), problem.lengths
+    ranks = _allocate(module, lengths, everyone, (_NO_LIMIT, problem.dp_size, 1))
     least, budget = problem.minimum, problem.micro_batch_tokens or _NO_LIMIT
     while True:
-        found = [_allocate(module, problem, r, budget, least, problem.multiple) for r in ranks]
+        asked = (budget, least, problem.multiple)
+        found = [_allocate(module, lengths, rank, asked) for rank in ranks]
         most = max(len(parts) for parts in found)
         if all(len(parts) == most for parts in found):
             return found
@@ -43,11 +46,11 @@ def _budget(module: Any, problem: Problem) -> Schedule:
 
 
 def _allocate(
-    module: Any, problem: Problem, items: Any, budget: int, least: int, multiple: int
+    module: Any, lengths: IntArray, items: list[int], asked: tuple[int, int, int]
 ) -> list[list[int]]:
-    items = list(items)
+    """asked: the budget, the least number of bins, and what it is a multiple of."""
     try:
-        parts = module.ffd_allocate(problem.lengths[items].tolist(), budget, least, multiple)
+        parts = module.ffd_allocate(lengths[items].tolist(), *asked)
     except RuntimeError as error:
         raise Unanswered(str(error)[-120:]) from error
     return [[items[i] for i in part] for part in parts]

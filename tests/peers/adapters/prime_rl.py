@@ -18,7 +18,7 @@ from tests.peers.problem import (
 )
 
 #: Its swaps look at all pairs of bins on all pairs of ranks in each round: more take minutes.
-_MOST_BINS, _MOST_RANKS = 200, 16
+_MOST_BINS, _MOST_RANKS = 64, 8
 
 
 def peer(folder: Path) -> Peer | None:

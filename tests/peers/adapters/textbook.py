@@ -1,4 +1,4 @@
-"""Bin packing as textbooks have it: first fit and best fit by falling length, bins dealt in turn."""
+"""Bin packing as textbooks have it: first fit and best fit by falling length."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable

@@ -30,9 +30,9 @@ def _sampled(module: Any, problem: Problem) -> Schedule:
     sampler = module.SeqlenBalancedSampler(n_samples_per_prompt=size, dp_size=R)
     return in_one_micro_batch(
         [
-            sampler.sample(list(range(n)), n // R, dp_rank=rank, batch_index=0, partition=partition)[
-                0
-            ]
+            sampler.sample(
+                list(range(n)), n // R, dp_rank=rank, batch_index=0, partition=partition
+            )[0]
             for rank in range(R)
         ]
     )

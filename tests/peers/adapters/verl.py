@@ -38,15 +38,8 @@ def peer(folder: Path) -> Peer | None:
         Corner.TOGETHER: budget,
         Corner.GROUPS: partial(_groups, module),
         Corner.EQUAL: partial(_equal, module),
-        Corner.TIME: partial(_equal, module),
     }
     return Peer("verl", version_of(folder, "verl"), solves)
-
-
-def karmarkar_karp(folder: Path) -> Callable[[list[float], int, bool], list[list[int]]]:
-    """verl's own, alone."""
-    found = load(folder, "verl.utils.seqlen_balancing", _STUBS).karmarkar_karp
-    return found  # type: ignore[no-any-return]
 
 
 def _equal(module: Any, problem: Problem) -> Schedule:
