@@ -83,7 +83,7 @@ def padded() -> Iterator[Case]:
         ("reasoning_gym", 16, 8, 8),
         ("azure_conv", 16, 8, 8),
     ):
-        asked = {"cost": PADDED_COST, "layout": Layout.PADDED, "micro_batches": M}
+        asked: dict[str, Any] = {"cost": PADDED_COST, "layout": Layout.PADDED, "micro_batches": M}
         problem = partial(_samples, name=name, n=R * M * m, ranks=R, **asked)
         yield _case(Corner.PADDED, Figure.TIME, f"{R}x{M}x{m}", problem)
 
@@ -101,7 +101,7 @@ def budgets() -> Iterator[Case]:
     ):
         seeds = SEEDS if n < LARGE else range(1)
         for sync in Sync:
-            asked = {"sync": sync, "micro_batch_tokens": budget}
+            asked: dict[str, Any] = {"sync": sync, "micro_batch_tokens": budget}
             problem = partial(_samples, name=name, n=n, ranks=ranks, **asked)
             said = f"{n}/{ranks} of {budget}, {sync}"
             yield _case(Corner.BUDGET, Figure.TIME, said, problem, seeds)

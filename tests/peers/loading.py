@@ -11,6 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+#: Where the Makefile unpacks the wheels of peers.
+UNPACKED = Path("build/bench/peers")
+
 
 class _HasAll(type):
     def __getattr__(cls, name: str) -> Any:

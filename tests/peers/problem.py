@@ -4,7 +4,7 @@ Invariant: an answer is rated by what is here alone, whoever gave it; one that l
 has it twice is an error, not a figure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -83,7 +83,7 @@ class Peer:
 
     name: str
     version: str
-    solves: dict[Corner, Solve]
+    solves: Mapping[Corner, Solve]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Who is compared: wheels that `make bench-peers` unpacks, and clones that a user names."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.peers.adapters import (
@@ -14,13 +15,14 @@ from tests.peers.adapters import (
     transformers,
     verl,
 )
+from tests.peers.loading import UNPACKED
 from tests.peers.problem import Peer
 
-#: Where the Makefile unpacks wheels.
-UNPACKED = Path("build/bench/peers")
-FROM_INDEX = (verl.peer, transformers.peer, transfer_queue.peer)
+Adapter = Callable[[Path], Peer | None]
+
+FROM_INDEX: tuple[Adapter, ...] = (verl.peer, transformers.peer, transfer_queue.peer)
 #: Folder of a clone, as `git clone` calls it -> its adapter.
-FROM_SOURCES = {
+FROM_SOURCES: dict[str, Adapter] = {
     "slime": slime.peer,
     "miles": slime.miles,
     "AReaL": areal.peer,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.peers.loading import load, version_of
+from tests.peers.loading import UNPACKED, load, version_of
 from tests.peers.problem import (
     Corner,
     Peer,
@@ -18,19 +18,22 @@ from tests.peers.problem import (
     in_one_micro_batch,
 )
 
+KarmarkarKarp = Callable[[list[float], int, bool], list[list[int]]]
+
 #: Samples times micro-batches of a rank, beyond which its loop takes minutes in plain Python.
 _MOST = 20_000
 
+_MODULE, _FILE = "verl.utils.seqlen_balancing", "verl/utils/seqlen_balancing.py"
 _STUBS = ("verl.protocol", "verl.utils.device", "verl.utils.tensordict_utils")
 
 
 def peer(folder: Path) -> Peer | None:
     """From the wheel unpacked in `folder`; None if it is not there."""
-    if not (folder / "verl/utils/seqlen_balancing.py").exists():
+    if not (folder / _FILE).exists():
         return None
-    module = load(folder, "verl.utils.seqlen_balancing", _STUBS)
+    module = load(folder, _MODULE, _STUBS)
     budget = partial(_budget, module)
-    solves: dict[Corner, Callable[[Problem], Schedule]] = {
+    solves = {
         Corner.BUDGET: budget,
         Corner.COUNT: budget,
         Corner.MULTIPLE: budget,
@@ -40,6 +43,14 @@ def peer(folder: Path) -> Peer | None:
         Corner.EQUAL: partial(_equal, module),
     }
     return Peer("verl", version_of(folder, "verl"), solves)
+
+
+def load_karmarkar_karp(folder: Path = UNPACKED) -> KarmarkarKarp | None:
+    """Its `karmarkar_karp` alone; None if its wheel is not there."""
+    if not (folder / _FILE).exists():
+        return None
+    found: KarmarkarKarp = load(folder, _MODULE, _STUBS).karmarkar_karp
+    return found
 
 
 def _equal(module: Any, problem: Problem) -> Schedule:
