@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-frameworks smoke bench bench-plane bench-training convergence results chaos fuzz fuzz-nightly soak lint clean
+.PHONY: help demo test test-frameworks smoke bench bench-peers bench-plane bench-training convergence results chaos fuzz fuzz-nightly soak lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test-frameworks  the examples that need other people's trainers, against those (5 minutes)"
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
 	@echo "make bench  how long planning takes, how good the plans are, what the journal and HTTP bodies cost"
+	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
 	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
@@ -49,19 +50,24 @@ test-frameworks: $(STAMP)
 smoke: $(STAMP)
 	$(BIN)/python -m tests.packaging.smoke --python $(PYTHON)
 
-# The peer is only read from, so it comes without what it depends on.
-build/bench/peers/verl: $(STAMP)
+# These peers are only read from, so they come without what they depend on.
+UNPACKED := build/bench/peers/.unpacked
+$(UNPACKED): $(STAMP) tests/peers/versions.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
-		--upgrade --target build/bench/peers verl==0.9.1
+		--upgrade --target build/bench/peers -r tests/peers/versions.txt
 	touch $@
 
-bench: build/bench/peers/verl
+bench: $(UNPACKED)
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 	$(BIN)/python -m tests.bench.approaches
 	$(BIN)/python -m tests.bench.plain
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
 	$(BIN)/python -m tests.bench.http --seconds 4
+
+# SOURCES=DIR also runs those that are cloned there: slime, miles, AReaL, RL, SkyRL, OpenRLHF, prime-rl.
+bench-peers: $(UNPACKED)
+	$(BIN)/python -m tests.peers $(if $(SOURCES),--sources $(SOURCES)) --json build/bench/peers.json
 
 # Peers run, so they come with what they depend on, in an environment of their own. torch first, in
 # the version that is used here.
@@ -76,14 +82,14 @@ $(PEERS)/.installed: constraints.txt
 bench-plane: $(STAMP) $(PEERS)/.installed
 	$(BIN)/python -m tests.bench.plane --json build/bench/plane.json
 
-bench-training: $(STAMP) build/bench/peers/verl
+bench-training: $(STAMP) $(UNPACKED)
 	$(BIN)/python -m tests.bench.training --json build/bench/training.json
 
 convergence: $(STAMP)
 	$(BIN)/python -m tests.convergence --json build/convergence.json
 
 # ONLY="planner plane" measures these and leaves the other results as they are.
-results: $(STAMP) build/bench/peers/verl $(PEERS)/.installed
+results: $(STAMP) $(UNPACKED) $(PEERS)/.installed
 	$(BIN)/python -m tests.results.measure $(ONLY)
 
 chaos: $(STAMP)

@@ -31,7 +31,7 @@ from rollout_dispatcher.plan import (
     straggler_excess,
 )
 from tests.bench.cells import CELLS, Cell, available, stream
-from tests.bench.verl_peer import KarmarkarKarp, load_karmarkar_karp
+from tests.peers.adapters.verl import KarmarkarKarp, load_karmarkar_karp
 
 #: What is decided on a window.
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import numpy as np
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.split.packing import pack
 from rollout_dispatcher.plan import CostModel, IntArray
-from tests.bench.verl_peer import load_karmarkar_karp
+from tests.peers.adapters.verl import load_karmarkar_karp
 
 #: As Hugging Face's LengthGroupedSampler sorts: so many batches at a time, at the most.
 MEGA_BATCHES = 50
@@ -75,7 +75,7 @@ def verl_kk(work: Work) -> Iterator[Shares]:
     As its trainer calls it: as many samples on each rank.
     """
     karmarkar_karp = load_karmarkar_karp()
-    assert karmarkar_karp is not None, "verl is not here: make build/bench/peers/verl"
+    assert karmarkar_karp is not None, "verl is not here: make build/bench/peers/.unpacked"
     costs = work.cost_model(work.tokens)
     for batch in _batches(np.arange(len(work.lengths)), work.batch):
         parts = karmarkar_karp(costs[batch].tolist(), work.ranks, True)

@@ -8,7 +8,7 @@ import pytest
 from tests.bench.training.cases import Case, measure
 from tests.bench.training.orders import ORDERS, Work, packed
 from tests.bench.training.rows import Measured, beside, medians
-from tests.bench.verl_peer import load_karmarkar_karp
+from tests.peers.adapters.verl import load_karmarkar_karp
 
 LENGTHS = np.random.default_rng(5).lognormal(4, 0.8, 64).astype(int).clip(2, 400).tolist()
 WORK = Work(LENGTHS, batch=16, ranks=2, budget=512, cost="quadratic:1,500,0", seed=3)
@@ -17,7 +17,7 @@ WORK = Work(LENGTHS, batch=16, ranks=2, budget=512, cost="quadratic:1,500,0", se
 @pytest.mark.parametrize("name", ORDERS)
 def test_every_order_trains_each_sample_once_within_the_budget(name: str) -> None:
     if name == "verl-kk" and load_karmarkar_karp() is None:
-        pytest.skip("verl is not here: make build/bench/peers/verl")
+        pytest.skip("verl is not here: make build/bench/peers/.unpacked")
     steps = list(ORDERS[name](WORK))
     assert len(steps) == 4
     seen = []

@@ -1,0 +1,62 @@
+"""A window beside none: over a run it must never wait longer than in order of arrival."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from rollout_dispatcher.plan import Strategy, Sync
+from tests.bench.cells import Cell, available
+from tests.bench.planner import WARM_UP, Totals, steady
+from tests.peers.lengths import FILES
+from tests.peers.measure import ratio
+from tests.peers.problem import Figure
+
+#: A run is of so many samples, so that rare ones leave in it, and of some steps at least.
+SAMPLES, LEAST_STEPS = 20_000, 30
+#: Batch and ranks; with each trace's budget, for micro-steps and steps.
+SIZES = ((128, 16), (1024, 64))
+BUDGETS = {
+    "lineage": 131072,
+    "reasoning_gym": 16384,
+    "azure_conv": 32768,
+    "azure_code": 32768,
+    "deepseek": 32768,
+    "tau": 16384,
+}
+WINDOWS = (1.25,)
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """A row for each trace, size, way to meet and window."""
+    for name, file in FILES.items():
+        for batch, ranks in SIZES:
+            for sync in Sync:
+                plan = {"micro_batch_tokens": BUDGETS[name], "sync": sync}
+                cell = Cell(name, batch, ranks, 1.0, file, plan)
+                if not available(cell):
+                    print(f"window: {name} skipped: its trace is not here")
+                    continue
+                alone = run(cell)
+                for multiple in WINDOWS:
+                    ours = run(replace(cell, window_multiple=multiple))
+                    said = f"window: {name} {batch}/{ranks} of {BUDGETS[name]}, {sync}, {multiple}"
+                    yield {
+                        "case": said,
+                        "corner": "window",
+                        "figure": Figure.TIME,
+                        "ours": ours,
+                        "peer": alone,
+                        "best_peer": "ours, no window",
+                        "ratio": ratio(ours, alone),
+                        "why": "",
+                        "others": {},
+                    }
+
+
+def run(cell: Cell) -> float:
+    """Step time over an even share, of a run's steps together."""
+    totals, steps = Totals(), max(SAMPLES // cell.batch, LEAST_STEPS)
+    for _, found in islice(steady(cell, Strategy.WINDOW, 1), WARM_UP, WARM_UP + steps):
+        totals.add(found.excess, float(found.cost.sum()) / cell.dp_size)
+    return 1 + totals.excess
