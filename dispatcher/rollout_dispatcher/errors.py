@@ -4,6 +4,7 @@
     +-- ConfigError          the operator's settings contradict each other
     +-- PlanError            a window cannot be planned as asked
     |   +-- SampleTooLong    a sample exceeds the micro-batch token budget
+    |   +-- UnequalPartitions  numbers cannot be split as asked, or are none
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
     |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
@@ -54,10 +55,16 @@ class ConfigError(DispatcherError):
     code = "config"
 
 
-class PlanError(DispatcherError):
-    """A window cannot be planned as asked."""
+class PlanError(DispatcherError, ValueError):
+    """A window cannot be planned as asked.
+
+    Also a ValueError: planning is called by trainers that know nothing of this tree.
+    """
 
     code = "plan"
+
+
+_LONGER_BUDGET = "raise --micro-batch-tokens, truncate the rollout, or set --oversize alone"
 
 
 class SampleTooLong(PlanError):
@@ -65,12 +72,19 @@ class SampleTooLong(PlanError):
 
     code = "too-long"
 
-    def __init__(self, tokens: int, budget: int) -> None:
+    def __init__(self, tokens: int, budget: int, remedy: str = _LONGER_BUDGET) -> None:
         super().__init__(
             f"a sample of {tokens} tokens exceeds the micro-batch budget of {budget} tokens; "
-            "raise --micro-batch-tokens, truncate the rollout, or set --oversize alone"
+            + remedy
         )
         self.tokens, self.budget = tokens, budget
+
+
+class UnequalPartitions(PlanError, AssertionError):
+    """Numbers cannot be split as asked, or are no lengths or costs.
+
+    Also an AssertionError, which is what callers of verl's functions of the same names expect.
+    """
 
 
 class ProtocolError(DispatcherError):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rollout_workers.client.credentials import Credentials
     from rollout_workers.dataset import StreamDataset
     from rollout_workers.feedback import DroppedSample, Feedback
+    from rollout_workers.local_packing import pack_local
     from rollout_workers.micro_batch.loss.config import Loss
     from rollout_workers.micro_batch.micro_batch import MicroBatch
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
@@ -37,6 +38,7 @@ _HOMES = {
     "RolloutSample": "rollout_workers.producer.encode",
     "Step": "rollout_workers.step",
     "StreamDataset": "rollout_workers.dataset",
+    "pack_local": "rollout_workers.local_packing",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "RolloutSample",
     "Step",
     "StreamDataset",
+    "pack_local",
 ]
 
 

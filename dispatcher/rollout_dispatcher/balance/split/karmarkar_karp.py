@@ -23,14 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.errors import PlanError
-
-
-class UnequalPartitions(PlanError, AssertionError):
-    """The numbers cannot be split as asked.
-
-    Also an AssertionError, since that is what callers of verl's function of this name expect.
-    """
+from rollout_dispatcher.balance.numbers import as_plain
+from rollout_dispatcher.errors import UnequalPartitions
 
 
 def get_seqlen_balanced_partitions(
@@ -64,10 +58,7 @@ def karmarkar_karp(seqlen_list: Any, k_partitions: int, equal_size: bool) -> lis
 
 def _integers(values: Any) -> list[int]:
     """Lists, arrays and tensors as Python integers, scaled where they are fractions."""
-    plain = values.tolist() if hasattr(values, "tolist") else list(values)
-    plain = [value.item() if hasattr(value, "item") else value for value in plain]
-    if any(value < 0 for value in plain):
-        raise UnequalPartitions("lengths must not be negative")
+    plain = as_plain(values)
     if all(isinstance(value, int) for value in plain):
         return [int(value) for value in plain]
     ratios = [float(value).as_integer_ratio() for value in plain]

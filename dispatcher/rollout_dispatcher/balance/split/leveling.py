@@ -34,9 +34,14 @@ def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> 
     loads = np.zeros(bins) if start is None else start
     if len(x) > CHUNKED_FROM and bins >= 32:
         return _lpt_chunked(x, loads, cap)
-    heap = [(load, b) for b, load in enumerate(loads.tolist())]
+    return lpt_one_by_one(x, loads, cap)
+
+
+def lpt_one_by_one(x: FloatArray, start: FloatArray, cap: int) -> IntArray:
+    """As `lpt`, and never by chunks; one bin for each load in `start`."""
+    heap = [(load, b) for b, load in enumerate(start.tolist())]
     heapq.heapify(heap)
-    room = [cap] * bins
+    room = [cap] * len(start)
     labels = []
     for cost in x.tolist():
         load, b = heap[0]

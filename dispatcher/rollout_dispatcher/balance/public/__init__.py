@@ -1,0 +1,1 @@
+"""The planner for trainers that run no service: lengths in, lists of indices out"""

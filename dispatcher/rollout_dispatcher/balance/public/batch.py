@@ -1,0 +1,126 @@
+"""Splitting a batch of tensors into chunks of nearly equal work, whatever it is made of.
+
+Invariant: each row is in exactly one chunk, and concatenating the chunks and indexing with the
+inverse restores the original rows. Values are known by what they can do, so that nothing here
+imports torch: a jagged tensor is one that says `is_nested`, a TensorDict one that has `batch_size`.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.balance.numbers import as_lengths
+from rollout_dispatcher.balance.public.arguments import costs_of
+from rollout_dispatcher.balance.public.partition import balanced_partition
+from rollout_dispatcher.errors import UnequalPartitions
+from rollout_dispatcher.plan import CostModel, IntArray
+
+
+def balance_batch(
+    mapping: Mapping[str, Any],
+    chunks: int,
+    *,
+    lengths: Any = None,
+    cost: CostModel | str | None = None,
+    equal_size: bool = False,
+    meta: Sequence[str] = (),
+) -> tuple[list[Any], IntArray]:
+    """Split the rows of `mapping` into `chunks` parts of nearly equal work.
+
+    mapping: a dict of tensors (dense or jagged), arrays and lists with one row a sample, or a
+    TensorDict; chunks are of its kind. Texts, numbers, tensors without dimensions and whatever
+    `meta` names concern the batch as a whole and are in every chunk as they are; a dict inside is
+    split as the one around it. lengths: tokens of each row; without it the rows of
+    `attention_mask` are summed, or those of jagged `input_ids` measured. cost: work of a length, by
+    default quadratic. equal_size: as many rows in every chunk.
+
+    Returns the chunks and `inverse`, int64[rows]: the concatenated chunks, indexed with it, are the
+    original rows. Raises UnequalPartitions (a ValueError) if there are fewer rows than chunks, if
+    equal sizes cannot be, or if values differ in their number of rows.
+    """
+    tokens = _lengths(mapping, lengths)
+    _check_rows(mapping, len(tokens), set(meta))
+    # Rows of length 0 count as rows.
+    parts = balanced_partition(costs_of(tokens, cost) + 1.0, chunks, equal_size=equal_size)
+    order = np.array([row for part in parts for row in part], dtype=np.int64)
+    inverse = np.empty(len(order), dtype=np.int64)
+    inverse[order] = np.arange(len(order))
+    return [_chunk(mapping, part, set(meta)) for part in parts], inverse
+
+
+def _lengths(mapping: Mapping[str, Any], lengths: Any) -> IntArray:
+    if lengths is not None:
+        return as_lengths(lengths)
+    if "attention_mask" in mapping and not _is_jagged(mapping["attention_mask"]):
+        return as_lengths(mapping["attention_mask"].sum(-1))
+    if "input_ids" in mapping and _is_jagged(mapping["input_ids"]):
+        return as_lengths([len(row) for row in mapping["input_ids"].unbind()])
+    raise UnequalPartitions(
+        "without lengths an `attention_mask`, or jagged `input_ids`, is needed to know how long "
+        "rows are"
+    )
+
+
+def _check_rows(mapping: Mapping[str, Any], rows: int, meta: set[str]) -> None:
+    """Raise UnequalPartitions where a value has another number of rows."""
+    for name, value in mapping.items():
+        if name in meta:
+            continue
+        if isinstance(value, Mapping):
+            _check_rows(value, rows, meta)
+        elif _has_rows(value) and len(value) != rows:
+            raise UnequalPartitions(
+                f"{name!r} differs in its number of rows, {len(value)}, from the {rows} lengths; "
+                "name it in meta= if it is not about rows"
+            )
+
+
+def _has_rows(value: Any) -> bool:
+    """Whether it is a tensor, an array or a list, and not of no dimension."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__getitem__"):
+        return False
+    if hasattr(value, "shape") and not _is_jagged(value):
+        return len(value.shape) > 0
+    return hasattr(value, "__len__")
+
+
+def _is_jagged(value: Any) -> bool:
+    return bool(getattr(value, "is_nested", False))
+
+
+def _chunk(mapping: Any, part: list[int], meta: set[str]) -> Any:
+    """These rows of every value, in a mapping of the same kind."""
+    if hasattr(mapping, "batch_size") and not any(_is_jagged(value) for value in mapping.values()):
+        return mapping[part]
+    found = {
+        name: value if name in meta else _rows(value, part, meta) for name, value in mapping.items()
+    }
+    if hasattr(mapping, "batch_size"):  # indexing as a whole is not for jagged tensors
+        return type(mapping)(found, batch_size=[len(part), *mapping.batch_size[1:]])
+    return found
+
+
+def _rows(value: Any, part: list[int], meta: set[str]) -> Any:
+    if isinstance(value, Mapping):
+        return _chunk(value, part, meta)
+    if not _has_rows(value):
+        return value
+    if _is_jagged(value):
+        return _jagged_rows(value, part)
+    if isinstance(value, Sequence):
+        return [value[i] for i in part]
+    return value[part]
+
+
+def _jagged_rows(value: Any, part: list[int]) -> Any:
+    """A jagged tensor of these rows; which dimension is ragged stays as it was."""
+    # Who has such a tensor has loaded the library that makes one.
+    make = sys.modules["torch"].nested.as_nested_tensor
+    ragged = 1
+    if "jagged" in str(value.layout):  # the other kind does not tell its shape
+        ragged = next(at for at, size in enumerate(value.shape) if not isinstance(size, int))
+    rows = value.unbind()
+    found = make([rows[i].transpose(0, ragged - 1) for i in part], layout=value.layout)
+    return found if ragged == 1 else found.transpose(1, ragged)

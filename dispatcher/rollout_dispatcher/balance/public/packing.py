@@ -1,0 +1,182 @@
+"""Packing lengths into as few bins as a token budget allows, and as even as these can be.
+
+Invariant: every index is in one bin; a bin holds at most `budget` tokens, or a single sample (or
+group) that alone exceeds it; no bin is empty unless there are fewer samples than bins.
+
+Best and first fit decreasing say how many bins are enough (Johnson 1974), and a few less are tried.
+Into that many bins items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps
+under the budget level each, and the one whose dearest bin is cheapest wins.
+
+Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.balance.numbers import as_groups, as_lengths
+from rollout_dispatcher.balance.public.arguments import (
+    at_least,
+    check_longest,
+    costs_of,
+    oversize_option,
+)
+from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty, labels_of
+from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
+from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.split.packing import level_columns
+from rollout_dispatcher.errors import UnequalPartitions
+from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Oversize, round_up
+
+#: So many bins fewer than sorted fits need are tried: rarely one is enough for a more even method.
+_FEWER = 2
+#: Up to so many items every start is tried; of more, until one is this even.
+_ALL_STARTS, _EVEN = 1024, 1e-3
+#: In which order a rank trains on its bins.
+PEAK_FIRST, ENDS_SMALL = "peak-first", "ends-small"
+
+
+def pack(
+    lengths: Any,
+    budget: int,
+    *,
+    cost: CostModel | str | None = None,
+    groups: Any = None,
+    multiple: int = 1,
+    minimum: int = 0,
+    pad_to: int = 1,
+    oversize: str = Oversize.ERROR,
+    order: str = PEAK_FIRST,
+) -> list[list[int]]:
+    """Indices of `lengths` in bins of at most `budget` tokens: few bins first, then even ones.
+
+    lengths: tokens of each sample: a list, an array or a tensor. cost: work of a length, what bins
+    are even in; by default quadratic. groups: one name a sample; samples of one name share a bin.
+    multiple, minimum: the number of bins is a multiple of the one and at least the other; with more
+    bins than samples (or groups) the last ones are empty, fillers. pad_to: a sample takes as many
+    tokens as the next multiple of it. oversize: a sample (or group) above the budget is an `error`
+    or goes `alone`. order: the dearest bin first (`peak-first`), or the cheap ones at both ends
+    (`ends-small`), where a pipeline fills and drains. Indices in a bin ascend; without lengths
+    there are no bins but for `minimum`.
+
+    Raises SampleTooLong, and UnequalPartitions for arguments that cannot be (both ValueErrors).
+    """
+    at_least(1, budget=budget, multiple=multiple, pad_to=pad_to)
+    at_least(0, minimum=minimum)
+    if order not in (PEAK_FIRST, ENDS_SMALL):
+        raise UnequalPartitions(f"order {order!r} is neither {PEAK_FIRST!r} nor {ENDS_SMALL!r}")
+    alone = oversize_option(oversize) is Oversize.ALONE
+    tokens = round_up(as_lengths(lengths), pad_to)
+    costs, n = costs_of(tokens, cost), len(tokens)
+    item = np.arange(n) if groups is None else as_groups(groups, n)
+    x = np.bincount(item, weights=costs).astype(np.float64)
+    s = np.bincount(item, weights=tokens).astype(np.int64)
+    if not alone:
+        check_longest(tokens, budget)
+        _check_groups(item, s, budget)
+    falling = np.lexsort((-x, -s))
+    labels = np.empty(len(s), dtype=np.int64)
+    labels[falling], bins = _packed(x[falling], s[falling], budget, minimum, multiple)
+    found = by_falling_sum(labels[item], costs, bins)
+    return found if order == PEAK_FIRST else found[::2][::-1] + found[1::2]
+
+
+def _check_groups(item: IntArray, s: IntArray, budget: int) -> None:
+    over = np.flatnonzero(s > budget)
+    if len(over):
+        first = int(np.flatnonzero(item == over[0])[0])
+        raise UnequalPartitions(
+            f"the group of sample {first} has {s[over[0]]} tokens, a bin has room for {budget}; "
+            "raise the budget, or pass oversize='alone'"
+        )
+
+
+def _packed(
+    x: FloatArray, s: IntArray, budget: int, minimum: int, multiple: int
+) -> tuple[Labels, int]:
+    """Bin of each item, and how many bins; items by falling tokens."""
+    fits = [_best_fit(s, budget)]
+    least, most = _least_bins(s, budget), int(fits[0].max(initial=-1)) + 1
+    if most > least:
+        fits.append(_first_fit(s, budget))
+        most = min(int(labels.max()) + 1 for labels in fits)
+    for bins in range(max(least, most - _FEWER), most + 1):
+        count = round_up(max(bins, minimum), multiple)
+        if len(s) <= count:
+            return np.arange(len(s)), count
+        legal = [labels for labels in fits if labels.max() < count]
+        labels = _most_even(x, s, count, budget, legal)
+        if labels is not None:
+            return fill_empty(labels, count), count
+    return np.zeros(0, dtype=np.int64), round_up(minimum, multiple)
+
+
+def _least_bins(s: IntArray, budget: int) -> int:
+    """No packing has fewer; an item above the budget has a bin to itself."""
+    return max(-(-int(np.minimum(s, budget).sum()) // budget), min(len(s), 1))
+
+
+def _most_even(
+    x: FloatArray, s: IntArray, bins: int, budget: int, fits: list[Labels]
+) -> Labels | None:
+    """The start whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
+    best, least = None, np.inf
+    mean = float(x.sum()) / bins
+    for start in _starts(x, s, bins, budget, fits):
+        if not _is_legal(start, s, bins, budget):
+            continue
+        labels = level_columns(fill_empty(start.copy(), bins), x, s, R=bins, M=1, budget=budget)
+        dearest = float(np.bincount(labels, weights=x).max())
+        if dearest < least:
+            best, least = labels, dearest
+        if len(s) > _ALL_STARTS and least <= mean * (1 + _EVEN):
+            break
+    return best
+
+
+def _starts(
+    x: FloatArray, s: IntArray, bins: int, budget: int, fits: list[Labels]
+) -> Iterator[Labels]:
+    """Ways to fill so many bins, some of them above the budget perhaps."""
+    by_tokens = s.astype(np.float64)
+    dearest_first = np.argsort(-x, kind="stable")
+    for weight, sequence in ((x, dearest_first), (by_tokens, np.arange(len(s)))):
+        found = lpt_budget(weight[sequence], s[sequence], bins, budget)
+        if found is not None:
+            labels = np.empty(len(s), dtype=np.int64)
+            labels[sequence] = found
+            yield labels
+    yield from fits
+    yield labels_of(karmarkar_karp(x, bins, equal_size=False), len(s))
+    if len(s) <= _ALL_STARTS:
+        yield labels_of(karmarkar_karp(s, bins, equal_size=False), len(s))
+
+
+def _is_legal(labels: Labels, s: IntArray, bins: int, budget: int) -> bool:
+    """Whether no bin is above the budget, but for one item alone."""
+    held = np.bincount(labels, weights=s, minlength=bins)
+    return bool(((held <= budget) | (np.bincount(labels, minlength=bins) == 1)).all())
+
+
+def _best_fit(s: IntArray, budget: int) -> Labels:
+    """Each item where it leaves the least room, or into a new bin."""
+    rooms: list[tuple[int, int]] = []
+    labels = []
+    for tokens in s.tolist():
+        at = bisect_left(rooms, (tokens, -1))
+        left, b = rooms.pop(at) if at < len(rooms) else (budget, len(rooms))
+        labels.append(b)
+        insort(rooms, (max(left - tokens, 0), b))
+    return np.array(labels, dtype=np.int64)
+
+
+def _first_fit(s: IntArray, budget: int) -> Labels:
+    """Each item into the first bin with room, or into a new one."""
+    room, labels = np.full(len(s), budget), []
+    for tokens in s.tolist():
+        b = int((room >= min(tokens, budget)).argmax())
+        room[b] -= min(tokens, budget)
+        labels.append(b)
+    return np.array(labels, dtype=np.int64)

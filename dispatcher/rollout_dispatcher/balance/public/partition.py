@@ -1,0 +1,136 @@
+"""Splitting costs into k parts of nearly equal sums, as well as this planner can.
+
+Invariant: every index is in one part and no part is empty; the largest sum is at most LPT's (Graham
+1969) and Karmarkar-Karp's, but for what is too little to look further (`_ENOUGH`).
+
+The best of a few starts, each levelled by swaps: the planner's own split (of equal sizes), LPT, KK.
+Where parts have to be equal in number KK is poor on heavy tails, as it pairs the largest with the
+smallest before it has seen the rest; where they need not be it is often the best.
+`get_seqlen_balanced_partitions` is KK alone, index for index as in verl.
+
+Example, 8 7 6 5 4 into 2: LPT makes 8 5 4 | 7 6, so 17 and 13; KK 6 5 4 ... 16 and 14; a swap of
+what KK has, 7 against 6, makes 8 7 | 6 5 4, 15 each.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.balance.bounds import rank_bound
+from rollout_dispatcher.balance.numbers import as_costs
+from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
+from rollout_dispatcher.balance.split.packing import members
+from rollout_dispatcher.balance.split.partition import step_partition
+from rollout_dispatcher.errors import UnequalPartitions
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+#: A largest sum that is above its lower bound by no more than this is good enough as it is.
+_ENOUGH = 1e-5
+
+
+def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int]]:
+    """Indices of `costs` in k parts whose sums are as equal as can be; the largest sum first.
+
+    costs: one number an item, in any unit: a list, an array or a tensor. With `equal_size` all
+    parts have as many items, otherwise at least one. Indices in a part ascend. Raises
+    UnequalPartitions (a ValueError, and an AssertionError) if there are fewer items than parts, if
+    equal sizes cannot be, and for a cost that is negative or not finite.
+    """
+    given = as_costs(costs)
+    check_parts(len(given), k, equal_size)
+    order = np.argsort(-given, kind="stable")
+    x = given[order]
+    labels = np.empty(len(x), dtype=np.int64)
+    labels[order] = _best(x, k, equal_size)
+    return by_falling_sum(labels, given, k)
+
+
+def check_parts(n: int, k: int, equal_size: bool) -> None:
+    """Raise UnequalPartitions where n items do not make k parts, none of them empty."""
+    if k < 1:
+        raise UnequalPartitions(f"{k} parts were asked for; at least one is needed")
+    if n < k:
+        raise UnequalPartitions(f"{n} items cannot fill {k} parts; use fewer parts")
+    if equal_size and n % k:
+        raise UnequalPartitions(f"{n} items do not split into {k} parts of equal size")
+
+
+def by_falling_sum(labels: IntArray, costs: FloatArray, k: int) -> list[list[int]]:
+    """Ascending indices of each label, the largest sum of costs first, ties by label."""
+    sums = np.bincount(labels, weights=costs, minlength=k)
+    place = np.empty(k, dtype=np.int64)
+    place[np.argsort(-sums, kind="stable")] = np.arange(k)
+    return as_lists(place[labels], k)
+
+
+def as_lists(labels: IntArray, k: int) -> list[list[int]]:
+    """Ascending indices of each of k labels."""
+    if not k:
+        return []
+    order = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels, minlength=k))[:-1]
+    return [part.tolist() for part in np.split(order, ends)]
+
+
+def fill_empty(labels: IntArray, k: int) -> IntArray:
+    """Give each label that has no item one: the last of those with the most.
+
+    With items by falling cost that raises no sum above the largest, since the item was a part of
+    another sum before.
+    """
+    counts = np.bincount(labels, minlength=k)
+    for empty in np.flatnonzero(counts == 0).tolist():
+        fullest = int(counts.argmax())
+        if counts[fullest] < 2:
+            break
+        labels[np.flatnonzero(labels == fullest)[-1]] = empty
+        counts[fullest] -= 1
+        counts[empty] = 1
+    return labels
+
+
+def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
+    """Part of each of falling `x`."""
+    bound = rank_bound(x, k, len(x) // k if equal_size else None)
+    best, least = np.arange(len(x)) % k, np.inf
+    for start in _starts(x, k, equal_size):
+        labels = _levelled(start, x, k, equal_size)
+        largest = float(np.bincount(labels, weights=x, minlength=k).max())
+        if largest < least:
+            best, least = labels, largest
+        if least <= bound * (1 + _ENOUGH):
+            break
+    return best
+
+
+def _starts(x: FloatArray, k: int, equal_size: bool) -> Iterator[IntArray]:
+    cap = len(x) // k if equal_size else len(x)
+    yield lpt_one_by_one(x, np.zeros(k), cap)
+    if equal_size:
+        yield labels_of(step_partition(x, k, 1, cap)[:, 0].tolist(), len(x))
+    yield labels_of(karmarkar_karp(x, k, equal_size), len(x))
+
+
+def labels_of(parts: list[list[int]], n: int) -> IntArray:
+    """Part of each of n items."""
+    labels = np.empty(n, dtype=np.int64)
+    for number, part in enumerate(parts):
+        labels[part] = number
+    return labels
+
+
+def _levelled(labels: IntArray, x: FloatArray, k: int, equal_size: bool) -> IntArray:
+    """Swap items between parts; where sizes may differ, also with nothing in return."""
+    n = len(x)
+    if equal_size:
+        ids = np.argsort(labels, kind="stable").reshape(k, n // k)
+        swap_level(ids[None], x)
+    else:
+        labels = fill_empty(labels, k)
+        ids = members(labels, k)
+        swap_level(ids[None], np.append(x, 0.0))
+    levelled = np.empty(n + 1, dtype=np.int64)
+    levelled[ids] = np.arange(k)[:, None]
+    return fill_empty(levelled[:n], k)

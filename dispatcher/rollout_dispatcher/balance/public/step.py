@@ -1,0 +1,113 @@
+"""One step: who trains on what, and in which micro-batch, for lengths that are all at hand.
+
+Invariant: every index is in one micro-batch, and every rank has the same number of them. It is the
+dispatcher's own planner, with all samples chosen.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.balance.numbers import as_groups, as_lengths
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.balance.public.arguments import (
+    at_least,
+    check_longest,
+    cost_model,
+    costs_of,
+    option,
+    oversize_option,
+)
+from rollout_dispatcher.balance.validate import validate_config
+from rollout_dispatcher.errors import ConfigError, UnequalPartitions
+from rollout_dispatcher.plan import (
+    CostModel,
+    Grouping,
+    IntArray,
+    Layout,
+    Oversize,
+    PlanConfig,
+    Sync,
+    Window,
+    round_up,
+)
+
+
+def plan_step(
+    lengths: Any,
+    *,
+    dp_size: int,
+    micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
+    sync: str = Sync.MICRO_STEP,
+    layout: str = Layout.PACKED,
+    groups: Any = None,
+    grouping: str = Grouping.RANK,
+    multiple: int = 1,
+    minimum: int = 1,
+    cost: CostModel | str | None = None,
+    pad_to: int = 1,
+    oversize: str = Oversize.ERROR,
+) -> list[list[list[int]]]:
+    """Indices of `lengths` as `[dp rank][micro-batch][indices]`: as little waiting as can be.
+
+    lengths: tokens of each sample (0 counts as 1): a list, an array or a tensor. Exactly one of
+    micro_batch_size (samples, at most) and micro_batch_tokens (a budget) is given. sync: ranks
+    wait for each other at every `micro-step` (FSDP, ZeRO-3), or once a `step`. layout: `packed`, or
+    `padded` to the longest of a micro-batch. groups: one name a sample; samples of one name share
+    what `grouping` says. multiple, minimum: the number of micro-batches is a multiple of the one
+    (virtual pipeline) and at least the other. cost: work of a length; by default quadratic. pad_to:
+    a sample takes as many tokens as the next multiple of it. oversize: a sample above the budget is
+    an `error` or goes `alone`.
+
+    An empty micro-batch is a filler: there were fewer samples than micro-batches, and its rank has
+    to take part with something that weighs nothing. Raises SampleTooLong, and UnequalPartitions for
+    no lengths at all and for arguments that cannot be (both ValueErrors).
+    """
+    at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to)
+    tokens = np.maximum(as_lengths(lengths), 1)
+    n = len(tokens)
+    if not n:
+        raise UnequalPartitions("there are no lengths, so there is no step to plan")
+    together = option(Grouping, grouping, *(set(Grouping) - {Grouping.STEP, Grouping.IGNORE}))
+    config = PlanConfig(
+        dp_size=dp_size,
+        dispatch_batch_size=round_up(n, dp_size * (micro_batch_size or 1) * multiple),
+        cost=cost_model(cost),
+        micro_batch_size=micro_batch_size,
+        micro_batch_tokens=micro_batch_tokens,
+        sync=option(Sync, sync),
+        layout=option(Layout, layout),
+        grouping=Grouping.IGNORE if groups is None else together,
+        micro_batch_multiple=multiple,
+        sample_length_multiple=pad_to,
+        oversize=oversize_option(oversize),
+    )
+    group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
+    return _planned(tokens, group, config, minimum)
+
+
+def _planned(
+    tokens: IntArray, group: IntArray, config: PlanConfig, minimum: int
+) -> list[list[list[int]]]:
+    computed = round_up(tokens, config.sample_length_multiple)
+    costs_of(computed, config.cost)
+    if config.micro_batch_tokens is not None and config.oversize is not Oversize.ALONE:
+        check_longest(computed, config.micro_batch_tokens)
+    _validate(config)
+    n = len(tokens)
+    window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
+    found = plan(window, config, take=n)
+    if found.num_micro_batches < minimum:
+        count = round_up(minimum, config.micro_batch_multiple)
+        found = plan(window, replace(config, micro_batch_multiple=count), take=n)
+    return [[part.tolist() for part in rank] for rank in found.micro_batches]
+
+
+def _validate(config: PlanConfig) -> None:
+    """What contradicts itself is a ValueError here, as callers without a service expect."""
+    try:
+        validate_config(config)
+    except ConfigError as error:
+        raise UnequalPartitions(str(error)) from None

@@ -1,0 +1,119 @@
+"""Claims about pack: within the budget, no more bins than anybody's fit, and as even as can be."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.balance import karmarkar_karp, pack, tokens
+from rollout_dispatcher.errors import SampleTooLong
+
+LENGTHS = st.lists(st.integers(0, 100), max_size=60)
+
+
+def first_fit(lengths: list[int], budget: int) -> int:
+    """Bins that a plain first fit needs."""
+    room: list[int] = []
+    for length in lengths:
+        b = next((b for b, left in enumerate(room) if length <= left), len(room))
+        room[b : b + 1] = [(room[b] if b < len(room) else budget) - length]
+    return len(room)
+
+
+@given(LENGTHS, st.integers(100, 400), st.integers(1, 4), st.integers(0, 9))
+def test_bins_keep_to_the_budget_and_to_the_count_that_is_asked_for(
+    lengths: list[int], budget: int, multiple: int, minimum: int
+) -> None:
+    bins = pack(lengths, budget, multiple=multiple, minimum=minimum)
+    assert sorted(i for part in bins for i in part) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in part) <= budget for part in bins)
+    assert len(bins) >= minimum
+    assert len(bins) % multiple == 0
+    assert sum(1 for part in bins if part) == min(len(bins), len(lengths))
+
+
+@given(LENGTHS, st.integers(100, 400))
+def test_no_plain_fit_needs_fewer_bins(lengths: list[int], budget: int) -> None:
+    found = len(pack(lengths, budget))
+    assert found <= first_fit(lengths, budget)
+    assert found <= first_fit(sorted(lengths, reverse=True), budget)
+
+
+def test_a_differencing_that_needs_fewer_bins_than_any_fit_is_found() -> None:
+    lengths, budget = [6, 5, 4, 3, 3, 3], 12
+    assert first_fit(lengths, budget) == 3
+    parts = karmarkar_karp(lengths, 2, equal_size=False)
+    assert [sum(lengths[i] for i in part) for part in parts] == [12, 12]
+    assert len(pack(lengths, budget)) == 2
+
+
+def test_bins_are_even_in_cost_and_the_dearest_comes_first() -> None:
+    lengths = np.clip(np.random.default_rng(3).lognormal(8, 1, 256), 1, 40_000).astype(np.int64)
+    bins = pack(lengths, 80_000, cost=tokens)
+    held = [int(lengths[part].sum()) for part in bins]
+    assert held == sorted(held, reverse=True)
+    assert len(bins) == -(-int(lengths.sum()) // 80_000)
+    assert max(held) <= 1.01 * np.mean(held)
+
+
+def test_small_bins_are_at_both_ends_where_that_is_asked_for() -> None:
+    bins = pack([9, 8, 7, 6, 5], 9, order="ends-small")
+    assert bins == [[4], [2], [0], [1], [3]]
+
+
+@given(LENGTHS, st.integers(1, 5))
+def test_groups_share_a_bin(lengths: list[int], size: int) -> None:
+    groups = [f"p{at // size}" for at in range(len(lengths))]
+    bins = pack(lengths, 500, groups=groups)
+    homes: dict[str, set[int]] = {}
+    for number, part in enumerate(bins):
+        assert sum(lengths[i] for i in part) <= 500
+        for i in part:
+            homes.setdefault(groups[i], set()).add(number)
+    assert all(len(home) == 1 for home in homes.values())
+
+
+def test_a_sample_counts_as_many_tokens_as_it_is_padded_to() -> None:
+    assert len(pack([5, 5, 5, 5], 20)) == 1
+    assert len(pack([5, 5, 5, 5], 20, pad_to=8)) == 2
+
+
+def test_what_is_above_the_budget_is_an_error_or_goes_alone() -> None:
+    with pytest.raises(SampleTooLong, match=r"a sample of 15 tokens .* it is number 1: raise"):
+        pack([3, 15, 3], 10)
+    assert pack([3, 15, 3], 10, oversize="alone") == [[1], [0, 2]]
+    with pytest.raises(ValueError, match="the group of sample 0 has 12 tokens"):
+        pack([6, 1, 6], 10, groups=["a", "b", "a"])
+    assert pack([6, 1, 6], 10, groups=["a", "b", "a"], oversize="alone") == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_lists_arrays_and_tensors_are_packed_alike(make: Any) -> None:
+    assert pack(make([9, 2, 6, 4, 5]), 10) == [[0], [3, 4], [1, 2]]
+
+
+VALID: dict[str, Any] = {"lengths": [3, 4], "budget": 10}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": 0}, "budget is 0; it must be at least 1"),
+        ({"multiple": 0}, "multiple is 0"),
+        ({"minimum": -1}, "minimum is -1"),
+        ({"order": "sorted"}, "order 'sorted' is neither"),
+        ({"oversize": "drop"}, "use 'error' or 'alone'"),
+        ({"groups": ["a"]}, "1 groups for 2 lengths"),
+        ({"cost": "cubic"}, "unknown cost model 'cubic'"),
+        ({"lengths": [1, 2.5]}, "must be whole numbers, and number 1 is 2.5"),
+        ({"lengths": [1, float("nan")]}, "must be finite, and number 1 is nan"),
+        ({"lengths": [1, -1]}, "must not be negative"),
+        ({"lengths": [1, 2**60]}, "must be at most"),
+    ],
+)
+def test_what_cannot_be_packed_is_said_in_one_error(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        pack(**VALID | options)

@@ -1,0 +1,117 @@
+"""Claims about plan_step: the dispatcher's own planner, for lengths that are all at hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens
+from rollout_dispatcher.errors import SampleTooLong
+from rollout_dispatcher.plan import PlanConfig, Sync, Window, straggler_excess
+
+LENGTHS = st.lists(st.integers(0, 100), min_size=1, max_size=60)
+LIMITS = st.one_of(
+    st.builds(lambda size: {"micro_batch_size": size}, st.integers(1, 5)),
+    st.builds(lambda budget: {"micro_batch_tokens": budget}, st.integers(100, 400)),
+)
+
+
+COUNTS = st.builds(
+    lambda multiple, minimum: {"multiple": multiple, "minimum": minimum},
+    st.integers(1, 3),
+    st.integers(1, 5),
+)
+
+
+@given(LENGTHS, st.integers(1, 6), LIMITS, COUNTS, st.sampled_from(Sync))
+def test_every_rank_has_as_many_micro_batches_and_every_index_is_in_one(
+    lengths: list[int], dp_size: int, limit: dict[str, Any], counts: dict[str, Any], sync: Sync
+) -> None:
+    ranks = plan_step(lengths, dp_size=dp_size, sync=sync, **limit, **counts)
+    assert len(ranks) == dp_size
+    (count,) = {len(rank) for rank in ranks}
+    assert count >= counts["minimum"]
+    assert count % counts["multiple"] == 0
+    parts = [part for rank in ranks for part in rank]
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert all(len(part) <= limit.get("micro_batch_size", len(part)) for part in parts)
+    budget = limit.get("micro_batch_tokens")
+    assert all(budget is None or sum(lengths[i] for i in part) <= budget for part in parts)
+
+
+def test_it_plans_as_the_dispatcher_does() -> None:
+    lengths = np.clip(np.random.default_rng(5).lognormal(8, 1, 256), 1, 40_000).astype(np.int64)
+    nothing = np.zeros(256, dtype=np.int64)
+    window = Window(lengths, nothing, nothing - 1, nothing.astype(bool))
+    config = PlanConfig(16, 256, Quadratic(), micro_batch_tokens=80_000)
+    expected = [[part.tolist() for part in rank] for rank in plan(window, config).micro_batches]
+    assert plan_step(lengths, dp_size=16, micro_batch_tokens=80_000) == expected
+
+
+@pytest.mark.parametrize("sync", list(Sync))
+def test_ranks_hardly_wait(sync: Sync) -> None:
+    lengths = np.clip(np.random.default_rng(5).lognormal(8, 1, 512), 1, 40_000).astype(np.int64)
+    ranks = plan_step(lengths, dp_size=8, micro_batch_tokens=120_000, sync=sync)
+    cost = np.array([[Quadratic()(lengths[part]).sum() for part in rank] for rank in ranks])
+    assert straggler_excess(cost, sync) < 0.01
+
+
+def test_groups_share_a_rank() -> None:
+    names = ["a", "b", "c", "d"] * 4
+    ranks = plan_step([5] * 16, dp_size=2, micro_batch_size=2, groups=names)
+    held = [{names[i] for part in rank for i in part} for rank in ranks]
+    assert not held[0] & held[1]
+
+
+def test_with_fewer_samples_than_micro_batches_the_rest_are_fillers() -> None:
+    assert plan_step([7, 5, 6], dp_size=4, micro_batch_size=2) == [[[0]], [[2]], [[1]], [[]]]
+
+
+def test_padding_to_a_multiple_counts_in_the_budget() -> None:
+    assert len(plan_step([5] * 8, dp_size=2, micro_batch_tokens=20)[0]) == 1
+    assert len(plan_step([5] * 8, dp_size=2, micro_batch_tokens=20, pad_to=8)[0]) == 2
+
+
+def test_what_is_above_the_budget_is_an_error_or_goes_alone() -> None:
+    with pytest.raises(SampleTooLong, match="it is number 1: raise the budget"):
+        plan_step([3, 15, 3], dp_size=1, micro_batch_tokens=10)
+    ranks = plan_step([3, 15, 3], dp_size=1, micro_batch_tokens=10, oversize="alone")
+    assert sorted(map(len, ranks[0])) == [1, 2]
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_lists_arrays_and_tensors_are_planned_alike(make: Any) -> None:
+    found = plan_step(make([8, 7, 6, 5, 4, 3]), dp_size=2, micro_batch_tokens=10, cost=tokens)
+    assert found == plan_step([8, 7, 6, 5, 4, 3], dp_size=2, micro_batch_tokens=10, cost="tokens")
+
+
+VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lengths": []}, "no lengths, so there is no step"),
+        ({"lengths": [1.5]}, "must be whole numbers"),
+        ({"lengths": [float("nan")]}, "must be finite, and number 0 is nan"),
+        ({"lengths": [float("inf")]}, "must be finite, and number 0 is inf"),
+        ({"lengths": [3, -1]}, "must not be negative, and number 1 is -1"),
+        ({"dp_size": 0}, "dp_size is 0; it must be at least 1"),
+        ({"micro_batch_tokens": None}, "neither is set"),
+        ({"micro_batch_size": 2}, "both are set"),
+        ({"micro_batch_tokens": 0}, "0"),
+        ({"sync": "never"}, "use 'step' or 'micro-step'"),
+        ({"groups": ["a"], "grouping": "step"}, "'step' is not known here"),
+        ({"groups": ["a", "b"]}, "2 groups for 1 lengths"),
+        ({"cost": lambda counts: counts * float("nan")}, "costs must be finite"),
+        ({"cost": lambda counts: np.append(counts, 2.0)}, "gave 2 costs for 1 samples"),
+        ({"pad_to": 16}, "a sample of 16 tokens exceeds the micro-batch budget of 10"),
+        ({"minimum": 0}, "minimum is 0"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_error(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        plan_step(**VALID | options)

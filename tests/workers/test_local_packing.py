@@ -1,0 +1,67 @@
+"""Claims about pack_local, by three ranks of torchrun, the first two a group of their own."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_dispatcher.balance import pack
+from rollout_workers import pack_local
+from tests.e2e.harness import finish, running
+from tests.workers.support.pack_locally import BUDGET, LENGTHS
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank wrote down."""
+    directory = tmp_path_factory.mktemp("packing")
+    script = str(Path(__file__).parent / "support" / "pack_locally.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--log-dir", str(directory / "torchrun"), f"--nproc-per-node={len(LENGTHS)}"]
+    with running(*command, script, str(directory)) as process:
+        finish(process)
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(len(LENGTHS))]
+
+
+def test_every_rank_has_as_many_micro_batches_as_the_one_that_needs_most(
+    told: list[dict[str, Any]],
+) -> None:
+    assert [rank["all"] for rank in told] == [
+        [[0], [1], [2], [3]],
+        [[0], [1], [], []],
+        [[0], [], [], []],
+    ]
+
+
+def test_only_the_ranks_of_the_group_agree(told: list[dict[str, Any]]) -> None:
+    assert [len(rank["pair"]) for rank in told] == [4, 4, 1]
+    assert [len(rank["multiple"]) for rank in told] == [6, 6, 3]
+
+
+def test_small_micro_batches_are_at_both_ends_where_that_is_asked_for(
+    told: list[dict[str, Any]],
+) -> None:
+    assert told[0]["ends"] == [[2], [0], [1], [3]]
+
+
+def test_a_sample_that_is_too_long_is_an_error_on_every_rank_of_the_group(
+    told: list[dict[str, Any]],
+) -> None:
+    assert told[0]["too long"][0] == "SampleTooLong"
+    assert told[1]["too long"][0] == "PeerFailed"
+    assert told[2]["too long"] == [[0]]
+    assert [rank["wrong"][0] for rank in told[:2]] == ["UnequalPartitions", "PeerFailed"]
+
+
+def test_after_an_error_the_ranks_are_still_in_step(told: list[dict[str, Any]]) -> None:
+    assert [rank["after"] for rank in told] == [rank["all"] for rank in told]
+
+
+def test_without_a_process_group_a_rank_packs_by_itself() -> None:
+    assert pack_local(LENGTHS[1], BUDGET) == pack(LENGTHS[1], BUDGET) == [[0, 1]]
+    with pytest.raises(ValueError, match="exceeds"):
+        pack_local([11], BUDGET)

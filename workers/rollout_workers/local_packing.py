@@ -1,0 +1,74 @@
+"""Each rank packs its own samples, and all agree on how many micro-batches there are.
+
+For trainers whose ranks got their samples already: `plan_step`, which sees all ranks' lengths,
+waits less. Invariant: every rank of the group returns as many micro-batches, or every rank raises.
+
+Example, budget 10: rank 0 has lengths 9 8, rank 1 has 5 4; by itself rank 1 would need one
+micro-batch, rank 0 needs two, so rank 1 makes 5 | 4.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rollout_dispatcher.balance import pack
+from rollout_dispatcher.errors import PeerFailed
+from rollout_dispatcher.plan import CostModel, Oversize
+from rollout_workers.process_group import device_of, initialised
+
+
+def pack_local(
+    lengths: Any,
+    budget: int,
+    *,
+    group: dist.ProcessGroup | None = None,
+    cost: CostModel | str | None = None,
+    groups: Any = None,
+    multiple: int = 1,
+    minimum: int = 1,
+    pad_to: int = 1,
+    oversize: str = Oversize.ERROR,
+    order: str = "peak-first",
+) -> list[list[int]]:
+    """Indices of this rank's `lengths` in micro-batches, as many as on every rank of `group`.
+
+    A collective: every rank of the group calls it, with its own lengths and otherwise the same
+    arguments, which are those of `rollout_dispatcher.balance.pack`. group: the ranks that agree, by
+    default all of the process group; without one this rank packs by itself. A rank that has fewer
+    samples than micro-batches gets empty ones at the end, fillers.
+
+    Raises what `pack` raises, and PeerFailed if another rank's samples cannot be packed: then no
+    rank is left behind in a collective.
+    """
+
+    def packed(at_least: int) -> list[list[int]]:
+        return pack(
+            lengths, budget, cost=cost, groups=groups, multiple=multiple, minimum=at_least,
+            pad_to=pad_to, oversize=oversize, order=order,
+        )  # fmt: skip
+
+    if not initialised():
+        return packed(minimum)
+    found, error = [], None
+    try:
+        found = packed(minimum)
+    except Exception as failure:  # whatever it is, the others wait to hear of it
+        error = failure
+    count, failed = _largest([len(found), int(error is not None)], group)
+    if error is not None:
+        raise error
+    if failed:
+        raise PeerFailed(
+            "another rank's samples cannot be packed, so there are no micro-batches on any; "
+            "its own error says why"
+        )
+    return found if len(found) == count else packed(count)
+
+
+def _largest(own: list[int], group: dist.ProcessGroup | None) -> list[int]:
+    """The largest of each number over all ranks of the group."""
+    numbers = torch.tensor(own, device=device_of(group))
+    dist.all_reduce(numbers, dist.ReduceOp.MAX, group)
+    found: list[int] = numbers.tolist()
+    return found
