@@ -13,7 +13,7 @@ from rollout_dispatcher.balance.objective import estimate, micro_batches_for
 from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns
-from rollout_dispatcher.balance.split.packing import pack
+from rollout_dispatcher.balance.split.packing import level_columns, pack
 from rollout_dispatcher.balance.split.partition import (
     column_partition,
     padded_partition,
@@ -28,7 +28,9 @@ from rollout_dispatcher.plan import (
     PlanConfig,
     Strategy,
     Sync,
+    bubble,
     round_up,
+    step_time,
 )
 
 #: Steps up to this many samples are always compared with the greedy split. Larger ones are if they
@@ -133,10 +135,7 @@ def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
 
 
 def _time(batch: Batch, parts: Parts, config: PlanConfig) -> float:
-    cost = matrix(batch, parts, config.layout)
-    if config.sync is Sync.STEP:
-        return float(cost.sum(axis=1).max())
-    return float(cost.max(axis=0).sum())
+    return step_time(matrix(batch, parts, config.layout), config.sync, config.pipeline_stages)
 
 
 def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
@@ -150,15 +149,16 @@ def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Par
     if strategy is not Strategy.WINDOW:
         return Parts.of_slots(order[_ranks(x, R, strategy)].reshape(R, M, m), n)
     per_step, padded = config.sync is Sync.STEP, config.layout is Layout.PADDED and m > 1
+    stages = config.pipeline_stages
     if padded:
-        slots = padded_partition(x, R, M, m, per_step)
+        slots = padded_partition(x, R, M, m, per_step, stages=stages)
     else:
-        slots = step_partition(x, R, M, m) if per_step else column_partition(x, R, M, m)
+        slots = step_partition(x, R, M, m, stages) if per_step else column_partition(x, R, M, m)
     ours = Parts.of_slots(order[slots], n)
     if not padded and (per_step or m == 1):
         return ours  # starts from the greedy split, or is the optimum
     time = _time(batch, ours, config)
-    if _good(batch, time, config):
+    if _good(batch, time / bubble(stages, M), config):
         return ours
     greedy = Parts.of_slots(order[_ranks(x, R, Strategy.GREEDY)].reshape(R, M, m), n)
     return greedy if _time(batch, greedy, config) < time else ours
@@ -206,11 +206,12 @@ def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Pa
         return Parts.of_lists(fitted, config.micro_batch_multiple)
     ours = _packed(batch, config)
     time = _time(batch, ours, config)
-    if ours.counts.shape[1] == 1 or _good(batch, time, config):
+    M = ours.counts.shape[1]
+    if M == 1 or _good(batch, time / bubble(config.pipeline_stages, M), config):
         return ours
     greedy = _split_by_tokens(batch, config, Strategy.GREEDY)
     # Fewer micro-batches come first: greedy may need more.
-    fits = greedy.counts.shape[1] <= ours.counts.shape[1]
+    fits = greedy.counts.shape[1] <= M
     return greedy if fits and _time(batch, greedy, config) < time else ours
 
 
@@ -226,11 +227,14 @@ def _packed(batch: Batch, config: PlanConfig) -> Parts:
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     x, s = batch.x, batch.tokens[batch.order]
     labels, M = pack(x, s, R, budget, config.micro_batch_multiple)
+    stages = config.pipeline_stages if config.sync is Sync.STEP else 1
+    if stages > 1:  # alike on each rank as well, not only in each micro-step
+        labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
     load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
     place = np.empty(R * M, dtype=np.int64)  # of each bin: rank * M + micro-step
     if config.sync is Sync.STEP and M > 1:
         by_cost = np.argsort(-load, kind="stable")
-        place[by_cost[step_partition(load[by_cost], R, M, 1).ravel()]] = np.arange(R * M)
+        place[by_cost[step_partition(load[by_cost], R, M, 1, stages).ravel()]] = np.arange(R * M)
     else:
         rank_of = spread_columns(load.reshape(M, R))
         place[:] = (rank_of * M + np.arange(M)[:, None]).ravel()

@@ -9,7 +9,6 @@ import math
 import numpy as np
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Plan, Sync
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualDispatch, VirtualStep
 from rollout_dispatcher.simulate.trace import Trace
 
@@ -20,13 +19,6 @@ def seconds_per_cost(trace: Trace, setting: Setting, load: float) -> float:
     if total <= 0:
         raise ConfigError("--cost: the whole trace costs nothing, so training it takes no time")
     return load * float(np.ptp(trace.arrival)) * setting.plan.dp_size / total
-
-
-def step_cost(plan: Plan) -> float:
-    """What a step takes from its beginning until ranks meet at its end, in cost."""
-    if plan.sync is Sync.STEP:
-        return float(plan.cost.sum(axis=1).max())
-    return float(plan.cost.max(axis=0).sum())
 
 
 class Trainer:
@@ -50,9 +42,8 @@ class Trainer:
 
     def expect(self, step: VirtualStep) -> None:
         """A step was planned: know how long it will take, and how much of that is waiting."""
-        mean = float(step.plan.cost.sum()) / step.plan.cost.shape[0]
-        took = step_cost(step.plan)
-        self._expected[step.number] = took * self._speed, (took - mean) * self._speed
+        took, even = step.plan.time, step.plan.even_time
+        self._expected[step.number] = took * self._speed, (took - even) * self._speed
 
     def proceed(self, now: float) -> None:
         """End the step whose time has come, and begin the next if it is there."""

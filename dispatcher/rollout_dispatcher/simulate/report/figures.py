@@ -13,7 +13,6 @@ from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.plan import FloatArray, IntArray, Plan, PlanConfig, Strategy, Window
 from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_dispatcher.simulate.replay.timed import Clockwork
-from rollout_dispatcher.simulate.replay.trainer import step_cost
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
 from rollout_dispatcher.simulate.trace import Trace
@@ -24,9 +23,10 @@ LENGTH_BINS = 48
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of one step, in cost: what it takes, a rank's mean share, the largest rank, and so on."""
+    """Of one step, in cost: what it takes, and would evenly, a rank's mean share, and so on."""
 
     step: float
+    even: float
     mean: float
     largest: float
     fifo: float
@@ -74,8 +74,9 @@ class Figures:
         steps, setting = self._counted, self._setting
         times = [self._times(at) for at in range(len(steps))]
         work = sum(each.mean for each in times) or 1.0
-        excess = sum(each.step for each in times) / work - 1
-        step_excess = [each.step / each.mean - 1 if each.mean else 0.0 for each in times]
+        even = sum(each.even for each in times) or 1.0
+        excess = sum(each.step for each in times) / even - 1
+        step_excess = [each.step / each.even - 1 if each.even else 0.0 for each in times]
         tokens = np.concatenate(self._tokens)
         skips = np.concatenate([step.skips for step in steps])
         outliers = skips[tokens >= self._outlier_tokens]
@@ -92,9 +93,9 @@ class Figures:
             excess=excess,
             step_excess=spread(step_excess),
             imbalance=sum(each.largest for each in times) / work - 1,
-            fifo_excess=sum(each.fifo for each in times) / work - 1,
+            fifo_excess=sum(each.fifo for each in times) / even - 1,
             fifo_imbalance=sum(each.fifo_largest for each in times) / work - 1,
-            lower_bound=sum(each.bound for each in times) / work - 1,
+            lower_bound=sum(each.bound for each in times) / even - 1,
             padding=work / (sum(each.unpadded for each in times) or 1.0) - 1,
             delay=spread(skips),
             outlier_delay=spread(outliers),
@@ -120,10 +121,11 @@ class Figures:
         mean = float(ranks.mean())
         own = float(self._setting.plan.cost(self._tokens[at]).sum())
         return _Times(
-            step=step_cost(made),
+            step=made.time,
+            even=made.even_time,
             mean=mean,
             largest=float(ranks.max()),
-            fifo=(1 + made.fifo_excess) * mean,
+            fifo=(1 + made.fifo_excess) * made.even_time,
             fifo_largest=(1 + made.fifo_imbalance) * mean,
             bound=made.lower_bound,
             unpadded=own / made.cost.shape[0],
@@ -145,7 +147,7 @@ class Figures:
 
 def _work(name: str, made: Plan) -> Work:
     fair = float(made.cost.sum()) / made.cost.shape[0] or 1.0
-    return Work(name, (made.cost.sum(axis=1) / fair).tolist(), step_cost(made) / fair)
+    return Work(name, (made.cost.sum(axis=1) / fair).tolist(), made.time / fair)
 
 
 def plain_plan(tokens: IntArray, config: PlanConfig) -> Plan:
