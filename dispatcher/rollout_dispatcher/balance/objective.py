@@ -46,32 +46,28 @@ def ruling_cost(cost: FloatArray, tokens: IntArray, take: int, config: PlanConfi
 def lower_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
     """Time that no split of samples of cost `x` (descending) into M micro-batches can beat."""
     bound = _sum_bound(x, M, config)
-    if config.pipeline_stages == 1 or not len(x):
-        return bound
-    return _pipeline_time(bound, x, M, config, giants=1)
+    return bound if config.pipeline_stages == 1 else _pipeline_time(bound, x, M, config)
 
 
-def _pipeline_time(time: float, x: FloatArray, M: int, config: PlanConfig, giants: int) -> float:
-    """What pipelines take where one stage, which never fills nor drains, takes `time`.
+def _pipeline_time(time: float, x: FloatArray, M: int, config: PlanConfig) -> float:
+    """What pipelines take at least where one stage, which never fills nor drains, takes `time`.
 
-    The k largest samples are on k ranks, which have less besides: as much as makes them and the
-    others finish together. The worst k of 1 to `giants` counts; with 1 it is a bound.
+    The rank with the largest sample has less besides: as little as it can, or as much as makes it
+    and the others finish together.
     """
     R, further, even = config.dp_size, config.pipeline_stages - 1, bubble(config.pipeline_stages, M)
-    m, company, rest = config.micro_batch_size or 1, 0.0, 0.0
-    if m > 1 and len(x) == R * M * m:  # all are full
+    m, largest, work = config.micro_batch_size or 1, float(x[:1].sum()), float(x.sum())
+    share = largest
+    if m > 1 and len(x) == R * M * m:  # all are full, so it has company
         if config.layout is Layout.PADDED:
-            x = m * x[::m]
+            largest, work = m * largest, m * float(x[::m].sum())
+            share = largest
         else:
-            company, rest = float(x[1 - m :].sum()), float(x[1 - M * m :].sum())
-    k = np.arange(1, min(giants, R, len(x)) + 1)
-    alone = x[: len(k)].cumsum() / k
-    largest = alone + company
+            largest, share = largest + float(x[1 - m :].sum()), share + float(x[1 - M * m :].sum())
     if config.sync is Sync.MICRO_STEP:
-        return max(time * even, time + further * float(largest[0]))
-    together = (float(x.sum()) * even - (R - k) * further * largest) / (R - k + k * even)
-    share = np.maximum(together, alone + rest)
-    return max(time * even, float((share + further * largest).max()))
+        return max(time * even, time + further * largest)
+    together = (work * even - (R - 1) * further * largest) / (R - 1 + even)
+    return max(time * even, max(share, together) + further * largest)
 
 
 def _sum_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
@@ -96,7 +92,7 @@ def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     if stages == 1 or not len(x):
         return time
     M = _micro_batches(s, config)
-    return _pipeline_time(time, x, M, config, giants=config.dp_size) / bubble(stages, M)
+    return _pipeline_time(time, x, M, config) / bubble(stages, M)
 
 
 def _micro_batches(s: IntArray, config: PlanConfig) -> int:
