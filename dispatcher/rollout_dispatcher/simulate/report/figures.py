@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_dispatcher.balance.planner import plan
-from rollout_dispatcher.plan import FloatArray, IntArray, Plan, PlanConfig, Strategy, Window
+from rollout_dispatcher.plan import (
+    FloatArray,
+    IntArray,
+    Plan,
+    PlanConfig,
+    Strategy,
+    Window,
+    round_up,
+)
 from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
@@ -44,7 +52,7 @@ class Figures:
     def __init__(self, setting: Setting, trace: Trace, kept: IntArray) -> None:
         self._setting = setting
         self._kept = kept
-        costs = setting.plan.cost(kept)
+        costs = setting.plan.cost(round_up(kept, setting.plan.sample_length_multiple))
         share = float(costs.mean()) * setting.plan.dispatch_batch_size / setting.plan.dp_size
         self._outlier_tokens = int(kept[costs > share].min(initial=2**62))
         self._edges = length_edges(trace)
