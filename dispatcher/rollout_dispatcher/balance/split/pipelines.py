@@ -19,9 +19,9 @@ import numpy as np
 from rollout_dispatcher.balance.split.leveling import TOLERANCE, lpt, swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, even_time, step_time
 
-#: Swaps that are made at most, ranks that the slowest may swap with, and micro-batches of each that
-#: are looked at.
-_SWAPS, _PARTNERS, _LOOKED_AT = 64, 8, 24
+#: Rounds of swaps, pairs of a slow and a fast rank in each, micro-batches of both that are looked
+#: at, and rounds without a gain for the slowest, each with other pairs, after which it ends.
+_ROUNDS, _PAIRS, _LOOKED_AT, _OTHER_PAIRS = 8, 32, 16, 3
 
 
 def for_pipelines(slots: IntArray, x: FloatArray, stages: int) -> IntArray:
@@ -36,11 +36,10 @@ def for_pipelines(slots: IntArray, x: FloatArray, stages: int) -> IntArray:
     load = x[bins].sum(axis=1)
     by_cost = np.argsort(-load, kind="stable")
     dealt = bins[by_cost[_deal(load[by_cost], R, M, stages)]]
-    for found in (levelled, dealt):
-        load = x[found].sum(axis=2)
-        best = _swapped(load, stages)
-        found[...] = found.reshape(R * M, m)[best]
-    return min((slots, levelled, dealt), key=lambda found: _time(found, x, stages))
+    better = min((levelled, dealt), key=lambda found: _time(found, x, stages))
+    swapped = _swapped(x[better].sum(axis=2), stages)
+    better = better.reshape(R * M, m)[swapped]
+    return min((slots, better), key=lambda found: _time(found, x, stages))
 
 
 def _time(slots: IntArray, x: FloatArray, stages: int) -> float:
@@ -64,37 +63,40 @@ def _deal(load: FloatArray, R: int, M: int, stages: int) -> IntArray:
 
 
 def _swapped(load: FloatArray, stages: int) -> IntArray:
-    """Swap micro-batches of the slowest rank while that helps: where each of load[R, M] goes."""
+    """Swap micro-batches of slow and fast ranks while that helps: where each of load[R, M] goes."""
     R, M = load.shape
     ids, load = np.arange(R * M).reshape(R, M), load.copy()
     enough = even_time(load, stages) * (1 + TOLERANCE)
-    for turn in range(_SWAPS):
+    pairs, looked_at, stalled = min(R // 2, _PAIRS), min(M, _LOOKED_AT), 0
+    for turn in range(_ROUNDS):
         times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
+        if not pairs or stalled > _OTHER_PAIRS or times.max() <= enough:
+            break
         by_time = times.argsort(kind="stable")
-        top, low = int(by_time[-1]), by_time[:-1][:_PARTNERS]
-        if times[top] <= enough or not len(low):
-            break
-        at = (np.arange(min(M, _LOOKED_AT)) * M // min(M, _LOOKED_AT) + turn) % M
-        slowest = _slower_after(load, top, low, at, stages)
-        rank, one, other = np.unravel_index(int(slowest.argmin()), slowest.shape)
-        if slowest[rank, one, other] >= times[top] * (1 - 1e-9):
-            break
-        here, there = (top, at[one]), (low[rank], at[other])
+        high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)
+        at = (np.arange(looked_at) * M // looked_at + turn) % M
+        slower = _slower_after(load, high, low, at, stages).reshape(pairs, -1)
+        best = slower.argmin(axis=1)
+        gain = slower[np.arange(pairs), best] < times[high] * (1 - 1e-9)
+        stalled = 0 if gain[0] else stalled + 1
+        one, other = np.divmod(best[gain], looked_at)
+        here, there = (high[gain], at[one]), (low[gain], at[other])
         for array in (ids, load):
             array[here], array[there] = array[there], array[here]
     return ids
 
 
 def _slower_after(
-    load: FloatArray, top: int, low: IntArray, at: IntArray, stages: int
+    load: FloatArray, high: IntArray, low: IntArray, at: IntArray, stages: int
 ) -> FloatArray:
-    """Time of the slower of two ranks after a swap, [partner, of the top's, of the partner's]."""
-    gives, takes = load[top, at][None, :, None], load[low][:, at][:, None, :]
+    """Time of the slower of each pair of ranks after each swap, [pair, of high's, of low's]."""
+    one, other = load[high], load[low]
+    gives, takes = one[:, at, None], other[:, None, at]
     more = takes - gives
-    large, small = _largest_of_others(load[top][None], at), _largest_of_others(load[low], at)
-    mine = np.maximum(large[:, :, None], takes) * (stages - 1) + load[top].sum() + more
-    theirs = np.maximum(small[:, None, :], gives) * (stages - 1)
-    theirs = theirs + load[low].sum(axis=1)[:, None, None] - more
+    mine = np.maximum(_largest_of_others(one, at)[:, :, None], takes) * (stages - 1)
+    theirs = np.maximum(_largest_of_others(other, at)[:, None, :], gives) * (stages - 1)
+    mine += one.sum(axis=1)[:, None, None] + more
+    theirs += other.sum(axis=1)[:, None, None] - more
     slower: FloatArray = np.maximum(mine, theirs)
     return slower
 
