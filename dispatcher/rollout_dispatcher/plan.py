@@ -52,6 +52,14 @@ class Grouping(StrEnum):
     RANK = "rank"
 
 
+class MicroBatchOrder(StrEnum):
+    """In which order a rank trains on the micro-batches of a step."""
+
+    PEAK_FIRST = "peak-first"
+    ENDS_SMALL = "ends-small"
+    AS_PLANNED = "as-planned"
+
+
 class Oversize(StrEnum):
     """What becomes of a sample that is longer than the token budget of a micro-batch."""
 
@@ -73,9 +81,10 @@ class PlanConfig:
     one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set;
     `PADDED` needs the former. A sample counts and costs as many tokens as the next multiple of
-    `sample_length_multiple`, since ranks pad it to that. `outlier_max_skips=None` means
-    `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and leave
-    together.
+    `sample_length_multiple`, since ranks pad it to that. A model replica has `pipeline_stages`, and
+    a rank's largest micro-batch counts once more for each beyond the first.
+    `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and
+    leave together.
     """
 
     dp_size: int
@@ -91,6 +100,8 @@ class PlanConfig:
     oversize: Oversize = Oversize.ERROR
     micro_batch_multiple: int = 1
     sample_length_multiple: int = 1
+    pipeline_stages: int = 1
+    micro_batch_order: MicroBatchOrder = MicroBatchOrder.PEAK_FIRST
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True
@@ -142,6 +153,7 @@ class Plan:
     fifo_imbalance: float
     fifo_excess: float
     lower_bound: float
+    pipeline_stages: int = 1
 
     @property
     def chosen(self) -> IntArray:
@@ -154,11 +166,6 @@ class Plan:
         return int(self.cost.shape[1])
 
     @property
-    def time(self) -> float:
-        """What the step takes until ranks meet at its end, under this plan's sync, in cost."""
-        return step_time(self.cost, self.sync)
-
-    @property
     def imbalance(self) -> float:
         """Max over mean of the ranks' summed cost, minus one."""
         return imbalance(self.cost)
@@ -166,24 +173,48 @@ class Plan:
     @property
     def excess(self) -> float:
         """Straggler excess: share of trainer time lost to waiting, under this plan's sync."""
-        return straggler_excess(self.cost, self.sync)
+        return straggler_excess(self.cost, self.sync, self.pipeline_stages)
+
+    @property
+    def time(self) -> float:
+        """What the step takes until ranks meet at its end, under this plan's sync, in cost."""
+        return step_time(self.cost, self.sync, self.pipeline_stages)
+
+    @property
+    def even_time(self) -> float:
+        """What it would take if nobody waited for anybody, in cost."""
+        return even_time(self.cost, self.pipeline_stages)
 
 
-def step_time(cost: FloatArray, sync: Sync) -> float:
-    """Time that ranks need for micro-batches of cost[R, M]: the one formula that all others use.
+def step_time(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
+    """What a step takes until ranks meet at its end, for cost[R, M]: the one formula of it.
 
-    With `Sync.STEP` it is the most loaded rank's; with `Sync.MICRO_STEP` it is the sum over
-    micro-steps of the maximum over ranks.
+    With `Sync.STEP` a rank goes through its micro-batches by itself, and the step takes what the
+    slowest one does; with `Sync.MICRO_STEP` all go at the pace of each micro-step's largest. A
+    pipeline of several stages fills and drains besides, and that takes its largest micro-batch once
+    more for each stage beyond the first.
     """
-    if sync is Sync.STEP:
-        return float(cost.sum(axis=1).max())
-    return float(cost.max(axis=0).sum())
+    paces = cost if sync is Sync.STEP else cost.max(axis=0, keepdims=True)
+    times = paces.sum(axis=1)
+    if stages > 1:
+        times = times + (stages - 1) * paces.max(axis=1)
+    return float(times.max())
 
 
-def straggler_excess(cost: FloatArray, sync: Sync) -> float:
-    """The step's time over total cost / R, minus one, for cost[R, M]; 0 when nothing costs."""
-    mean = float(cost.sum()) / cost.shape[0]
-    return step_time(cost, sync) / mean - 1 if mean > 0 else 0.0
+def even_time(cost: FloatArray, stages: int = 1) -> float:
+    """What a step of this work would take if all micro-batches of cost[R, M] were alike."""
+    return float(cost.sum()) / cost.shape[0] * bubble(stages, cost.shape[1])
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """Time of a pipeline whose micro-batches are all alike, over what one stage does in it."""
+    return 1 + (stages - 1) / micro_batches
+
+
+def straggler_excess(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
+    """`step_time` over `even_time`, minus one; 0 when nothing costs anything."""
+    even = even_time(cost, stages)
+    return step_time(cost, sync, stages) / even - 1 if even > 0 else 0.0
 
 
 def imbalance(cost: FloatArray) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
-from tests.bench import approaches, plain, planner
+from tests.bench import approaches, orders, plain, planner
 from tests.chaos import figures as chaos
 from tests.results.files import FOLDER, Measured, load
 from tests.support.generated import replaced
@@ -53,6 +53,16 @@ def plain_table() -> str:
         for row in found.figures
     ]
     return _printed([plain.HEADING, *map(plain.line, rows)], found)
+
+
+def orders_table() -> str:
+    """docs/balance.md: what the order of micro-batches saves."""
+    found = load("orders")
+    memory = [orders.Memory(**row) for row in found.figures["memory"]]
+    pipelines = [orders.Pipeline(**row) for row in found.figures["pipelines"]]
+    first, second = orders.HEADINGS
+    lines = [first, *map(orders.line, memory), "", second, *map(orders.line, pipelines)]
+    return _printed(lines, found)
 
 
 def lane_table() -> str:
@@ -279,6 +289,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "lengths": lengths_table,
         "plain": plain_table,
         "rhythm": rhythm_table,
+        "orders": orders_table,
     },
     "effects.md": {"convergence": convergence_table, "training": training_table},
     "faults.md": {

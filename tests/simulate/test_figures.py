@@ -76,6 +76,32 @@ def test_outliers_are_told_apart() -> None:
     assert even.outlier_delays == []
 
 
+def test_samples_that_are_alike_once_padded_are_no_outliers() -> None:
+    trace = make_trace([10] * 140 + [900] * 10)
+    plain = make_setting(1, ranks=8)
+    padded = replace(plain, plan=replace(plain.plan, sample_length_multiple=1024))
+    found, alike = simulate(trace, [plain, padded], Scenario(steps=20))
+    assert found.outlier_delays
+    assert alike.outlier_delays == []
+
+
+def test_a_pipeline_takes_its_largest_micro_batch_once_more_for_each_further_stage() -> None:
+    """So it waits more, on the clock too, and nothing is below its bound."""
+    one = make_setting(1, sync=Sync.STEP)
+    four = replace(one, plan=replace(one.plan, pipeline_stages=4))
+    plain, run = simulate(TRACE, [one, four], Scenario(steps=20))
+    assert run.excess > plain.excess
+    assert run.lower_bound <= run.excess
+    assert run.excess < run.fifo_excess
+    timed = make_trace(HEAVY, arrival=[0.0] * 149 + [100.0])
+    took = [
+        run.timing.elapsed
+        for run in simulate(timed, [one, four], Scenario(load=0.9))
+        if run.timing is not None
+    ]
+    assert took[1] > took[0]
+
+
 def test_the_distance_is_that_of_20_dispatches_and_chance_is_measured_alike() -> None:
     whole = ints(1, 2, 3, 4)
     steps = [ints(1, 2), ints(3, 4)]

@@ -10,7 +10,15 @@ from rollout_dispatcher.balance.bounds import column_bound, crowded_rank, rank_b
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
-from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync, round_up
+from rollout_dispatcher.plan import (
+    FloatArray,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Sync,
+    bubble,
+    round_up,
+)
 
 #: So many micro-steps exchange dear samples for cheap ones until all hold their share.
 _MANY_COLUMNS = 3
@@ -25,8 +33,44 @@ def micro_batches_for(n: int, config: PlanConfig) -> int:
     return round_up(max(-(-n // per_step), 1), config.micro_batch_multiple)
 
 
+def ruling_cost(cost: FloatArray, tokens: IntArray, take: int, config: PlanConfig) -> float:
+    """What a sample has to cost to rule a rank, whatever else that has, in a step of `take`."""
+    share = float(cost.mean()) * take / config.dp_size
+    if config.pipeline_stages == 1:
+        return share
+    typical = np.full(take, tokens.mean(), dtype=np.int64)
+    M = _micro_batches(typical, config)
+    return share * bubble(config.pipeline_stages, M) / config.pipeline_stages
+
+
 def lower_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
     """Time that no split of samples of cost `x` (descending) into M micro-batches can beat."""
+    bound = _sum_bound(x, M, config)
+    return bound if config.pipeline_stages == 1 else _pipeline_time(bound, x, M, config)
+
+
+def _pipeline_time(time: float, x: FloatArray, M: int, config: PlanConfig) -> float:
+    """What pipelines take at least where one stage, which never fills nor drains, takes `time`.
+
+    The rank with the largest sample has less besides: as little as it can, or as much as makes it
+    and the others finish together.
+    """
+    R, further, even = config.dp_size, config.pipeline_stages - 1, bubble(config.pipeline_stages, M)
+    m, largest, work = config.micro_batch_size or 1, float(x[:1].sum()), float(x.sum())
+    share = largest
+    if m > 1 and len(x) == R * M * m:  # all are full, so it has company
+        if config.layout is Layout.PADDED:
+            largest, work = m * largest, m * float(x[::m].sum())
+            share = largest
+        else:
+            largest, share = largest + float(x[1 - m :].sum()), share + float(x[1 - M * m :].sum())
+    if config.sync is Sync.MICRO_STEP:
+        return max(time * even, time + further * largest)
+    together = (work * even - (R - 1) * further * largest) / (R - 1 + even)
+    return max(time * even, max(share, together) + further * largest)
+
+
+def _sum_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
     R, m = config.dp_size, config.micro_batch_size
     if m is None:
         return rank_bound(x, R)
@@ -40,7 +84,25 @@ def lower_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
 
 
 def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
-    """Time that a good split of samples of cost `x` and tokens `s` (descending) takes."""
+    """Time that a good split of samples of cost `x` and tokens `s` (descending) takes.
+
+    Of a pipeline's, without what it takes to fill and drain where all micro-batches are alike.
+    """
+    time, stages = _stage_time(x, s, config), config.pipeline_stages
+    if stages == 1 or not len(x):
+        return time
+    M = _micro_batches(s, config)
+    return _pipeline_time(time, x, M, config) / bubble(stages, M)
+
+
+def _micro_batches(s: IntArray, config: PlanConfig) -> int:
+    if config.micro_batch_tokens is None:
+        return micro_batches_for(len(s), config)
+    multiple = config.micro_batch_multiple
+    return fewest_micro_batches(s, config.dp_size, config.micro_batch_tokens, multiple)
+
+
+def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     R, m = config.dp_size, config.micro_batch_size
     if m is None or not len(x):
         if config.sync is Sync.STEP or not len(x):
@@ -52,7 +114,7 @@ def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
         return crowded_rank(x, R, M * m)
     if config.sync is Sync.STEP or m == 1 or config.layout is Layout.PADDED:
-        return lower_bound(x, M, config)
+        return _sum_bound(x, M, config)
     if len(x) < R * M * m:
         return column_bound(x, R, m)
     return _row_time(x.reshape(M, m, R))

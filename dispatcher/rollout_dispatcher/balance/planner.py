@@ -12,6 +12,7 @@ import numpy as np
 from rollout_dispatcher.balance.objective import lower_bound
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
+from rollout_dispatcher.balance.split.ordering import in_order
 from rollout_dispatcher.balance.split.parts import Batch, matrix
 from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split
 from rollout_dispatcher.balance.validate import validate_config
@@ -47,7 +48,7 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
     by_rank = config.grouping is Grouping.RANK
     group = group_index(window.group[chosen]) if by_rank else None
     batch = Batch.of(cost[chosen], window.tokens[chosen], group)
-    parts = strategy.split(batch, config)
+    parts = in_order(batch, strategy.split(batch, config), config)
     costs = matrix(batch, parts, config.layout)
     plain = matrix(batch, plain_split(batch, config), config.layout)
     return Plan(
@@ -55,8 +56,9 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
         cost=costs,
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
-        fifo_excess=straggler_excess(plain, config.sync),
+        fifo_excess=straggler_excess(plain, config.sync, config.pipeline_stages),
         lower_bound=lower_bound(batch.x, parts.num_micro_batches, config),
+        pipeline_stages=config.pipeline_stages,
     )
 
 

@@ -18,6 +18,7 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
     _positive("dispatch_batch_size", config.dispatch_batch_size)
     _positive("micro_batch_multiple", config.micro_batch_multiple)
     _positive("sample_length_multiple", config.sample_length_multiple)
+    _positive("pipeline_stages", config.pipeline_stages)
     _check_micro_batches(config)
     if config.micro_batch_size is not None and not config.by_groups:
         _check_divisible(config, config.micro_batch_size)

@@ -15,7 +15,7 @@ from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.cli.fields import expects_list, flag_of
 from rollout_dispatcher.cli.options import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping, Layout, Oversize, Strategy, Sync
+from rollout_dispatcher.plan import Grouping, Layout, MicroBatchOrder, Oversize, Strategy, Sync
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.types import NotNegative, Positive
 from rollout_dispatcher.service.config.units import Duration
@@ -69,6 +69,13 @@ class SimulateOptions(BaseModel):
     """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
     sync: Sync = Sync.MICRO_STEP
     """where ranks wait for each other: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
+    pipeline_stages: Positive = 1
+    """pipeline stages of a model replica: a DP rank's largest micro-batch then counts once more for
+    each stage beyond the first, as every stage waits for it while the pipeline fills and drains"""
+    micro_batch_order: MicroBatchOrder | None = None
+    """in which order a rank trains on a step's micro-batches, by tokens: peak-first (memory is
+    reserved once), ends-small (a pipeline fills and drains fast) or as-planned; unset: peak-first,
+    with pipeline stages ends-small"""
 
     window_multiple: Annotated[tuple[Multiple, ...], Field(min_length=1)] = (1.0, 1.25, 1.5, 2.0)
     """windows to try, in dispatch batches, as many as you like: 1 1.25 2"""

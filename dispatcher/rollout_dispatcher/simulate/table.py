@@ -108,6 +108,8 @@ def headline(result: Result) -> list[str]:
         f"{options['dispatch_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
         f"that meet at every {place}, {options['layout']} micro-batches of {micro_batch}"
     )
+    if (stages := options.get("pipeline_stages", 1)) > 1:
+        shape += f", pipelines of {stages} stages"
     if (multiple := _sample_multiple(result)) > 1:
         shape += f", samples padded to multiples of {multiple:,}"
     course = (

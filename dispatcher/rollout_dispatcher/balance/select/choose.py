@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance.objective import estimate, ruling_cost
 from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
 from rollout_dispatcher.balance.select.lane import Pool, keep_oldest
@@ -52,7 +52,7 @@ def choose(
         neighbours=_neighbours(config),
         columns=_waits_in_columns(config),
         band=_band(config),
-        share=float(cost.mean()) * take / config.dp_size,
+        share=ruling_cost(cost, window.tokens, take, config),
         per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )
@@ -100,7 +100,7 @@ def _choose_groups(
         neighbours=max(_neighbours(config) // members, 1),
         columns=_waits_in_columns(config),
         band=_band(config),
-        share=float(cost.mean()) * samples / config.dp_size,
+        share=ruling_cost(cost, window.tokens, round(samples), config),
         per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )

@@ -20,6 +20,7 @@ from rollout_dispatcher.balance.bounds import levels, rank_bound
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import TOLERANCE, lpt, spread_columns, swap_level
+from rollout_dispatcher.balance.split.pipelines import for_pipelines
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Rows of neighbours that wait no more than this are not worth another construction.
@@ -29,8 +30,11 @@ _FAIR = 1.01
 _LEVEL, _ROUNDS = 3e-3, 5
 
 
-def step_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
-    """Minimise the largest rank's sum; x float64[R*M*m] descending -> slots[R, M, m]."""
+def step_partition(x: FloatArray, R: int, M: int, m: int, stages: int = 1) -> IntArray:
+    """Minimise the largest rank's sum; x float64[R*M*m] descending -> slots[R, M, m].
+
+    Where a rank is a pipeline of several stages, what it takes to fill and drain counts as well.
+    """
     p = M * m
     ids = _by_label(lpt(x, R, p), R, p)
     swap_level(ids[None], x)
@@ -38,7 +42,8 @@ def step_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     for other in (_from_kk, _from_crowd):
         if x[ids].sum(axis=1).max() > bound * (1 + 5 * TOLERANCE) and len(x) <= 4096:
             ids = _better(ids, other(x, R), x)
-    return into_micro_batches(np.sort(ids, axis=1), M)
+    slots = into_micro_batches(np.sort(ids, axis=1), M)
+    return slots if stages == 1 else for_pipelines(slots, x, stages)
 
 
 def into_micro_batches(ids: IntArray, M: int) -> IntArray:
@@ -90,7 +95,9 @@ def column_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     return _onto_ranks(columns, x[columns].sum(axis=2))
 
 
-def padded_partition(x: FloatArray, R: int, M: int, m: int, per_step: bool) -> IntArray:
+def padded_partition(
+    x: FloatArray, R: int, M: int, m: int, per_step: bool, *, stages: int = 1
+) -> IntArray:
     """Micro-batches that cost m times their longest sample: sorted runs of m -> slots[R, M, m].
 
     R consecutive runs make a micro-step; where ranks wait once a step, runs are items of their own.
@@ -98,7 +105,7 @@ def padded_partition(x: FloatArray, R: int, M: int, m: int, per_step: bool) -> I
     runs = np.arange(R * M * m).reshape(R * M, m)
     cost = m * x[runs[:, 0]]
     if per_step:
-        return runs[step_partition(cost, R, M, 1)[..., 0]]
+        return runs[step_partition(cost, R, M, 1, stages)[..., 0]]
     return _onto_ranks(runs.reshape(M, R, m), cost.reshape(M, R))
 
 

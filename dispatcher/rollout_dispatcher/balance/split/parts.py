@@ -116,4 +116,4 @@ def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
 
 def time_of(batch: Batch, parts: Parts, config: PlanConfig) -> float:
     """Time that ranks need for these micro-batches, in cost."""
-    return step_time(matrix(batch, parts, config.layout), config.sync)
+    return step_time(matrix(batch, parts, config.layout), config.sync, config.pipeline_stages)

@@ -13,8 +13,11 @@ def split_by_count(batch: Batch, config: PlanConfig) -> Parts:
     R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
     M = micro_batches_for(n, config)
     x, order = filled_up(batch, R * M * m)
-    partition = step_partition if config.sync is Sync.STEP else column_partition
-    return Parts.of_slots(order[partition(x, R, M, m)], n)
+    if config.sync is Sync.STEP:
+        slots = step_partition(x, R, M, m, config.pipeline_stages)
+    else:
+        slots = column_partition(x, R, M, m)
+    return Parts.of_slots(order[slots], n)
 
 
 def filled_up(batch: Batch, slots: int) -> tuple[FloatArray, IntArray]:

@@ -12,4 +12,5 @@ def split_padded(batch: Batch, config: PlanConfig) -> Parts:
     R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
     M = micro_batches_for(n, config)
     x, order = filled_up(batch, R * M * m)
-    return Parts.of_slots(order[padded_partition(x, R, M, m, config.sync is Sync.STEP)], n)
+    per_step, stages = config.sync is Sync.STEP, config.pipeline_stages
+    return Parts.of_slots(order[padded_partition(x, R, M, m, per_step, stages=stages)], n)

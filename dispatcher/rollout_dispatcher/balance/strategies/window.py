@@ -9,7 +9,7 @@ from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
 from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import greedy
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
-from rollout_dispatcher.plan import Layout, PlanConfig, Sync
+from rollout_dispatcher.plan import Layout, PlanConfig, Sync, bubble
 
 #: Steps up to this many samples are always compared with the greedy split. Larger ones are if they
 #: wait longer than this: with a fixed count, where greedy is cheap; with a token budget, where it
@@ -29,7 +29,7 @@ class WindowStrategy:
         if _settled(batch, ours, config):
             return ours
         time = time_of(batch, ours, config)
-        if _good(batch, time, config):
+        if _good(batch, time / bubble(config.pipeline_stages, ours.num_micro_batches), config):
             return ours
         other = greedy.STRATEGY.split(batch, config)
         # Fewer micro-batches come first: greedy may need more.

@@ -22,6 +22,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import (
     Grouping,
     Layout,
+    MicroBatchOrder,
     Oversize,
     PlanConfig,
     Strategy,
@@ -99,6 +100,13 @@ class ServeConfig(BaseModel):
     """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
     sync: Sync = Sync.MICRO_STEP
     """where ranks wait for each other: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
+    pipeline_stages: Positive = 1
+    """pipeline stages of a model replica: a DP rank's largest micro-batch then counts once more for
+    each stage beyond the first, as every stage waits for it while the pipeline fills and drains"""
+    micro_batch_order: MicroBatchOrder | None = None
+    """in which order a rank trains on a step's micro-batches, by tokens: peak-first (memory is
+    reserved once), ends-small (a pipeline fills and drains fast) or as-planned; unset: peak-first,
+    with pipeline stages ends-small"""
 
     window_multiple: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.5
     """samples to choose a step from, in dispatch batches; 1 means no choice, 1.25 is most of the
@@ -294,6 +302,13 @@ class ServeConfig(BaseModel):
         return longest_in_budget(self.micro_batch_tokens, self.sample_length_multiple)
 
     @property
+    def order_in_step(self) -> MicroBatchOrder:
+        """`micro_batch_order`, or its default."""
+        pipeline = self.pipeline_stages > 1
+        default = MicroBatchOrder.ENDS_SMALL if pipeline else MicroBatchOrder.PEAK_FIRST
+        return self.micro_batch_order or default
+
+    @property
     def skips_bound(self) -> int:
         """`max_skips`, or its default: four windows of dispatches, and six at the least."""
         default = max(6, math.ceil(4 * self.window_multiple))
@@ -315,6 +330,8 @@ class ServeConfig(BaseModel):
             oversize=self.oversize,
             micro_batch_multiple=self.micro_batch_multiple,
             sample_length_multiple=self.sample_length_multiple,
+            pipeline_stages=self.pipeline_stages,
+            micro_batch_order=self.order_in_step,
             max_skips=self.skips_bound,
             outlier_max_skips=self.outlier_max_skips,
             outlier_lane=self.outlier_lane,

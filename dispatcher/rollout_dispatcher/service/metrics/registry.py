@@ -200,8 +200,8 @@ class Metrics:
         self._excess.labels("fifo").observe(plan.fifo_excess)
         self._excess.labels("planned").observe(plan.excess)
         costs = plan.cost.sum(axis=1).tolist()
-        mean = sum(costs) / len(costs)
-        self._bound_excess.observe(max(0.0, plan.lower_bound / mean - 1) if mean else 0.0)
+        even = plan.even_time
+        self._bound_excess.observe(max(0.0, plan.lower_bound / even - 1) if even else 0.0)
         self._micro_batches.observe(plan.num_micro_batches)
         self._wait.observe_all(step.waits)
         self._skips.observe_all(step.skips)

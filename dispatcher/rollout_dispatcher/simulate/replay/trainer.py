@@ -42,9 +42,8 @@ class Trainer:
 
     def expect(self, step: VirtualStep) -> None:
         """A step was planned: know how long it will take, and how much of that is waiting."""
-        mean = float(step.plan.cost.sum()) / step.plan.cost.shape[0]
-        took = step.plan.time
-        self._expected[step.number] = took * self._speed, (took - mean) * self._speed
+        took, even = step.plan.time, step.plan.even_time
+        self._expected[step.number] = took * self._speed, (took - even) * self._speed
 
     def proceed(self, now: float) -> None:
         """End the step whose time has come, and begin the next if it is there."""

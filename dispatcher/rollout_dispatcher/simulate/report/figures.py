@@ -11,7 +11,15 @@ import numpy as np
 
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.balance.strategies import looks_ahead
-from rollout_dispatcher.plan import FloatArray, IntArray, Plan, PlanConfig, Strategy, Window
+from rollout_dispatcher.plan import (
+    FloatArray,
+    IntArray,
+    Plan,
+    PlanConfig,
+    Strategy,
+    Window,
+    round_up,
+)
 from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
@@ -24,9 +32,10 @@ LENGTH_BINS = 48
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of one step, in cost: what it takes, a rank's mean share, the largest rank, and so on."""
+    """Of one step, in cost: what it takes, and would evenly, a rank's mean share, and so on."""
 
     step: float
+    even: float
     mean: float
     largest: float
     fifo: float
@@ -44,7 +53,7 @@ class Figures:
     def __init__(self, setting: Setting, trace: Trace, kept: IntArray) -> None:
         self._setting = setting
         self._kept = kept
-        costs = setting.plan.cost(kept)
+        costs = setting.plan.cost(round_up(kept, setting.plan.sample_length_multiple))
         share = float(costs.mean()) * setting.plan.dispatch_batch_size / setting.plan.dp_size
         self._outlier_tokens = int(kept[costs > share].min(initial=2**62))
         self._edges = length_edges(trace)
@@ -74,8 +83,9 @@ class Figures:
         steps, setting = self._counted, self._setting
         times = [self._times(at) for at in range(len(steps))]
         work = sum(each.mean for each in times) or 1.0
-        excess = sum(each.step for each in times) / work - 1
-        step_excess = [each.step / each.mean - 1 if each.mean else 0.0 for each in times]
+        even = sum(each.even for each in times) or 1.0
+        excess = sum(each.step for each in times) / even - 1
+        step_excess = [each.step / each.even - 1 if each.even else 0.0 for each in times]
         tokens = np.concatenate(self._tokens)
         skips = np.concatenate([step.skips for step in steps])
         outliers = skips[tokens >= self._outlier_tokens]
@@ -92,9 +102,9 @@ class Figures:
             excess=excess,
             step_excess=spread(step_excess),
             imbalance=sum(each.largest for each in times) / work - 1,
-            fifo_excess=sum(each.fifo for each in times) / work - 1,
+            fifo_excess=sum(each.fifo for each in times) / even - 1,
             fifo_imbalance=sum(each.fifo_largest for each in times) / work - 1,
-            lower_bound=sum(each.bound for each in times) / work - 1,
+            lower_bound=sum(each.bound for each in times) / even - 1,
             padding=work / (sum(each.unpadded for each in times) or 1.0) - 1,
             delay=spread(skips),
             outlier_delay=spread(outliers),
@@ -121,9 +131,10 @@ class Figures:
         own = float(self._setting.plan.cost(self._tokens[at]).sum())
         return _Times(
             step=made.time,
+            even=made.even_time,
             mean=mean,
             largest=float(ranks.max()),
-            fifo=(1 + made.fifo_excess) * mean,
+            fifo=(1 + made.fifo_excess) * made.even_time,
             fifo_largest=(1 + made.fifo_imbalance) * mean,
             bound=made.lower_bound,
             unpadded=own / made.cost.shape[0],

@@ -1,0 +1,49 @@
+"""The order of a step's micro-batches: what memory or a pipeline wants, at no price in waiting.
+
+Invariant: each rank keeps its micro-batches, and nothing but their order changes. Where ranks wait
+at every micro-step, a micro-step moves on all of them together, so that it takes what it took;
+where they wait once a step, each rank has an order of its own.
+
+An allocator that keeps the blocks it has been given asks for new ones whenever a micro-batch is
+larger than all before it, and what it has may not fit: with the peak first it asks once. What
+counts are tokens, as they are padded. A pipeline fills with its first micro-batches and drains with
+its last, where most of its stages idle for as long as these take: it wants them small, in cost. A
+micro-step counts as its largest on any rank. Fillers are smallest of all: last, or at the ends.
+
+Example: of 4 9 7 2 8 the peak comes first in 9 8 7 4 2, and ends are small in 2 7 9 8 4.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix
+from rollout_dispatcher.plan import IntArray, MicroBatchOrder, PlanConfig, Sync
+
+
+def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
+    """The same micro-batches in the order that the config asks for."""
+    (R, M), order = parts.counts.shape, config.micro_batch_order
+    if M == 1 or order is MicroBatchOrder.AS_PLANNED:
+        return parts
+    if order is MicroBatchOrder.PEAK_FIRST:
+        batch = replace(batch, cost=batch.tokens.astype(np.float64))
+    size = matrix(batch, parts, config.layout)
+    if config.sync is Sync.MICRO_STEP:
+        size = size.max(axis=0, keepdims=True)
+    turns = np.argsort(-size, axis=1, kind="stable")
+    if order is MicroBatchOrder.ENDS_SMALL:
+        turns = np.concatenate((turns[:, ::2][:, ::-1], turns[:, 1::2]), axis=1)
+    if (turns == np.arange(M)).all():
+        return parts
+    return _rearranged(parts, np.broadcast_to(turns, (R, M)))
+
+
+def _rearranged(parts: Parts, turns: IntArray) -> Parts:
+    """`parts` with micro-batch `turns[r, j]` of rank r as its j-th."""
+    starts = (parts.counts.cumsum() - parts.counts.ravel()).reshape(parts.counts.shape)
+    starts = np.take_along_axis(starts, turns, axis=1).ravel()
+    counts = np.take_along_axis(parts.counts, turns, axis=1)
+    sizes = counts.ravel()
+    shift = np.repeat(starts - (sizes.cumsum() - sizes), sizes)
+    return Parts(parts.sequence[np.arange(len(shift)) + shift], counts)

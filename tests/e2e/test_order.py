@@ -1,0 +1,89 @@
+"""The order of a step's micro-batches, from the dispatcher's flags to what a training loop sees.
+
+Pushed by a real producer, read from a stream, and once more after the dispatcher was killed.
+"""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer
+from tests.e2e.test_restart import free_address
+from tests.support.server import ServeProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+STAGES = 4
+LENGTHS = [3, 30, 8, 21, 64, 17, 40, 50]
+OPTIONS: dict[str, Any] = {
+    "dp_size": 1,
+    "dispatch_batch_size": len(LENGTHS),
+    "window_multiple": 1,
+    "micro_batch_tokens": 64,
+    "micro_batch_multiple": 10,
+    "sample_length_multiple": 4,
+    "cost": "tokens",
+}
+
+
+def push(address: str) -> None:
+    with RolloutProducer(address) as producer:
+        for index, length in enumerate(LENGTHS):
+            producer.push({"input_ids": np.arange(length)}, sample_id=f"s{index}")
+
+
+def first_step(address: str) -> tuple[str, list[MicroBatch]]:
+    """Its digest and micro-batches; it is not committed."""
+    with MicroBatchStream(address) as stream:
+        step = next(stream)
+        return step.digest, list(step)
+
+
+def held(batch: MicroBatch) -> int:
+    """Tokens that a rank computes for it."""
+    return 0 if batch.is_filler else sum(-(-length // 4) * 4 for length in batch.lengths)
+
+
+@pytest.mark.parametrize("stages", [1, STAGES])
+def test_a_stream_gets_the_peak_first_or_for_a_pipeline_small_ends(
+    tmp_path: Path, stages: int
+) -> None:
+    address = free_address()
+    options = OPTIONS | {"pipeline_stages": stages, "journal_dir": tmp_path / "journal"}
+    with ServeProcess(tmp_path, listen=address, **options) as server:
+        push(address)
+        digest, batches = first_step(address)
+        metrics = server.scrape()
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    with ServeProcess(tmp_path, listen=address, **options):
+        again = first_step(address)
+
+    assert (digest, [one.sample_ids for one in batches]) == (
+        again[0],
+        [one.sample_ids for one in again[1]],
+    )
+    sizes = [held(one) for one in batches]
+    peak = sizes.index(max(sizes))
+    assert len(sizes) == 10
+    assert sizes.count(0) == [one.is_filler for one in batches].count(True) == 2
+    assert sizes[:peak] == sorted(sizes[:peak])
+    assert sizes[peak:] == sorted(sizes[peak:], reverse=True)
+    if stages == 1:
+        assert peak == 0
+        assert batches[-2].is_filler
+    else:
+        assert 4 <= peak <= 5
+        assert batches[0].is_filler
+        assert batches[-1].is_filler
+    assert [one.is_last for one in batches] == [False] * 9 + [True]
+    assert sorted(name for one in batches if not one.is_filler for name in one.sample_ids) == (
+        sorted(f"s{index}" for index in range(len(LENGTHS)))
+    )
+    time = sum(sizes) + (stages - 1) * max(sizes)
+    excess = time / (sum(sizes) * (1 + (stages - 1) / len(sizes))) - 1
+    told = metrics["step_straggler_excess_ratio_sum{stage=planned}"]
+    assert told == pytest.approx(excess, abs=1e-9)
