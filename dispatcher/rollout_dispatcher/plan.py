@@ -81,8 +81,8 @@ class PlanConfig:
     one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set;
     `PADDED` needs the former. A sample counts and costs as many tokens as the next multiple of
-    `sample_length_multiple`, since ranks pad it to that. A model replica has `pipeline_stages`, and a
-    rank's largest micro-batch counts once more for each beyond the first. `outlier_max_skips=None`
+    `sample_length_multiple`, since ranks pad it to that. A rank has `pipeline_stages`, and its
+    largest micro-batch counts once more for each beyond the first. `outlier_max_skips=None`
     means `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and
     leave together.
     """
