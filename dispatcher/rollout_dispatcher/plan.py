@@ -210,7 +210,8 @@ def step_time(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
 
 def even_time(cost: FloatArray, stages: int = 1) -> float:
     """What a step of this work would take if all micro-batches of cost[R, M] were alike."""
-    return float(cost.sum()) / cost.shape[0] * bubble(stages, cost.shape[1])
+    ranks, micro_batches = map(int, cost.shape)
+    return float(cost.sum()) / ranks * bubble(stages, micro_batches)
 
 
 def bubble(stages: int, micro_batches: int) -> float:
