@@ -81,9 +81,9 @@ class PlanConfig:
     one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set;
     `PADDED` needs the former. A sample counts and costs as many tokens as the next multiple of
-    `sample_length_multiple`, since ranks pad it to that. A model replica has `pipeline_stages`, and
-    a rank's largest micro-batch counts once more for each beyond the first.
-    `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and
+    `sample_length_multiple`, since ranks pad it to that. A rank has `pipeline_stages`, and its
+    largest micro-batch counts once more for each beyond the first. `outlier_max_skips=None`
+    means `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and
     leave together.
     """
 
@@ -203,7 +203,8 @@ def step_time(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
 
 def even_time(cost: FloatArray, stages: int = 1) -> float:
     """What a step of this work would take if all micro-batches of cost[R, M] were alike."""
-    return float(cost.sum()) / cost.shape[0] * bubble(stages, cost.shape[1])
+    ranks, micro_batches = map(int, cost.shape)
+    return float(cost.sum()) / ranks * bubble(stages, micro_batches)
 
 
 def bubble(stages: int, micro_batches: int) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, tokens
 from rollout_dispatcher.plan import (
+    CostModel,
     FloatArray,
     Grouping,
     IntArray,
@@ -23,6 +24,7 @@ from rollout_dispatcher.plan import (
 )
 from tests.support.pipeline import step_time
 
+COSTS: list[CostModel] = [tokens, Quadratic()]
 ORDERS = (MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL)
 
 
@@ -41,7 +43,7 @@ def cases(draw: st.DrawFn) -> tuple[Window, PlanConfig]:
     config = PlanConfig(
         dp_size=R,
         dispatch_batch_size=R * M * m,
-        cost=draw(st.sampled_from([tokens, Quadratic()])),
+        cost=draw(st.sampled_from(COSTS)),
         micro_batch_size=m if budget is None else None,
         micro_batch_tokens=budget,
         layout=draw(st.sampled_from(Layout)) if budget is None else Layout.PACKED,

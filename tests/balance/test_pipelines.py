@@ -12,6 +12,7 @@ from rollout_dispatcher.balance import Quadratic, plan, tokens
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.balance.split.pipelines import for_pipelines
 from rollout_dispatcher.plan import (
+    CostModel,
     FloatArray,
     Grouping,
     Layout,
@@ -42,7 +43,7 @@ def window_of(lengths: list[int]) -> Window:
 
 def pipeline_time(load: FloatArray, stages: int) -> float:
     """By the definition: a rank's sum, and its largest once more for each further stage."""
-    return max(sum(rank) + (stages - 1) * max(rank) for rank in load.tolist())
+    return max(float(sum(rank) + (stages - 1) * max(rank)) for rank in load.tolist())
 
 
 @given(full_batches(), st.integers(2, 9))
@@ -58,6 +59,9 @@ def test_a_split_for_pipelines_is_a_permutation_no_worse_than_equal_sums(
     assert found <= pipeline_time(x[plain].sum(axis=2), stages) * (1 + 1e-12)
 
 
+COSTS: list[CostModel] = [tokens, Quadratic()]
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> PlanConfig:
     R, M, m = draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)))
@@ -65,7 +69,7 @@ def configs(draw: st.DrawFn) -> PlanConfig:
     return PlanConfig(
         dp_size=R,
         dispatch_batch_size=R * M * m,
-        cost=draw(st.sampled_from([tokens, Quadratic()])),
+        cost=draw(st.sampled_from(COSTS)),
         micro_batch_size=m if by_count else None,
         micro_batch_tokens=None if by_count else 300,
         layout=draw(st.sampled_from(Layout)) if by_count else Layout.PACKED,

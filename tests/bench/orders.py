@@ -120,7 +120,7 @@ def cells(window: float) -> list[Cell]:
 
 HEADINGS = (
     f"{'lengths':22} {'ranks meet at':14} {'strategy':12} {'as planned':>10} {'peak first':>10}",
-    f"{'lengths':22} {'stages':>6} {'window':>6} {'one stage':>10} {'stages':>8} {'small ends':>11}",
+    "lengths                stages window  one stage   stages  small ends",
 )
 
 

@@ -33,12 +33,12 @@ def micro_batches_for(n: int, config: PlanConfig) -> int:
     return round_up(max(-(-n // per_step), 1), config.micro_batch_multiple)
 
 
-def ruling_cost(cost: FloatArray, tokens: IntArray, take: int, config: PlanConfig) -> float:
+def ruling_cost(cost: FloatArray, tokens: IntArray, take: float, config: PlanConfig) -> float:
     """What a sample has to cost to rule a rank, whatever else that has, in a step of `take`."""
     share = float(cost.mean()) * take / config.dp_size
     if config.pipeline_stages == 1:
         return share
-    typical = np.full(take, tokens.mean(), dtype=np.int64)
+    typical = np.full(round(take), tokens.mean(), dtype=np.int64)
     M = _micro_batches(typical, config)
     return share * bubble(config.pipeline_stages, M) / config.pipeline_stages
 

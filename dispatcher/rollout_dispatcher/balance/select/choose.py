@@ -100,7 +100,7 @@ def _choose_groups(
         neighbours=max(_neighbours(config) // members, 1),
         columns=_waits_in_columns(config),
         band=_band(config),
-        share=ruling_cost(cost, window.tokens, round(samples), config),
+        share=ruling_cost(cost, window.tokens, samples, config),
         per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )

@@ -31,7 +31,7 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     size = matrix(batch, parts, config.layout)
     if config.sync is Sync.MICRO_STEP:
         size = size.max(axis=0, keepdims=True)
-    turns = np.argsort(-size, axis=1, kind="stable")
+    turns: IntArray = np.argsort(-size, axis=1, kind="stable")
     if order is MicroBatchOrder.ENDS_SMALL:
         turns = np.concatenate((turns[:, ::2][:, ::-1], turns[:, 1::2]), axis=1)
     if (turns == np.arange(M)).all():
@@ -41,9 +41,9 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
 
 def _rearranged(parts: Parts, turns: IntArray) -> Parts:
     """`parts` with micro-batch `turns[r, j]` of rank r as its j-th."""
-    starts = (parts.counts.cumsum() - parts.counts.ravel()).reshape(parts.counts.shape)
-    starts = np.take_along_axis(starts, turns, axis=1).ravel()
+    ends = parts.counts.cumsum().reshape(parts.counts.shape)
+    begins = np.take_along_axis(ends - parts.counts, turns, axis=1).ravel()
     counts = np.take_along_axis(parts.counts, turns, axis=1)
     sizes = counts.ravel()
-    shift = np.repeat(starts - (sizes.cumsum() - sizes), sizes)
+    shift = np.repeat(begins - (sizes.cumsum() - sizes), sizes)
     return Parts(parts.sequence[np.arange(len(shift)) + shift], counts)
