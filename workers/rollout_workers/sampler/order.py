@@ -25,6 +25,9 @@ from rollout_dispatcher.plan import FloatArray, IntArray
 #: makes runs differ from epoch to epoch. Ranks that meet at every micro-step wait 1.0 to 1.2 times
 #: as long as without it, and 1.2 to 1.7 times with a whole run.
 JITTER = 0.25
+#: And past samples that are shorter by at most this share: where few are of like length, as the
+#: longest are, ranks would wait for a sample among shorter ones.
+LIKE = 0.01
 
 _COST = Quadratic()
 
@@ -69,7 +72,10 @@ class EpochOrder:
             return order[:kept]
         if kept < order.size:
             order = order[np.sort(random.order(order.size)[:kept])]
-        moved = np.arange(kept) + random.fractions(kept) * (2 + JITTER * run)
+        places = np.arange(kept)
+        negative = -self.lengths[order]  # ascending, as a search needs it
+        like = np.searchsorted(negative, negative * (1 - LIKE), side="right") - places
+        moved = places + random.fractions(kept) * np.minimum(like, 2 + JITTER * run)
         return order[np.argsort(moved, kind="stable")]
 
     def _steps(self, random: "_Random", runs: IntArray) -> IntArray:
