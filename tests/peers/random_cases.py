@@ -20,6 +20,7 @@ from tests.peers.measure import with_memory_of
 from tests.peers.problem import Corner, Peer, Problem, Rating, Unanswered, rate
 
 Rng = np.random.Generator
+Draw = Callable[[Rng], Problem]
 
 
 def lengths(rng: Rng, n: int) -> IntArray:
@@ -109,7 +110,7 @@ def together(rng: Rng) -> Problem:
 
 #: Name of a row, its corner, and what draws its problems. In `budget`, numbers of micro-batches are
 #: compared as well.
-DRAWS: tuple[tuple[str, Corner, Callable[[Rng], Problem]], ...] = (
+DRAWS: tuple[tuple[str, Corner, Draw], ...] = (
     ("padded", Corner.PADDED, padded),
     ("budget, step", Corner.BUDGET, step_budgets),
     ("budget", Corner.BUDGET, budgets),
@@ -143,7 +144,7 @@ def measure_all(
 
 def measure(
     corner: Corner,
-    draw_one: Callable[[Rng], Problem],
+    draw_one: Draw,
     us: Peer,
     peers: Sequence[Peer],
     cases: int,
