@@ -116,7 +116,6 @@ DRAWS: tuple[tuple[str, Corner, Draw], ...] = (
     ("budget", Corner.BUDGET, budgets),
     ("groups", Corner.GROUPS, groups),
     ("equal", Corner.EQUAL, equal),
-    ("count", Corner.COUNT, budgets),
     ("multiple", Corner.MULTIPLE, multiples),
     ("minimum", Corner.MINIMUM, minimums),
     ("together", Corner.TOGETHER, together),
@@ -135,6 +134,7 @@ def measure_all(
             continue
         began = time.monotonic()
         asked = [peer for peer in peers if corner in peer.solves]
+        print(f"{name}: {cases} beside {', '.join(peer.name for peer in asked)}", flush=True)
         for row in measure(corner, draw_one, us, asked, cases):
             rows.append({"corner": name} | row)
             print(table.random_line(rows[-1]), flush=True)
@@ -153,7 +153,7 @@ def measure(
     found: dict[str, list[tuple[int, Rating, Rating]]] = {peer.name: [] for peer in peers}
     unanswered, why = 0, ""
     for seed in range(cases):
-        problem = with_memory_of(draw_one(np.random.default_rng([seed, 14])), peers)
+        problem = with_memory_of(draw_one(np.random.default_rng(seed)), peers)
         mine = _answer(us, corner, problem)
         if isinstance(mine, str):
             unanswered, why = unanswered + 1, why or mine

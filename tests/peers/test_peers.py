@@ -12,11 +12,11 @@ from rollout_dispatcher.plan import Layout, Sync
 from tests.peers import random_cases, table
 from tests.peers.adapters import textbook
 from tests.peers.corners import Case, all_cases
-from tests.peers.loading import load
+from tests.peers.loading import UNPACKED, load
 from tests.peers.measure import measure, ratio, with_memory_of
 from tests.peers.ours import ours, solve
 from tests.peers.problem import Corner, Figure, Peer, Problem, Schedule, Unanswered, rate
-from tests.peers.roster import FROM_INDEX, FROM_SOURCES, SOURCES, UNPACKED, Adapter
+from tests.peers.roster import FROM_INDEX, FROM_SOURCES, SOURCES, Adapter
 
 LENGTHS = np.array([100, 20, 20, 20, 20, 10, 5, 5])
 GROUPS = np.repeat(np.arange(4), 2)
@@ -157,7 +157,7 @@ def test_padded_we_get_the_memory_that_the_peer_uses() -> None:
 
 def test_random_cases_count_what_is_over_a_cap_or_needs_more() -> None:
     draw_one = random_cases.DRAWS[1][2]
-    rows = random_cases.measure(Corner.COUNT, draw_one, ours(), textbook.peers(), 5)
+    rows = random_cases.measure(Corner.BUDGET, draw_one, ours(), textbook.peers(), 5)
     assert [row["peer"] for row in rows] == ["first fit decreasing", "best fit decreasing"]
     for row in rows:
         assert row["cases"] == row["drawn"] == 5
@@ -170,7 +170,7 @@ def test_random_cases_count_what_is_over_a_cap_or_needs_more() -> None:
 def test_random_problems_are_the_same_again(
     name: str, corner: Corner, draw_one: random_cases.Draw
 ) -> None:
-    first, again = (draw_one(np.random.default_rng([7, 14])) for _ in range(2))
+    first, again = (draw_one(np.random.default_rng(7)) for _ in range(2))
     assert np.array_equal(first.lengths, again.lengths)
     assert first.lengths.min() >= 1
     assert len(first.lengths) >= first.dp_size

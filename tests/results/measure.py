@@ -31,6 +31,7 @@ COMMANDS = {
     "windows": "python -m tests.bench.windows --json FILE",
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",
+    "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
