@@ -83,9 +83,8 @@ RANDOM_HEADING = (
 
 def random_line(row: dict[str, Any]) -> str:
     """A corner and a peer: ours less theirs, in points of step time."""
-    return (
-        f"{row['corner']:12} {row['peer']:22} {row['cases']:6} {points(row['p95']):>9}"
-        f" {points(row['worst']):>9} {points(row['worst_same_number']):>11}"
-        f" {row['more_micro_batches']:8} {row['fewer_micro_batches']:8} {row['ours_over_cap']:5} {row['peer_over_cap']:6}"
-        + (f"  ours unanswered {row['ours_unanswered']}: {row['why']}" if row["why"] else "")
-    )
+    p95, worst, same = (points(row[name]) for name in ("p95", "worst", "worst_same_number"))
+    said = f"{row['corner']:12} {row['peer']:22} {row['cases']:6} {p95:>9} {worst:>9} {same:>11}"
+    said += f" {row['more_micro_batches']:8} {row['fewer_micro_batches']:8}"
+    said += f" {row['ours_over_cap']:5} {row['peer_over_cap']:6}"
+    return said + (f"  refused {row['ours_unanswered']}: {row['why']}" if row["why"] else "")
