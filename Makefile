@@ -66,9 +66,10 @@ bench: $(UNPACKED)
 	$(BIN)/python -m tests.bench.journal_service
 	$(BIN)/python -m tests.bench.http --seconds 4
 
-# SOURCES=DIR also runs those that are cloned there: slime, miles, AReaL, RL, SkyRL, OpenRLHF, prime-rl.
+# Peers that the package index lacks run if they are cloned into build/bench/sources: slime, miles,
+# AReaL, RL, SkyRL, OpenRLHF, prime-rl.
 bench-peers: $(UNPACKED)
-	$(BIN)/python -m tests.peers $(if $(SOURCES),--sources $(SOURCES)) --json build/bench/peers.json
+	$(BIN)/python -m tests.peers --json build/bench/peers.json
 
 # Peers run, so they come with what they depend on, in an environment of their own. torch first, in
 # the version that is used here.

@@ -2,8 +2,9 @@
 
     python -m tests.peers [--corner NAME ...] [--sources DIR] [--random 2000] [--json FILE]
 
-`make bench-peers` unpacks those that the package index has. The others are read from `--sources`,
-a folder with their clones: slime, miles, AReaL, RL (NeMo-RL), SkyRL, OpenRLHF, prime-rl.
+`make bench-peers` unpacks those that the package index has. The others are read from clones of
+theirs, if they are in `build/bench/sources`, or in another folder that `--sources` names: slime,
+miles, AReaL, RL (NeMo-RL), SkyRL, OpenRLHF, prime-rl.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from tests.peers.corners import all_cases
 from tests.peers.measure import measure
 from tests.peers.ours import ours
 from tests.peers.problem import Corner, Peer
-from tests.peers.roster import all_peers, from_index
+from tests.peers.roster import SOURCES, all_peers, from_index
 
 WINDOW = "window"
 CORNERS = [*Corner, WINDOW]
@@ -28,7 +29,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--corner", nargs="*", choices=CORNERS, help="only these corners")
-    parser.add_argument("--sources", type=Path, help="folder with clones of the other peers")
+    parser.add_argument("--sources", type=Path, default=SOURCES, help="folder with clones")
     parser.add_argument("--random", type=int, default=2000, help="random cases a corner")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()

@@ -20,6 +20,7 @@ from tests.peers.measure import with_memory_of
 from tests.peers.problem import Corner, Peer, Problem, Rating, Unanswered, rate
 
 Rng = np.random.Generator
+Draw = Callable[[Rng], Problem]
 
 
 def lengths(rng: Rng, n: int) -> IntArray:
@@ -109,13 +110,12 @@ def together(rng: Rng) -> Problem:
 
 #: Name of a row, its corner, and what draws its problems. In `budget`, numbers of micro-batches are
 #: compared as well.
-DRAWS: tuple[tuple[str, Corner, Callable[[Rng], Problem]], ...] = (
+DRAWS: tuple[tuple[str, Corner, Draw], ...] = (
     ("padded", Corner.PADDED, padded),
     ("budget, step", Corner.BUDGET, step_budgets),
     ("budget", Corner.BUDGET, budgets),
     ("groups", Corner.GROUPS, groups),
     ("equal", Corner.EQUAL, equal),
-    ("count", Corner.COUNT, budgets),
     ("multiple", Corner.MULTIPLE, multiples),
     ("minimum", Corner.MINIMUM, minimums),
     ("together", Corner.TOGETHER, together),
@@ -134,6 +134,7 @@ def measure_all(
             continue
         began = time.monotonic()
         asked = [peer for peer in peers if corner in peer.solves]
+        print(f"{name}: {cases} beside {', '.join(peer.name for peer in asked)}", flush=True)
         for row in measure(corner, draw_one, us, asked, cases):
             rows.append({"corner": name} | row)
             print(table.random_line(rows[-1]), flush=True)
@@ -143,7 +144,7 @@ def measure_all(
 
 def measure(
     corner: Corner,
-    draw_one: Callable[[Rng], Problem],
+    draw_one: Draw,
     us: Peer,
     peers: Sequence[Peer],
     cases: int,
@@ -152,7 +153,7 @@ def measure(
     found: dict[str, list[tuple[int, Rating, Rating]]] = {peer.name: [] for peer in peers}
     unanswered, why = 0, ""
     for seed in range(cases):
-        problem = with_memory_of(draw_one(np.random.default_rng([seed, 14])), peers)
+        problem = with_memory_of(draw_one(np.random.default_rng(seed)), peers)
         mine = _answer(us, corner, problem)
         if isinstance(mine, str):
             unanswered, why = unanswered + 1, why or mine

@@ -20,6 +20,8 @@ from tests.peers.problem import Peer
 
 Adapter = Callable[[Path], Peer | None]
 
+#: Where clones are looked for.
+SOURCES = Path("build/bench/sources")
 FROM_INDEX: tuple[Adapter, ...] = (verl.peer, transformers.peer, transfer_queue.peer)
 #: Folder of a clone, as `git clone` calls it -> its adapter.
 FROM_SOURCES: dict[str, Adapter] = {
@@ -39,14 +41,12 @@ def from_index(folder: Path = UNPACKED) -> list[Peer]:
     return [peer for peer in found if peer is not None]
 
 
-def from_sources(folder: Path | None) -> list[Peer]:
+def from_sources(folder: Path = SOURCES) -> list[Peer]:
     """Peers that were cloned into this folder, each under its repository's name."""
-    if folder is None:
-        return []
     found = [load(folder / name) for name, load in FROM_SOURCES.items()]
     return [peer for peer in found if peer is not None]
 
 
-def all_peers(sources: Path | None) -> list[Peer]:
+def all_peers(sources: Path = SOURCES) -> list[Peer]:
     """Everyone at hand."""
     return [*from_index(), *from_sources(sources), *textbook.peers()]

@@ -1,5 +1,6 @@
 """Rows as they are printed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.peers.measure import is_behind
@@ -32,6 +33,48 @@ def shown(row: dict[str, Any], side: str) -> str:
     return f"{value:.2f} ms" if row["figure"] == Figure.MS else f"{value:.0f}"
 
 
+CELLS = "case | ours | best peer | ratio | ahead of us in"
+RANDOM_CELLS = (
+    "random | peer | cases | 95 % of them | worst | with as many | we need more, fewer |"
+    " over the cap: we, they"
+)
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table in a document."""
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
+    peer = "none" if row["peer"] is None else f"{shown(row, 'peer')} ({row['best_peer']})"
+    behind = "" if row.get("behind") is None else f"{row['behind']} of {row['problems']}"
+    ours = "refused" if row["ours"] is None else shown(row, "ours")
+    return row["case"], ours, peer, ratio, behind
+
+
+def worst_window(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Of all runs with a window that with the least gain, or the largest loss."""
+    worst = max(rows, key=lambda row: float(row["ours"] - row["peer"]))
+    behind = sum(map(is_behind, rows))
+    return (*cells(worst | {"case": f"{worst['case']}, the worst"})[:4], f"{behind} of {len(rows)}")
+
+
+def random_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of random cases in a document."""
+    if not row["cases"]:
+        return row["corner"], row["peer"], "refused", *[""] * 5
+    return (
+        row["corner"],
+        row["peer"],
+        f"{row['cases']} of {row['drawn']}",
+        *(points(row[name]) for name in ("p95", "worst", "worst_same_number")),
+        f"{row['more_micro_batches']}, {row['fewer_micro_batches']}",
+        f"{row['ours_over_cap']}, {row['peer_over_cap']}",
+    )
+
+
+def points(value: float | None) -> str:
+    """A difference of step times, in points."""
+    return "-" if value is None else f"{100 * value:+.2f}"
+
+
 RANDOM_HEADING = (
     f"{'random':12} {'peer':22} {'cases':>6} {'p95':>9} {'worst':>9} {'same number':>11}"
     f" {'more mb':>8} {'fewer mb':>8} {'over':>5} {'theirs':>6}"
@@ -40,13 +83,8 @@ RANDOM_HEADING = (
 
 def random_line(row: dict[str, Any]) -> str:
     """A corner and a peer: ours less theirs, in points of step time."""
-
-    def points(name: str) -> str:
-        return "-" if row[name] is None else f"{100 * row[name]:+.2f}"
-
-    return (
-        f"{row['corner']:12} {row['peer']:22} {row['cases']:6} {points('p95'):>9}"
-        f" {points('worst'):>9} {points('worst_same_number'):>11} {row['more_micro_batches']:8}"
-        f" {row['fewer_micro_batches']:8} {row['ours_over_cap']:5} {row['peer_over_cap']:6}"
-        + (f"  ours unanswered {row['ours_unanswered']}: {row['why']}" if row["why"] else "")
-    )
+    p95, worst, same = (points(row[name]) for name in ("p95", "worst", "worst_same_number"))
+    said = f"{row['corner']:12} {row['peer']:22} {row['cases']:6} {p95:>9} {worst:>9} {same:>11}"
+    said += f" {row['more_micro_batches']:8} {row['fewer_micro_batches']:8}"
+    said += f" {row['ours_over_cap']:5} {row['peer_over_cap']:6}"
+    return said + (f"  refused {row['ours_unanswered']}: {row['why']}" if row["why"] else "")

@@ -32,6 +32,7 @@ COMMANDS = {
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",
     "orders": "python -m tests.bench.orders --json FILE",
+    "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",

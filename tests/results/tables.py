@@ -12,6 +12,7 @@ from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
 from tests.bench import approaches, orders, plain, planner
 from tests.chaos import figures as chaos
+from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
 from tests.support.generated import replaced
 from tests.support.source import ROOT
@@ -63,6 +64,25 @@ def orders_table() -> str:
     first, second = orders.HEADINGS
     lines = [first, *map(orders.line, memory), "", second, *map(orders.line, pipelines)]
     return _printed(lines, found)
+
+
+def peers_table() -> str:
+    """docs/balance.md: beside other projects' planners."""
+    found = load("peers")
+    windows = [row for row in found.figures["rows"] if row["corner"] == "window"]
+    rows = [peers.cells(row) for row in found.figures["rows"] if row["corner"] != "window"]
+    if windows:
+        rows.append(peers.worst_window(windows))
+    names = (f"{one['name']} {one['version']}".strip() for one in found.figures["peers"])
+    versions = textwrap.fill(f"With {', '.join(names)}.", 104, break_on_hyphens=False)
+    return f"{_table(peers.CELLS, rows, found)}\n{versions}"
+
+
+def random_table() -> str:
+    """docs/balance.md: random cases beside other projects' planners."""
+    found = load("peers")
+    rows = [peers.random_cells(row) for row in found.figures["random"]]
+    return _table(peers.RANDOM_CELLS, rows, found)
 
 
 def lane_table() -> str:
@@ -283,6 +303,8 @@ def integrations_table() -> str:
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "balance.md": {
         "planner": planner_table,
+        "peers": peers_table,
+        "random": random_table,
         "approaches": approaches_table,
         "lane": lane_table,
         "windows": windows_table,

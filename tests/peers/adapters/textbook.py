@@ -9,7 +9,8 @@ from tests.peers.problem import Corner, Peer, Problem, Schedule
 def peers() -> list[Peer]:
     """Both, always there."""
     ways = {"first fit decreasing": first_fit, "best fit decreasing": best_fit}
-    return [Peer(name, "", {Corner.COUNT: _dealt(pack)}) for name, pack in ways.items()]
+    corners = (Corner.COUNT, Corner.BUDGET)
+    return [Peer(name, "", dict.fromkeys(corners, _dealt(pack))) for name, pack in ways.items()]
 
 
 def _dealt(pack: Callable[[list[int], int], list[list[int]]]) -> Callable[[Problem], Schedule]:
