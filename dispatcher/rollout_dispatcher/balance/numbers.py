@@ -54,6 +54,8 @@ def _checked(values: Any, what: str) -> NDArray[Any]:
     """One number an item, in an array of whatever kind holds them."""
     is_plain = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iuf"
     found = values if is_plain else _as_array(values, what)
+    if found.dtype.kind == "f":
+        found = found.astype(np.float64, copy=False)  # bounds are beyond narrower kinds
     _refuse_first(found, found < 0, f"{what} must not be negative")
     _refuse_first(found, np.logical_not(found < np.inf), f"{what} must be finite")
     return found
