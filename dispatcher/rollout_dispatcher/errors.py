@@ -86,6 +86,8 @@ class UnequalPartitions(PlanError, AssertionError):
     Also an AssertionError, which is what callers of verl's functions of the same names expect.
     """
 
+    code = "unequal-partitions"
+
 
 class ProtocolError(DispatcherError):
     """The peer sent bytes that are not this protocol, or a message out of turn."""

@@ -92,7 +92,7 @@ def test_squares_of_long_lengths_do_not_overflow() -> None:
     assert karmarkar_karp(squares, 2, equal_size=True) == [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize("error", [AssertionError, PlanError])
+@pytest.mark.parametrize("error", [AssertionError, ValueError, PlanError])
 def test_impossible_requests_raise_what_verl_callers_expect(error: type[Exception]) -> None:
     with pytest.raises(error, match="2 items cannot fill 3 partitions"):
         get_seqlen_balanced_partitions([1, 2], 3, equal_size=False)
@@ -100,6 +100,9 @@ def test_impossible_requests_raise_what_verl_callers_expect(error: type[Exceptio
         get_seqlen_balanced_partitions([1, 2, 3], 2, equal_size=True)
     with pytest.raises(error, match="not be negative"):
         karmarkar_karp([1, -2], 2, equal_size=False)
+    for odd, said in ((float("nan"), "finite"), (float("inf"), "finite"), (None, "one number")):
+        with pytest.raises(error, match=f"{said}.* and number 1 is {odd}"):
+            karmarkar_karp([1, odd], 2, equal_size=False)
     with pytest.raises(error, match="at least one set"):
         karmarkar_karp([1, 2], 0, equal_size=False)
 

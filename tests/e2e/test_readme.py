@@ -149,8 +149,10 @@ def test_the_balancing_alone_runs_as_written() -> None:
         "rows": np.arange(8).reshape(8, 1),
         "rewards": np.arange(8.0),
     }
-    exec(block("get_seqlen_balanced_partitions"), names)
+    exec(block("balanced_partition"), names)
     assert [len(part) for part in names["ranks"]] == [4, 4]
+    assert len(names["bins"]) == 3
+    assert [len(rank) for rank in names["step"]] == [2, 2]
     restored = np.concatenate([chunk["reward"] for chunk in names["chunks"]])[names["inverse"]]
     assert restored.tolist() == names["rewards"].tolist()
 

@@ -36,7 +36,7 @@ def pack_local(
     A collective: every rank of the group calls it, with its own lengths and otherwise the same
     arguments, which are those of `rollout_dispatcher.balance.pack`. group: the ranks that agree, by
     default all of the process group; without one this rank packs by itself. A rank that has fewer
-    samples than micro-batches gets empty ones at the end, fillers.
+    samples than micro-batches gets empty ones, fillers.
 
     Raises what `pack` raises, and PeerFailed if another rank's samples cannot be packed: then no
     rank is left behind in a collective.

@@ -15,13 +15,13 @@ from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Lengths are summed as int64, so that a million of them may be as long as this.
 _LONGEST = 2**43
+#: Sums of costs stay finite.
+_DEAREST = 1e300
 
 
 def as_lengths(values: Any, what: str = "lengths") -> IntArray:
     """Whole numbers, int64[n]."""
-    found = _checked(values, what)[1]
-    if not len(found):
-        return np.zeros(0, dtype=np.int64)
+    found = _checked(values, what)
     if found.dtype.kind == "f":
         _refuse_first(found, found != np.rint(found), f"{what} must be whole numbers")
     _refuse_first(found, found > _LONGEST, f"{what} must be at most {_LONGEST}")
@@ -30,12 +30,15 @@ def as_lengths(values: Any, what: str = "lengths") -> IntArray:
 
 def as_costs(values: Any, what: str = "costs") -> FloatArray:
     """Numbers, float64[n]; whole ones are exact up to 2^53."""
-    return _checked(values, what)[1].astype(np.float64)
+    found = _checked(values, what)
+    _refuse_first(found, found > _DEAREST, f"{what} must be at most {_DEAREST:g}")
+    return found.astype(np.float64)
 
 
 def as_plain(values: Any, what: str = "lengths") -> list[Any]:
-    """Python's own integers and floats, as large as they are."""
-    return _checked(values, what)[0]
+    """Python's own integers and floats; integers may be as large as they are."""
+    plain: list[Any] = _checked(values, what).tolist()
+    return plain
 
 
 def as_groups(values: Any, n: int) -> IntArray:
@@ -47,21 +50,40 @@ def as_groups(values: Any, n: int) -> IntArray:
     return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
-def _checked(values: Any, what: str) -> tuple[list[Any], NDArray[Any]]:
-    """As a list and as an array."""
+def _checked(values: Any, what: str) -> NDArray[Any]:
+    """One number an item, in an array of whatever kind holds them."""
+    is_plain = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iuf"
+    found = values if is_plain else _as_array(values, what)
+    if found.dtype.kind == "f":
+        found = found.astype(np.float64, copy=False)  # bounds are beyond narrower kinds
+    _refuse_first(found, found < 0, f"{what} must not be negative")
+    _refuse_first(found, np.logical_not(found < np.inf), f"{what} must be finite")
+    return found
+
+
+def _as_array(values: Any, what: str) -> NDArray[Any]:
     plain = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(plain, Iterable) or isinstance(plain, str | bytes):
         raise UnequalPartitions(f"{what} must be a sequence of numbers, not {plain!r}")
-    plain = [value.item() if hasattr(value, "item") else value for value in plain]
-    odd = [at for at, value in enumerate(plain) if not isinstance(value, int | float)]
-    if odd:
-        raise UnequalPartitions(
-            f"{what} must be one number a sample, and number {odd[0]} is {plain[odd[0]]!r}"
-        )
-    found = np.array(plain) if plain else np.zeros(0)
-    _refuse_first(found, found < 0, f"{what} must not be negative")
-    _refuse_first(found, np.logical_not(found < np.inf), f"{what} must be finite")
-    return plain, found
+    plain = list(plain)
+    if plain and hasattr(plain[0], "item"):
+        plain = [value.item() if hasattr(value, "item") else value for value in plain]
+    try:
+        found = np.array(plain) if plain else np.zeros(0)
+    except ValueError:  # sequences within it
+        found = np.array(plain, dtype=object)
+    if found.ndim != 1 or found.dtype.kind not in "biuf":
+        _refuse_others(plain, what)  # else they are integers beyond 64 bits
+    return found
+
+
+def _refuse_others(plain: list[Any], what: str) -> None:
+    """Raise UnequalPartitions for the first item that is no number."""
+    for at, value in enumerate(plain):
+        if not isinstance(value, int | float):
+            raise UnequalPartitions(
+                f"{what} must be one number a sample, and number {at} is {value!r}"
+            )
 
 
 def _refuse_first(values: NDArray[Any], wrong: Any, why: str) -> None:

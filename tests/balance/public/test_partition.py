@@ -71,7 +71,18 @@ def test_of_heavy_tails_it_loses_less_than_a_hundredth_where_that_can_be(
     assert found <= 1.01 * rank_bound(-np.sort(-costs), k, n // k if equal_size else None)
 
 
-@pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda v: list(torch.tensor(v))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        list,
+        tuple,
+        np.array,
+        torch.tensor,
+        lambda v: list(torch.tensor(v)),
+        lambda v: np.array(v, np.float32),
+        lambda v: np.array(v, np.float16),
+    ],
+)
 def test_lists_arrays_and_tensors_are_split_alike(make: Any) -> None:
     assert balanced_partition(make([8, 7, 6, 5, 4]), 2, equal_size=False) == [[2, 3, 4], [0, 1]]
     assert balanced_partition(make([0.5, 0.25, 0.25]), 2, equal_size=False) == [[0], [1, 2]]

@@ -37,6 +37,7 @@ def test_every_rank_has_as_many_micro_batches_and_every_index_is_in_one(
     assert count % counts["multiple"] == 0
     parts = [part for rank in ranks for part in rank]
     assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert sum(1 for part in parts if part) == min(len(parts), len(lengths))
     assert all(len(part) <= limit.get("micro_batch_size", len(part)) for part in parts)
     budget = limit.get("micro_batch_tokens")
     assert all(budget is None or sum(lengths[i] for i in part) <= budget for part in parts)
@@ -64,6 +65,7 @@ def test_groups_share_a_rank() -> None:
     ranks = plan_step([5] * 16, dp_size=2, micro_batch_size=2, groups=names)
     held = [{names[i] for part in rank for i in part} for rank in ranks]
     assert not held[0] & held[1]
+    assert all(part for rank in ranks for part in rank)
 
 
 def test_with_fewer_samples_than_micro_batches_the_rest_are_fillers() -> None:

@@ -15,6 +15,7 @@ from rollout_dispatcher.sample import DType, Outcome
 #: Errors that no dispatcher sends: the base of all, and what clients raise by themselves.
 UNTOLD = {
     DispatcherError, errors.ClientClosed, errors.DispatcherUnreachable, errors.StepContractError,
+    errors.UnequalPartitions,
 }  # fmt: skip
 #: What headers are made of beside plain values.
 PARTS: tuple[type[m.Part], ...] = (m.FieldHeader, m.CheckpointPosition)

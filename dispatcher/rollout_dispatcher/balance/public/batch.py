@@ -2,7 +2,7 @@
 
 Invariant: each row is in exactly one chunk, and concatenating the chunks and indexing with the
 inverse restores the original rows. Values are known by what they can do, so that nothing here
-imports torch: a jagged tensor is one that says `is_nested`, a TensorDict one that has `batch_size`.
+imports torch: a jagged tensor is one that says `is_nested`, a TensorDict has a shape of a batch.
 """
 
 import sys
@@ -92,12 +92,13 @@ def _is_jagged(value: Any) -> bool:
 
 def _chunk(mapping: Any, part: list[int], meta: set[str]) -> Any:
     """These rows of every value, in a mapping of the same kind."""
-    if hasattr(mapping, "batch_size") and not any(_is_jagged(value) for value in mapping.values()):
+    is_tensordict = isinstance(getattr(mapping, "batch_size", None), tuple)
+    if is_tensordict and not any(_is_jagged(value) for value in mapping.values()):
         return mapping[part]
     found = {
         name: value if name in meta else _rows(value, part, meta) for name, value in mapping.items()
     }
-    if hasattr(mapping, "batch_size"):  # indexing as a whole is not for jagged tensors
+    if is_tensordict:  # indexing as a whole is not for jagged tensors
         return type(mapping)(found, batch_size=[len(part), *mapping.batch_size[1:]])
     return found
 

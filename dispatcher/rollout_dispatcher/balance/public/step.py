@@ -1,7 +1,7 @@
 """One step: who trains on what, and in which micro-batch, for lengths that are all at hand.
 
-Invariant: every index is in one micro-batch, and every rank has the same number of them. It is the
-dispatcher's own planner, with all samples chosen.
+Invariant: every index is in one micro-batch, and every rank has the same number of them, none empty
+if there are samples enough. It is the dispatcher's own planner, with all samples chosen.
 """
 
 from dataclasses import replace
@@ -61,8 +61,9 @@ def plan_step(
     a sample takes as many tokens as the next multiple of it. oversize: a sample above the budget is
     an `error` or goes `alone`.
 
-    An empty micro-batch is a filler: there were fewer samples than micro-batches, and its rank has
-    to take part with something that weighs nothing. Raises SampleTooLong, and UnequalPartitions for
+    An empty micro-batch is a filler, which is there only if there are fewer samples than
+    micro-batches (or, with groups, than those of one rank): its rank has to take part with
+    something that weighs nothing. Raises SampleTooLong, and UnequalPartitions for
     no lengths at all and for arguments that cannot be (both ValueErrors).
     """
     at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to)
@@ -102,7 +103,29 @@ def _planned(
     if found.num_micro_batches < minimum:
         count = round_up(minimum, config.micro_batch_multiple)
         found = plan(window, replace(config, micro_batch_multiple=count), take=n)
-    return [[part.tolist() for part in rank] for rank in found.micro_batches]
+    ranks = [[part.tolist() for part in rank] for rank in found.micro_batches]
+    if config.grouping in (Grouping.IGNORE, Grouping.RANK):
+        lengths = tokens.tolist()
+        for rank in ranks:
+            donors = [rank] if config.grouping is Grouping.RANK else [rank, *ranks]
+            _fill_empty(rank, donors, lengths)
+    return ranks
+
+
+def _fill_empty(rank: list[list[int]], donors: list[list[list[int]]], lengths: list[int]) -> None:
+    """Give each empty micro-batch the shortest sample that shares one: of the first who has any.
+
+    A trainer can make little of an empty one, and the shortest makes nobody wait for long.
+    """
+    for empty in (part for part in rank if not part):
+        shared = ([part for part in each if len(part) > 1] for each in donors)
+        choices = next((found for found in shared if found), None)
+        if choices is None:
+            return
+        part = min(choices, key=lambda part: min(lengths[i] for i in part))
+        shortest = min(part, key=lambda i: lengths[i])
+        part.remove(shortest)
+        empty.append(shortest)
 
 
 def _validate(config: PlanConfig) -> None:

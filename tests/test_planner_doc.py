@@ -1,0 +1,320 @@
+"""docs/planner.md tells the truth: each of its seams does what the function does that it replaces.
+
+The frameworks are not installed here: small stand-ins have the parts of their data types that the
+seams use. What a seam returns is held to what its framework's own tests ask for.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support.source import ROOT
+
+DOC = ROOT / "docs" / "planner.md"
+LENGTHS = np.clip(np.random.default_rng(7).lognormal(6, 1, 64), 4, 4000).astype(int).tolist()
+
+
+def seam(name: str, **framework: Any) -> dict[str, Any]:
+    """What the block that defines `name` leaves behind, with what a framework has at hand."""
+    blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
+    (found,) = [text for text in blocks if f"def {name}(" in text]
+    lines = [
+        line for line in found.splitlines() if line and not line.startswith(("import", "from"))
+    ]
+    assert len(lines) <= 30
+    exec(found, framework)
+    return framework
+
+
+def padded(lengths: list[int]) -> dict[str, Tensor]:
+    """Rows of tokens that say their own number, padded on the right."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return {"input_ids": torch.arange(len(lengths))[:, None] * mask, "attention_mask": mask.long()}
+
+
+def work_of(length: int) -> float:
+    return length**2 + 24576.0 * length
+
+
+def most(lengths: list[int], parts: list[list[int]]) -> float:
+    """Work of the part that has most, over the mean."""
+    work = [sum(work_of(lengths[i]) for i in part) for part in parts]
+    return max(work) * len(work) / sum(work)
+
+
+def test_the_functions_are_called_as_shown() -> None:
+    text = re.search(r"```python\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
+    assert text is not None
+    exec(text[1], {})
+
+
+# -- verl -------------------------------------------------------------------------------------
+
+
+@dataclass
+class DataProto:
+    """verl's: tensors of a batch, reordered in place."""
+
+    batch: dict[str, Tensor]
+
+    def reorder(self, indices: Tensor) -> None:
+        self.batch = {name: value[indices] for name, value in self.batch.items()}
+
+
+@pytest.mark.parametrize("keep_minibatch", [False, True])
+def test_verl_s_batch_is_split_evenly_over_ranks(keep_minibatch: bool) -> None:
+    batch, metrics = DataProto(padded(LENGTHS)), dict[str, float]()
+    trainer = SimpleNamespace(
+        _get_dp_size=lambda *_: 4,
+        actor_rollout_wg=None,
+        config=SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(ppo_mini_batch_size=32))
+        ),
+    )
+    seam("_balance_batch")["_balance_batch"](trainer, batch, metrics, keep_minibatch=keep_minibatch)
+    rows = batch.batch["input_ids"].amax(1).tolist()
+    assert sorted(rows) == list(range(64))
+    ranks = [rows[first : first + 16] for first in range(0, 64, 16)]
+    assert most(LENGTHS, ranks) < 1.01
+    if keep_minibatch:
+        assert all(sum(row < 32 for row in rank) == 8 for rank in ranks)
+    assert metrics["global_seqlen/mean"] == sum(LENGTHS) / 4
+    assert set(metrics) == {
+        f"global_seqlen/{name}"
+        for name in ("min", "max", "minmax_diff", "balanced_min", "balanced_max", "mean")
+    }
+
+
+@pytest.fixture
+def lonely_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def select(batch: dict[str, Any], rows: list[int]) -> list[int]:
+    """Verl's `index_select_tensor_dict`, as far as which rows it takes."""
+    return rows
+
+
+def test_verl_s_micro_batches_keep_to_the_budget(lonely_group: None) -> None:
+    cut = seam("rearrange_micro_batches", index_select_tensor_dict=select)[
+        "rearrange_micro_batches"
+    ]
+    ids = [torch.zeros(length) for length in LENGTHS]
+    jagged = {"input_ids": torch.nested.as_nested_tensor(ids, layout=torch.jagged)}
+    for batch in (padded(LENGTHS), jagged):
+        for group in (None, dist.group.WORLD):
+            micro_batches, indices = cut(batch, 8000, group, num_batches_divided_by=2)
+            assert micro_batches == indices
+            assert len(indices) % 2 == 0
+            assert sorted(i for part in indices for i in part) == list(range(64))
+            assert all(sum(LENGTHS[i] for i in part) <= 8000 for part in indices)
+            work = [sum(work_of(LENGTHS[i]) for i in part) for part in indices]
+            assert min(work) in (work[0], work[-1])
+            assert max(work) not in (work[0], work[-1])
+    _, pairs = cut(padded(LENGTHS), 8000, force_group_size=2, min_num_micro_batch=9)
+    assert len(pairs) >= 9
+    assert all((row ^ 1) in part for part in pairs for row in part)
+
+
+def test_verl_s_sampler_takes_prompts_that_balance() -> None:
+    best = seam("best_prompts")["best_prompts"]
+    lengths_of = {f"p{at}": [900, 30, 40, 50] if at == 1 else [40] * 4 for at in range(6)}
+    taken = best(lengths_of, dict.fromkeys(lengths_of, 0), 4, dp_size=4, micro_batch_tokens=1000)
+    assert len(taken) == 4
+    assert "p1" not in taken
+    overdue = dict.fromkeys(lengths_of, 0) | {"p1": 6}
+    assert "p1" in best(lengths_of, overdue, 4, dp_size=4, micro_batch_tokens=1000)
+
+
+# -- slime ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_slime_s_schedule_has_the_invariants_of_its_own(dynamic: bool, stages: int) -> None:
+    args = SimpleNamespace(
+        use_dynamic_batch_size=dynamic, micro_batch_size=2, max_tokens_per_gpu=2500
+    )
+    parallel = {"dp_size": 2, "cp_size": 2, "vpp_size": stages}
+    parallel["microbatch_group_size_per_vp_stage"] = 2
+    rollouts = [at // 2 for at in range(64)]
+    build = seam("build_dp_schedule")["build_dp_schedule"]
+    partitions, indices, counts, sizes = build(
+        args, parallel, LENGTHS, global_batch_size=12, rollout_indices=rollouts
+    )
+    assert sizes == [12, 12]
+    assert all(count % stages == 0 for count in counts)
+    assert sorted(i for part in partitions for i in part) == list(range(48))  # the rest waits
+    for partition, own in zip(partitions, indices, strict=True):
+        assert len(own) == sum(counts)
+        assert [i for part in own for i in part] == list(range(len(partition)))
+        first = {rollouts[partition[i]] for part in own[: counts[0]] for i in part}
+        assert max(first) < 12
+        for part in own:
+            held = sum(LENGTHS[partition[i]] for i in part)
+            assert held <= 5000 if dynamic else len(part) <= 2
+
+
+def test_slime_s_schedule_refuses_less_than_a_step() -> None:
+    build = seam("build_dp_schedule")["build_dp_schedule"]
+    args = SimpleNamespace(use_dynamic_batch_size=False, micro_batch_size=1)
+    with pytest.raises(AssertionError, match="num_rollouts"):
+        build(args, {"vpp_size": 1}, [3, 3], global_batch_size=4, rollout_indices=[0, 1])
+
+
+# -- NeMo-RL ----------------------------------------------------------------------------------
+
+
+@dataclass
+class KVBatchMeta:
+    """NeMo-RL's: who is in a batch, without tensors."""
+
+    sample_ids: list[str]
+    sequence_lengths: list[int]
+    extra_info: dict[str, Any] = field(default_factory=dict)
+    tags: list[dict[str, Any]] | None = None
+
+
+def test_nemo_rl_s_shards_carry_their_packing() -> None:
+    names = [f"s{at}" for at in range(64)]
+    shard = seam("shard_meta_for_dp")["shard_meta_for_dp"]
+    packing = {"max_tokens_per_microbatch": 8000, "sequence_length_pad_multiple": 64}
+    metas, unsorted = shard(
+        KVBatchMeta(names, LENGTHS, {"kept": 1}), dp_world=4, batch_size=32,
+        sequence_packing_args=packing,
+    )  # fmt: skip
+    together = [name for meta in metas for name in meta.sample_ids]
+    assert [together[at] for at in unsorted] == names
+    assert len({tuple(map(len, meta.extra_info["micro_batch_indices"])) for meta in metas}) == 1
+    for meta in metas:
+        assert meta.extra_info["kept"] == 1
+        assert [LENGTHS[names.index(name)] for name in meta.sample_ids] == meta.sequence_lengths
+        assert sum(meta.extra_info["elem_counts_per_gb"]) == len(meta.sample_ids)
+        start = 0
+        for ranges, tokens, count in zip(
+            meta.extra_info["micro_batch_indices"],
+            meta.extra_info["micro_batch_lengths"],
+            meta.extra_info["elem_counts_per_gb"],
+            strict=True,
+        ):
+            assert (ranges[0][0], ranges[-1][1]) == (0, count)
+            batch = meta.sequence_lengths[start : start + count]
+            start += count
+            found = [sum(-(-length // 64) * 64 for length in batch[a:b]) for a, b in ranges]
+            assert found == tokens
+            assert max(found) <= 8000
+
+
+# -- AReaL ------------------------------------------------------------------------------------
+
+
+def test_areal_s_allocation_is_one_group_a_rank_or_keeps_to_a_capacity() -> None:
+    allocate = seam("get_allocate_fn")["get_allocate_fn"]("kk")
+    ranks = allocate(LENGTHS, capacity=int(1e12), min_groups=4)
+    sums = [sum(LENGTHS[i] for i in rank) for rank in ranks]
+    assert len(ranks) == 4
+    assert max(sums) - min(sums) <= 0.01 * np.mean(sums)
+    groups = allocate(LENGTHS, 8000, 2, n_groups_divisor=3)
+    assert len(groups) % 3 == 0
+    assert all(sum(LENGTHS[i] for i in group) <= 8000 for group in groups)
+    with pytest.raises(ValueError, match="exceeds"):
+        allocate([9000], 8000, 1)
+
+
+# -- SkyRL ------------------------------------------------------------------------------------
+
+
+class TrainingInputBatch(dict[str, Tensor]):
+    """SkyRL's: a dict of tensors that can be sliced, with metadata."""
+
+    metadata: Any = None
+
+    @property
+    def batch_size(self) -> int:
+        return len(next(iter(self.values())))
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, slice):
+            return super().__getitem__(key)
+        found = TrainingInputBatch({name: value[key] for name, value in self.items()})
+        found.metadata = self.metadata
+        return found
+
+
+def pad_training_input_batch(batch: TrainingInputBatch, count: int) -> TrainingInputBatch:
+    rows = {name: torch.cat([value, value[:1].repeat(count, 1)]) for name, value in batch.items()}
+    found = TrainingInputBatch(rows)
+    found.metadata = batch.metadata
+    return found
+
+
+def test_skyrl_s_chunks_are_of_equal_size_and_stay_in_their_mini_batch() -> None:
+    ray = SimpleNamespace(put=lambda chunk: chunk)
+    framework = {
+        "ray": ray,
+        "pad_training_input_batch": pad_training_input_batch,
+        "TrainingInputBatch": TrainingInputBatch,
+    }
+    stage = seam("stage_chunks", **framework)["stage_chunks"]
+    data = TrainingInputBatch(padded(LENGTHS))
+    data.metadata = {"global_step": 3}
+    staged = stage(None, 4, data, [(0, 32), (32, 63)])
+    for first, chunks in zip((0, 32), staged, strict=True):
+        assert [len(chunk["input_ids"]) for chunk in chunks] == [8] * 4
+        assert all(chunk.metadata == data.metadata for chunk in chunks)
+        ranks = [chunk["input_ids"].amax(1).tolist() for chunk in chunks]
+        assert set().union(*ranks) == set(range(first, 32 if not first else 63))
+        assert most(LENGTHS, ranks) < 1.05
+
+
+# -- OpenRLHF ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Experience:
+    """OpenRLHF's, of one sample, or of several."""
+
+    prompts: list[str]
+    total_length: Any
+
+
+@pytest.mark.parametrize("count", [4, 5, 9, 64])
+def test_openrlhf_s_experiences_are_dealt_to_every_rank(count: int) -> None:
+    framework = {
+        "split_experience_batch": lambda each: [each],
+        "make_experience_batch": lambda items: [item.prompts[0] for item in items],
+    }
+    args = SimpleNamespace(
+        actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=8),
+        ds=SimpleNamespace(ring_attn_size=2, tensor_parallel_size=1),
+    )
+    given = [Experience([str(at)], torch.tensor([LENGTHS[at]])) for at in range(count)]
+    balance = seam("balance_experiences", **framework)["balance_experiences"]
+    batches = balance(given, args)
+    assert [len(batch) > 0 for batch in batches] == [True] * 4
+    assert max(map(len, batches)) == -(-count // 4)
+    assert sorted(int(name) for batch in batches for name in batch) == list(range(count))
+
+
+# -- torchtitan -------------------------------------------------------------------------------
+
+
+def test_torchtitan_s_rows_are_as_few_as_the_tokens_allow() -> None:
+    rows_of = seam("_assign_training_samples_to_rows")["_assign_training_samples_to_rows"]
+    batcher = SimpleNamespace(seq_len=4096, num_tokens_to_pack=len)
+    samples = [[0] * length for length in LENGTHS]
+    rows = rows_of(batcher, samples)
+    assert sorted(len(sample) for row in rows for sample in row) == sorted(LENGTHS)
+    assert all(sum(map(len, row)) <= 4096 for row in rows)
+    assert len(rows) == -(-sum(LENGTHS) // 4096)
