@@ -14,6 +14,7 @@ from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns
 from rollout_dispatcher.balance.split.packing import pack
+from rollout_dispatcher.balance.split.padded import begin_cost, cut_padded, padded_runs
 from rollout_dispatcher.balance.split.partition import (
     column_partition,
     padded_partition,
@@ -107,7 +108,8 @@ def split(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
     if batch.group is not None:
         return _split_by_group(batch, batch.group, config, strategy)
     if config.micro_batch_size is None:
-        return _split_by_tokens(batch, config, strategy)
+        by_tokens = _split_padded if config.layout is Layout.PADDED else _split_by_tokens
+        return by_tokens(batch, config, strategy)
     return _split_by_count(batch, config, strategy)
 
 
@@ -238,6 +240,25 @@ def _packed(batch: Batch, config: PlanConfig) -> Parts:
     return Parts(batch.order[np.argsort(place[labels], kind="stable")], counts)
 
 
+def _split_padded(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
+    """Sorted runs under a budget of padded tokens; else each rank's samples as they are."""
+    R, budget, multiple = config.dp_size, config.micro_batch_tokens or 1, config.micro_batch_multiple
+    if strategy is not Strategy.WINDOW:
+        dealt = strategy is Strategy.ROUND_ROBIN
+        every = [np.arange(r, len(batch), R) for r in range(R)]
+        ranks = every if dealt else _token_ranks(batch, R, strategy)
+        return Parts.of_lists(cut_padded(ranks, batch.tokens, budget), multiple)
+    x, s = batch.x, batch.tokens[batch.order]
+    runs = padded_runs(x, s, R, budget, multiple, per_step=config.sync is Sync.STEP)
+    labels = np.repeat(runs.place, np.diff(runs.starts))
+    counts = np.bincount(labels, minlength=R * runs.M).reshape(R, runs.M)
+    ours = Parts(batch.order[np.argsort(labels, kind="stable")], counts)
+    if len(batch) > _ALWAYS_COMPARED:
+        return ours
+    greedy, begin = _split_padded(batch, config, Strategy.GREEDY), begin_cost(x, s, budget)
+    return min(ours, greedy, key=lambda each: _time(batch, each, config) + begin * each.counts.shape[1])
+
+
 def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:
     n = len(batch)
     x = np.append(batch.x, np.zeros(-n % R if strategy is Strategy.KK else 0))
@@ -253,8 +274,8 @@ def _split_by_group(batch: Batch, group: IntArray, config: PlanConfig, strategy:
     ranks, M = ranks_of_groups(batch.cost, group, batch.order, config, strategy)
     multiple = config.micro_batch_multiple
     if config.micro_batch_size is None:
-        budget = config.micro_batch_tokens or 1
-        return Parts.of_lists(first_fit(ranks, batch.tokens, budget), multiple)
+        fit = cut_padded if config.layout is Layout.PADDED else first_fit
+        return Parts.of_lists(fit(ranks, batch.tokens, config.micro_batch_tokens or 1), multiple)
     runs = Parts.of_lists(cut(ranks, M, config.micro_batch_size), multiple)
     if strategy is not Strategy.WINDOW:
         return runs
