@@ -30,7 +30,7 @@ from rollout_dispatcher.plan import FloatArray, IntArray, round_up
 #: one has to save as much. Less is too little for launches and gathered parameters, more pads more.
 _BEGIN = 0.04
 #: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
-_SHARES, _LEAST_SHARE = np.geomspace(0.5, 2.5, 10), 1e-6
+_SHARES, _LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6
 #: Where ranks meet once a step, what a run may cost at most, in shares of a rank.
 _LARGEST = (0.6, 1.0)
 #: Places tried for a run's end between those of its neighbours, and close to where it is.

@@ -256,7 +256,13 @@ def _split_padded(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts
     if len(batch) > _ALWAYS_COMPARED:
         return ours
     greedy, begin = _split_padded(batch, config, Strategy.GREEDY), begin_cost(x, s, budget)
-    return min(ours, greedy, key=lambda each: _time(batch, each, config) + begin * each.counts.shape[1])
+    if ours.counts.all() and not greedy.counts.all():
+        return ours  # no fillers where there are samples enough
+
+    def time(parts: Parts) -> float:
+        return _time(batch, parts, config) + begin * parts.counts.shape[1]
+
+    return min(ours, greedy, key=time)
 
 
 def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:
