@@ -10,6 +10,7 @@ from rollout_dispatcher.balance.bounds import column_bound, crowded_rank, rank_b
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
+from rollout_dispatcher.balance.split.padded import padded_time
 from rollout_dispatcher.plan import (
     FloatArray,
     IntArray,
@@ -105,9 +106,12 @@ def _micro_batches(s: IntArray, config: PlanConfig) -> int:
 def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     R, m = config.dp_size, config.micro_batch_size
     if m is None or not len(x):
-        if config.sync is Sync.STEP or not len(x):
+        packed = config.layout is Layout.PACKED
+        if not len(x) or (packed and config.sync is Sync.STEP):
             return rank_bound(x, R)
         budget = config.micro_batch_tokens or 1
+        if not packed:
+            return padded_time(x, s, R, budget, config.micro_batch_multiple)
         M = fewest_micro_batches(s, R, budget, config.micro_batch_multiple)
         return packed_time(x, s, R, M, budget)
     M = micro_batches_for(len(x), config)

@@ -6,7 +6,7 @@ Invariant: a config that passes can plan every window whose samples fit its toke
 import math
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Layout, PlanConfig
+from rollout_dispatcher.plan import PlanConfig
 
 
 def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
@@ -47,11 +47,6 @@ def _check_micro_batches(config: PlanConfig) -> None:
                 f"micro_batch_tokens is {budget}, and every sample is padded to a multiple of "
                 f"{config.sample_length_multiple} tokens, so none would fit; raise it to "
                 f"{config.sample_length_multiple} or more, or lower sample_length_multiple"
-            )
-        if config.layout is Layout.PADDED:
-            raise ConfigError(
-                "a padded micro-batch has a fixed size; "
-                "set micro_batch_size instead of micro_batch_tokens, or use the packed layout"
             )
 
 

@@ -59,7 +59,8 @@ class SimulateOptions(BaseModel):
     micro_batch_size: Positive | None = None
     """samples in a micro-batch; this or --micro-batch-tokens"""
     micro_batch_tokens: Positive | None = None
-    """token budget of a micro-batch, which then holds any number of samples"""
+    """token budget of a micro-batch, which then holds any number of samples; with --layout padded
+    their count times the longest stays within it"""
     micro_batch_multiple: Positive = 1
     """round the number of micro-batches up to a multiple of this (virtual pipeline stages)"""
     sample_length_multiple: Positive = 1

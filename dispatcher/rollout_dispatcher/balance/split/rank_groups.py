@@ -11,9 +11,10 @@ Example: R = 2, M*m = 4, groups of 3, 3, 2: the third fits nowhere, so M*m has t
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.padded import cut_padded
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.split.runs import first_fit
-from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
+from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig
 
 
 def ranks_of_groups(
@@ -80,7 +81,8 @@ def _least_loaded(
 def cut_ranks(ranks: list[IntArray], M: int, batch: Batch, config: PlanConfig) -> Parts:
     """Each rank's samples, in their order, in micro-batches as full as the limit allows."""
     if config.micro_batch_size is None:
-        fitted = first_fit(ranks, batch.tokens, config.micro_batch_tokens or 1)
+        fit = cut_padded if config.layout is Layout.PADDED else first_fit
+        fitted = fit(ranks, batch.tokens, config.micro_batch_tokens or 1)
     else:
         fitted = cut(ranks, M, config.micro_batch_size)
     return Parts.of_lists(fitted, config.micro_batch_multiple)

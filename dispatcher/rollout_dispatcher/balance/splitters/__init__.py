@@ -8,6 +8,7 @@ from rollout_dispatcher.balance.splitters.by_count import split_by_count
 from rollout_dispatcher.balance.splitters.by_group import split_by_group
 from rollout_dispatcher.balance.splitters.by_tokens import split_by_tokens
 from rollout_dispatcher.balance.splitters.padded import split_padded
+from rollout_dispatcher.balance.splitters.padded_by_tokens import split_padded_by_tokens
 from rollout_dispatcher.plan import Layout, PlanConfig
 
 
@@ -15,8 +16,9 @@ def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
     """Who cuts this batch: the first that its limits ask for."""
     if batch.group is not None:
         return split_by_group
+    padded = config.layout is Layout.PADDED
     if config.micro_batch_size is None:
-        return split_by_tokens
-    if config.layout is Layout.PADDED and config.micro_batch_size > 1:
+        return split_padded_by_tokens if padded else split_by_tokens
+    if padded and config.micro_batch_size > 1:
         return split_padded
     return split_by_count

@@ -11,7 +11,6 @@ import numpy as np
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
-from rollout_dispatcher.balance.split.runs import first_fit
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
 
 #: Rank of each item of falling cost `x` among R ranks, which may take so many items each.
@@ -48,5 +47,4 @@ class RankByRank:
         labels = self.assign(batch.x, R, len(batch))
         ends = np.cumsum(np.bincount(labels, minlength=R))[:-1]
         ranks = np.split(batch.order[np.argsort(labels, kind="stable")], ends)
-        fitted = first_fit(ranks, batch.tokens, config.micro_batch_tokens or 1)
-        return Parts.of_lists(fitted, config.micro_batch_multiple)
+        return cut_ranks(ranks, 1, batch, config)

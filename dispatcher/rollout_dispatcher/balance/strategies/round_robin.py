@@ -7,7 +7,7 @@ from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
 from rollout_dispatcher.balance.split.runs import next_fit
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
-from rollout_dispatcher.plan import IntArray, PlanConfig, round_up
+from rollout_dispatcher.plan import IntArray, Layout, PlanConfig, round_up
 
 
 class RoundRobin:
@@ -29,6 +29,8 @@ class RoundRobin:
 
 def _by_tokens(batch: Batch, config: PlanConfig) -> Parts:
     R, n = config.dp_size, len(batch)
+    if config.layout is Layout.PADDED:
+        return cut_ranks([np.arange(r, n, R) for r in range(R)], 1, batch, config)
     dealt = np.arange(round_up(n, R)).reshape(-1, R).T.ravel()
     sequence = dealt[dealt < n]
     sizes = (n - np.arange(R) + R - 1) // R

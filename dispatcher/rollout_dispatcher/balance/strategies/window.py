@@ -5,6 +5,7 @@ greedy split's.
 """
 
 from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance.split.padded import begin_cost
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
 from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import greedy
@@ -32,9 +33,9 @@ class WindowStrategy:
         if _good(batch, time / bubble(config.pipeline_stages, ours.num_micro_batches), config):
             return ours
         other = greedy.STRATEGY.split(batch, config)
-        # Fewer micro-batches come first: greedy may need more.
-        fits = other.num_micro_batches <= ours.num_micro_batches
-        return other if fits and time_of(batch, other, config) < time else ours
+        if not _may_be_better(other, ours, config):
+            return ours
+        return min(ours, other, key=lambda parts: _rating(batch, parts, config))
 
 
 def _settled(batch: Batch, parts: Parts, config: PlanConfig) -> bool:
@@ -42,10 +43,27 @@ def _settled(batch: Batch, parts: Parts, config: PlanConfig) -> bool:
     if batch.group is not None:
         return True
     m = config.micro_batch_size
+    if m is None and config.layout is Layout.PADDED:
+        return len(batch) > _ALWAYS_COMPARED
     if m is None:
         return parts.num_micro_batches == 1
     padded = config.layout is Layout.PADDED and m > 1
     return not padded and (config.sync is Sync.STEP or m == 1)
+
+
+def _may_be_better(other: Parts, ours: Parts, config: PlanConfig) -> bool:
+    """Whether another split keeps to what comes before waiting."""
+    if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
+        return bool(other.counts.all()) or not ours.counts.all()  # no fillers if need not be
+    return other.num_micro_batches <= ours.num_micro_batches  # greedy may need more
+
+
+def _rating(batch: Batch, parts: Parts, config: PlanConfig) -> float:
+    """Time, and what it costs to begin micro-steps where their number is free."""
+    time = time_of(batch, parts, config)
+    if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
+        time += begin_cost(batch.x, batch.s, config.micro_batch_tokens) * parts.num_micro_batches
+    return time
 
 
 def _good(batch: Batch, time: float, config: PlanConfig) -> bool:

@@ -1,0 +1,306 @@
+"""Levels of padded micro-steps: what the dearest run of each may cost, so that they sum to the least.
+
+Invariant: R*M runs of neighbours, each of one item at least and of at most `most` items, counted
+where it begins. Items descend in cost; there are more of them than runs.
+
+A run that begins at an item of cost c holds floor(level / c) items, so the level says where the R
+runs of a micro-step end that begin at an item. Dynamic program over these places, from the last:
+the best j micro-steps from here cost the level of one of them and the best j - 1 from where it
+ends. It tries a coarse grid of levels, and then a fine one around those that it found. The number
+of micro-steps comes with it, as it knows the least time for each.
+
+Of many items ends are not followed run by run: an item takes the part 1 / floor(level / c) of a
+run, and the sum of these parts says how many runs there are up to it. Then micro-steps of like
+level are one stage of the program, and all levels rise a little until the runs hold all items.
+
+Example, R = 2, costs 8 7 3 3 2 2, M = 2: the level 8 ends at the first 3, 7 more would take in 3 3:
+then 6 is enough for 3 3 | 2 2; 14 in all, where one micro-step needs 16: 8 7 | 3 3 2 2.
+"""
+
+import numpy as np
+
+from rollout_dispatcher.balance.bounds import levels as even_levels
+from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+
+#: Levels that are tried first: at most, at least, and entries of a table of them.
+_LEVELS, _LEAST_LEVELS, _TABLE = 96, 24, 3 << 12
+#: They span this much below and above an even share, of what large items leave, and at least of
+#: the whole.
+_BELOW, _ABOVE, _LEAST = 0.75, 2.5, 0.02
+#: Tried around each level found, as many as the table has room for; closer ones are one.
+_FINE, _ALIKE = (1.0, 0.985, 1.01, 0.97, 1.02, 0.96, 0.99, 1.04, 0.94, 1.07, 0.91), 1.003
+#: Counts tried: up to so many times the fewest that fit, and these.
+_TIMES_FEWEST, _MORE = 2, 2
+#: Of more items, ends are followed run by run only for the fine levels; and of more not at all.
+_FOLLOWED, _FOLLOWED_ONCE = 2048, 4096
+#: Stages where micro-steps are many, and places where a stage may begin.
+_STAGES, _PLACES = 16, 512
+#: How often runs change their micro-steps, where there are no more than these: of many, some are
+#: alike.
+_EXCHANGES, _EXCHANGED = 4, 96
+#: How often the factor is halved by which all levels rise.
+_HALVINGS = 7
+
+
+def level_runs(
+    x: FloatArray, most: IntArray, R: int, fewest: int, multiple: int, begin: float
+) -> IntArray:
+    """Where runs begin, and the end: int64[R*M + 1], M a multiple and `fewest` or more.
+
+    begin: what a micro-step costs besides its level.
+    """
+    x = x + (1e-12 * float(x[0]) or 1.0)  # costs may be 0
+    n, share = len(x), float(x.sum()) / R
+    last = max(min(_TIMES_FEWEST * fewest + _MORE, n // R), fewest)
+    low = max(float(even_levels(x, R, last)[-1]), _LEAST * share / last)
+    levels = _grid(x, most, low, share / fewest)
+    if last > _STAGES or n > _FOLLOWED_ONCE:
+        return _in_stages(x, most, levels, (R, fewest, last, multiple), begin)
+    coarse = followed if n <= _FOLLOWED else estimated
+    steps = coarse(x, most, R, levels)
+    M = steps.count(fewest, last, multiple, begin, share)
+    fine = followed(x, most, R, _around(steps.costs(M), levels[-1], n))
+    for _ in range(M):
+        fine.more()
+    best = steps if n <= _FOLLOWED and steps.time(M) < fine.time(M) else fine
+    starts = _starts(x, most, R, best, best.walk(M))
+    if n > _FOLLOWED:
+        raised = _raised(x, most, np.repeat(steps.costs(M), R))
+        return min(starts, raised, key=lambda each: _time(each, x, R))
+    return _exchanged(starts, x, most, R) if R * M <= _EXCHANGED else starts
+
+
+def _time(starts: IntArray, x: FloatArray, R: int) -> float:
+    """Of all micro-steps, if runs of like cost share one."""
+    return float(np.sort(np.diff(starts) * x[starts[:-1]])[::-1][::R].sum())
+
+
+def _exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
+    """Runs of like cost share a micro-step: each as long as the level of its own allows then.
+
+    From what was found, and from one level for all.
+    """
+    best, least = starts, np.inf
+    even = np.full(len(starts) - 1, float(x.sum()) / (len(starts) - 1))
+    for tried in (starts, _raised(x, most, even)):
+        for turn in range(_EXCHANGES + 1):
+            cost = np.diff(tried) * x[tried[:-1]]
+            order = np.argsort(-cost, kind="stable")
+            top = cost[order[::R]]
+            if float(top.sum()) < least:
+                best, least = tried, float(top.sum())
+            elif turn > 1:
+                break
+            if turn < _EXCHANGES:
+                levels, ruled = np.empty_like(cost), np.empty(len(cost), dtype=bool)
+                levels[order] = np.repeat(top, R)
+                ruled[order] = np.repeat(np.diff(tried)[order[::R]] == 1, R)
+                tried = _raised(x, most, levels, ruled)
+    return best
+
+
+def _grid(x: FloatArray, most: IntArray, low: float, high: float) -> FloatArray:
+    """Levels, and last one that leaves only the budget to end a run."""
+    high = max(_ABOVE * high, float(x[0]))
+    count = min(max(_TABLE // len(x), _LEAST_LEVELS), _LEVELS)
+    return np.append(np.geomspace(_BELOW * low, high, count), (x[0], float((most * x).max())))
+
+
+def _around(found: FloatArray, last: float, n: int) -> FloatArray:
+    room = max(_TABLE // n, _LEAST_LEVELS)
+    per = min(max(room // len(found), 3), len(_FINE))
+    levels = np.sort(np.append(np.outer(found, _FINE[:per]).ravel(), last))
+    fine: FloatArray = levels[np.append(True, levels[1:] > levels[:-1] * _ALIKE)]
+    return fine
+
+
+class _Program:
+    """The dynamic program over places where a micro-step may begin.
+
+    ends: int64[levels, places], the number of the place where the next one begins. cost: the same
+    of what it costs. leave: places that each later micro-step needs, 0 if it may be empty.
+    """
+
+    def __init__(self, levels: FloatArray, ends: IntArray, cost: FloatArray, leave: int) -> None:
+        self.levels, self.ends, self.cost, self.leave = levels, ends, cost, leave
+        self.end = ends.shape[1] - 1
+        nothing = np.full(self.end + 1, np.inf)
+        nothing[-1] = 0.0
+        self.best = [nothing]  # time of j micro-steps from each place to the last
+
+    def time(self, M: int) -> float:
+        """Of the best M micro-steps, inf if they cannot hold all items."""
+        return float(self.best[M][0])
+
+    def more(self) -> None:
+        """One more micro-step."""
+        time = self.best[-1].take(self.ends)
+        time += self.cost
+        best = time.min(axis=0)
+        last = max(self.end - self.leave * len(self.best), 0)
+        best[last + 1 :] = best[last]  # whatever ends beyond this ends here
+        self.best.append(best)
+
+    def count(self, fewest: int, last: int, multiple: int, begin: float, share: float) -> int:
+        """How many micro-steps take the least time, with what it costs to begin each."""
+        M, least = fewest, np.inf
+        for count in range(1, last + 1):
+            self.more()
+            if count < fewest or count % multiple:
+                continue
+            if self.time(count) + begin * count < least:
+                M, least = count, self.time(count) + begin * count
+            elif count > M + multiple:
+                break
+            if self.time(count) - share < begin * multiple:
+                break
+        return M
+
+    def walk(self, M: int) -> list[tuple[int, int, int]]:
+        """Place, place of the end, and number of the level of each of M micro-steps."""
+        at, found = 0, []
+        for j in range(M, 0, -1):
+            ends = np.minimum(self.ends[:, at], self.end - self.leave * (j - 1))
+            level = int((self.best[j - 1][ends] + self.cost[:, at]).argmin())
+            found.append((at, int(ends[level]), level))
+            at = int(ends[level])
+        return found
+
+    def costs(self, M: int) -> FloatArray:
+        """What each of M micro-steps costs."""
+        return np.array([self.cost[level, at] for at, _, level in self.walk(M)])
+
+
+def followed(x: FloatArray, most: IntArray, R: int, levels: FloatArray) -> _Program:
+    """Run by run from every item.
+
+    A run may be dearer than the level if it is a single item: what it costs is counted, and the
+    level only says how long runs should be.
+    """
+    n, G = len(x), len(levels)
+    at = np.arange(n)
+    longest = np.minimum(most, n - at)
+    length = np.minimum(levels[:, None] * ((1 + 1e-12) / x), longest).astype(np.int64)
+    np.maximum(length, 1, out=length)
+    ends, cost = np.full((G, n + 1), n), np.zeros((G, n + 1))
+    np.add(length, at, out=ends[:, :n])
+    np.multiply(length, x, out=cost[:, :n])
+    row = np.arange(0, G * (n + 1), n + 1)[:, None]
+    flat, worst = _repeated((ends + row).ravel(), cost.ravel(), R)
+    return _Program(levels, flat.reshape(G, n + 1) - row, worst.reshape(G, n + 1), R)
+
+
+def _repeated(ends: IntArray, cost: FloatArray, times: int) -> tuple[IntArray, FloatArray]:
+    """Follow `ends` so many times, and the largest cost on the way, by squaring."""
+    done: tuple[IntArray, FloatArray] | None = None
+    while True:
+        if times & 1 and done is None:
+            done = ends, cost
+        elif times & 1 and done is not None:
+            done = ends.take(done[0]), np.maximum(done[1], cost.take(done[0]))
+        times >>= 1
+        if not times and done is not None:
+            return done
+        cost = np.maximum(cost, cost.take(ends))
+        ends = ends.take(ends)
+
+
+def _starts(
+    x: FloatArray, most: IntArray, R: int, steps: _Program, walk: list[tuple[int, int, int]]
+) -> IntArray:
+    """Where the runs of these micro-steps begin, and the end."""
+    starts, counts, costs = [], most.tolist(), x.tolist()
+    for at, end, level in walk:
+        top = float(steps.levels[level]) * (1 + 1e-12)
+        for others in range(R - 1, -1, -1):
+            starts.append(at)
+            at = min(at + max(min(int(top / costs[at]), counts[at]), 1), end - others)
+    return np.array([*starts, len(x)])
+
+
+def parts_of_runs(x: FloatArray, most: IntArray, levels: FloatArray) -> FloatArray:
+    """How many runs there are before each item, and in all: float64[levels, n + 1], about."""
+    parts = np.zeros((len(levels), len(x) + 1))
+    length = (levels[:, None] / x).astype(np.int64)
+    np.cumsum(1 / np.clip(length, 1, most, out=length), axis=1, out=parts[:, 1:])
+    return parts
+
+
+def estimated(
+    x: FloatArray, most: IntArray, per: float, levels: FloatArray, parts: FloatArray | None = None
+) -> _Program:
+    """From parts of runs, `per` of them a micro-step, and from some of the items only."""
+    n = len(x)
+    parts = parts_of_runs(x, most, levels) if parts is None else parts
+    places = np.unique(np.append(np.arange(min(n, _PLACES)), np.linspace(0, n, _PLACES + 1)))
+    places = places.astype(np.int64)
+    at = (parts[:, places] + per) * (1 + 1e-12)
+    ends = np.stack([row.searchsorted(to, "right") - 1 for row, to in zip(parts, at, strict=True)])
+    ends = places.searchsorted(ends, "right") - 1
+    cost = np.maximum(levels[:, None], x[np.minimum(places, n - 1)])
+    cost[:, -1] = 0.0
+    return _Program(levels, ends, cost, 0)
+
+
+def _in_stages(
+    x: FloatArray,
+    most: IntArray,
+    levels: FloatArray,
+    counts: tuple[int, int, int, int],
+    begin: float,
+) -> IntArray:
+    """Micro-steps of like level together, from parts of runs.
+
+    counts: ranks, micro-steps at least and at most, and what they are a multiple of.
+    """
+    R, fewest, last, multiple = counts
+    parts = parts_of_runs(x, most, levels)
+    if last <= _STAGES:
+        steps = estimated(x, most, R, levels, parts)
+        M = stages = steps.count(fewest, last, multiple, begin, float(x.sum()) / R)
+    else:
+        runs, dear = parts[:, -1], np.searchsorted(-x, -levels)
+        over = running_sums(x)[dear] - dear * levels  # of items that are dearer than the level
+        best = float(runs[int(np.argmin(levels * runs + over + begin * runs))])
+        M = min(max(round(best / R / multiple) * multiple, fewest), last - last % multiple)
+        stages = min(M, _STAGES)
+        steps = estimated(x, most, R * M / stages, levels, parts)
+        for _ in range(stages):
+            steps.more()
+    return _raised(x, most, np.repeat(steps.costs(stages), -(-R * M // stages))[: R * M])
+
+
+def _raised(
+    x: FloatArray, most: IntArray, levels: FloatArray, ruled: BoolArray | None = None
+) -> IntArray:
+    """Where runs of these levels begin, and the end; raised by the least factor that holds all.
+
+    ruled: runs whose level a single item sets, which no factor below 1 lowers.
+    """
+    costs, counts = x.tolist(), most.tolist()
+    kept = 0.0 if ruled is None else ruled.astype(np.float64)
+
+    def starts(factor: float) -> list[int]:
+        at, left, found = 0, len(x) - len(levels), []
+        for level in (levels * np.maximum(factor, kept)).tolist():
+            found.append(at)
+            more = min(int(level / costs[at]), counts[at]) - 1
+            if more > 0:
+                more = min(more, left)
+                left -= more
+                at += more
+            at += 1
+        return [*found, at]
+
+    n, low, high = len(x), 0.5, 1.0
+    while (found := starts(high))[-1] < n:
+        low, high = high, high * (1.1 if high < 2 else 10)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        tried = starts(middle)
+        if tried[-1] < n:
+            low = middle
+        else:
+            high, found = middle, tried
+    return np.array(found)
