@@ -1,6 +1,7 @@
 """A cap on the tokens that one rank has in a step, as what it stores grows with them.
 
-Invariant: every split is one of the strategy's own, for costs that are monotone in tokens.
+Invariant: what is given back is a split by the config's strategy, its micro-batches on other ranks
+at the most.
 
 Ranks of equal work differ in tokens where work grows faster than these: a rank of short samples has
 more. Where the split of least waiting is above the cap, its micro-batches are dealt anew, each in
