@@ -83,6 +83,7 @@ class PlanConfig:
     of a padded micro-batch is on its count times its longest sample. A sample counts and costs as
     many tokens as the next multiple of `sample_length_multiple`, since ranks pad it to that. A rank
     has `pipeline_stages`, and its largest micro-batch counts once more for each beyond the first.
+    No rank has more than `rank_tokens` in a step, which is smaller where need be.
     `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window
     wait for each other and leave together.
     """
@@ -102,6 +103,7 @@ class PlanConfig:
     sample_length_multiple: int = 1
     pipeline_stages: int = 1
     micro_batch_order: MicroBatchOrder = MicroBatchOrder.PEAK_FIRST
+    rank_tokens: int | None = None
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True

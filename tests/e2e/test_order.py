@@ -1,4 +1,4 @@
-"""The order of a step's micro-batches, from the dispatcher's flags to what a training loop sees.
+"""The order of a step's micro-batches, and its cap of tokens, from flags to the training loop.
 
 Pushed by a real producer, read from a stream, and once more after the dispatcher was killed.
 """
@@ -87,3 +87,23 @@ def test_a_stream_gets_the_peak_first_or_for_a_pipeline_small_ends(
     excess = time / (sum(sizes) * (1 + (stages - 1) / len(sizes))) - 1
     told = metrics["step_straggler_excess_ratio_sum{stage=planned}"]
     assert told == pytest.approx(excess, abs=1e-9)
+
+
+def test_a_step_is_smaller_where_a_rank_would_have_more_than_its_cap(tmp_path: Path) -> None:
+    address = free_address()
+    cap = 100
+    options = OPTIONS | {"micro_batch_multiple": 1, "rank_tokens": cap}
+    with ServeProcess(tmp_path, listen=address, **options) as server:
+        push(address)
+        with RolloutProducer(address) as producer:
+            producer.end_stream(force=True)
+        steps = []
+        with MicroBatchStream(address) as stream:
+            for step in stream:
+                steps.append(list(step))
+                step.commit()
+        assert server.wait() == 0
+    names = [name for step in steps for batch in step for name in batch.sample_ids]
+    assert sorted(names) == sorted(f"s{index}" for index in range(len(LENGTHS)))
+    assert all(sum(map(held, step)) <= cap for step in steps)
+    assert len(steps) >= 3

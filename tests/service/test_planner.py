@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from rollout_dispatcher.balance.cost.models import Quadratic
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import PlanWanted
+from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
 from rollout_dispatcher.core.planning.requests import request_plan
 from rollout_dispatcher.core.planning.trigger import Go, Trigger
+from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import Plan, PlanConfig
 from rollout_dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
 from tests.support.samples import make_sample
@@ -46,4 +47,18 @@ async def test_the_clock_is_asked_in_the_thread_of_the_event_loop_alone(samples:
         plan = await found
     assert sorted(plan.chosen.tolist()) == list(range(samples))
     assert asked == [threading.get_ident()] * 2
+    planner.close()
+
+
+def test_an_open_step_keeps_its_samples_whatever_its_ranks_may_have() -> None:
+    """A smaller step is for samples that can wait for the next; an open step's cannot."""
+    config = PlanConfig(2, 16, micro_batch_size=1, cost=Quadratic(), rank_tokens=8)
+    duration = Histogram("plan", "Seconds.", registry=CollectorRegistry())
+    planner = Planner(config, duration, time.monotonic)
+    order = wanted(16)
+    assert len(planner.plan(order).chosen) < 16
+    rest = tuple((entry,) for entry in order.entries)
+    step = OpenStep(0, (rest[:8], rest[8:]), "digest", 0.0)
+    again = ReplanWanted(step, order.entries, order.window, 1)
+    assert sorted(planner.plan(again).chosen.tolist()) == list(range(16))
     planner.close()

@@ -9,17 +9,24 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollout_dispatcher.balance.micro_batch_order import in_order
 from rollout_dispatcher.balance.objective import lower_bound
+from rollout_dispatcher.balance.rank_cap import (
+    fewer,
+    fits_on_ranks,
+    smallest_step,
+    split_under_cap,
+)
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
-from rollout_dispatcher.balance.split.ordering import in_order
-from rollout_dispatcher.balance.split.parts import Batch, matrix
+from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix
 from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split
 from rollout_dispatcher.balance.validate import validate_config
 from rollout_dispatcher.errors import PlanError, SampleTooLong
 from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
+    IntArray,
     Oversize,
     Plan,
     PlanConfig,
@@ -32,9 +39,13 @@ from rollout_dispatcher.plan import (
 __all__ = ["plan", "plan_digest", "validate_config"]
 
 
-def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
+def plan(
+    window: Window, config: PlanConfig, take: int | None = None, *, whole: bool = False
+) -> Plan:
     """Choose `take` samples (default: a dispatch batch, or all if fewer) and split them.
 
+    Fewer are chosen where ranks would have more than `rank_tokens`, but for a sample or group that
+    alone exceeds it; `whole`: all are, whatever ranks have then.
     Raises SampleTooLong for a sample above the token budget unless such samples go alone, and
     PlanError for a window whose columns disagree or that no group fits.
     """
@@ -43,12 +54,8 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
-    strategy = STRATEGIES[config.strategy]
-    chosen = choose(window, cost, config, take, ahead=strategy.looks_ahead)
-    by_rank = config.grouping is Grouping.RANK
-    group = group_index(window.group[chosen]) if by_rank else None
-    batch = Batch.of(cost[chosen], window.tokens[chosen], group)
-    parts = in_order(batch, strategy.split(batch, config), config)
+    chosen, batch, parts = _chosen_and_split(window, cost, config, take, whole=whole)
+    parts = in_order(batch, parts, config)
     costs = matrix(batch, parts, config.layout)
     plain = matrix(batch, plain_split(batch, config), config.layout)
     return Plan(
@@ -60,6 +67,25 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
         lower_bound=lower_bound(batch.x, parts.num_micro_batches, config),
         pipeline_stages=config.pipeline_stages,
     )
+
+
+def _chosen_and_split(
+    window: Window, cost: FloatArray, config: PlanConfig, take: int, *, whole: bool
+) -> tuple[IntArray, Batch, Parts]:
+    """Fewer samples until no rank is above its cap, or there is nothing to leave out."""
+    least = take if whole or config.rank_tokens is None else smallest_step(window, config)
+    if least < take:
+        take = max(fits_on_ranks(window, config, take), least)
+    ahead = STRATEGIES[config.strategy].looks_ahead
+    while True:
+        chosen = choose(window, cost, config, take, ahead=ahead)
+        by_rank = config.grouping is Grouping.RANK
+        group = group_index(window.group[chosen]) if by_rank else None
+        batch = Batch.of(cost[chosen], window.tokens[chosen], group)
+        parts, kept = split_under_cap(batch, config)
+        if kept or take <= least:
+            return chosen, batch, parts
+        take = max(fewer(take, batch.tokens, config), least)
 
 
 def plan_digest(plan: Plan) -> str:

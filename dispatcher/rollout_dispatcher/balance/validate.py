@@ -20,6 +20,7 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
     _positive("sample_length_multiple", config.sample_length_multiple)
     _positive("pipeline_stages", config.pipeline_stages)
     _check_micro_batches(config)
+    _check_rank_tokens(config)
     if config.micro_batch_size is not None and not config.by_groups:
         _check_divisible(config, config.micro_batch_size)
     _check_skips(config, window_multiple)
@@ -48,6 +49,15 @@ def _check_micro_batches(config: PlanConfig) -> None:
                 f"{config.sample_length_multiple} tokens, so none would fit; raise it to "
                 f"{config.sample_length_multiple} or more, or lower sample_length_multiple"
             )
+
+
+def _check_rank_tokens(config: PlanConfig) -> None:
+    least = config.micro_batch_tokens or config.sample_length_multiple
+    if config.rank_tokens is not None and config.rank_tokens < least:
+        raise ConfigError(
+            f"rank_tokens is {config.rank_tokens}, and one micro-batch may have {least}; raise it "
+            f"to {least} or more, or lower micro_batch_tokens"
+        )
 
 
 def _check_divisible(config: PlanConfig, m: int) -> None:

@@ -49,7 +49,8 @@ class Planner:
         if isinstance(wanted, ReplanWanted):
             # An earlier process may have planned it under a larger token budget.
             config = replace(config, oversize=Oversize.ALONE)
-        return plan(wanted.window, config, wanted.take)
+        whole = isinstance(wanted, ReplanWanted)
+        return plan(wanted.window, config, wanted.take, whole=whole)
 
     def plan_in_thread(
         self,

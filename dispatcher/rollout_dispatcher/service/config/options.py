@@ -101,6 +101,9 @@ class ServeConfig(BaseModel):
     """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
     sync: Sync = Sync.MICRO_STEP
     """where ranks wait for each other: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
+    rank_tokens: Positive | None = None
+    """most tokens of a step on one DP rank, as they are padded; the step is smaller where need be;
+    what exceeds it alone, and a step that is planned again for other ranks, goes all the same"""
     pipeline_stages: Positive = 1
     """pipeline stages of a model replica: a DP rank's largest micro-batch then counts once more for
     each stage beyond the first, as every stage waits for it while the pipeline fills and drains"""
@@ -331,6 +334,7 @@ class ServeConfig(BaseModel):
             oversize=self.oversize,
             micro_batch_multiple=self.micro_batch_multiple,
             sample_length_multiple=self.sample_length_multiple,
+            rank_tokens=self.rank_tokens,
             pipeline_stages=self.pipeline_stages,
             micro_batch_order=self.order_in_step,
             max_skips=self.skips_bound,

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix
-from rollout_dispatcher.plan import IntArray, MicroBatchOrder, PlanConfig, Sync
+from rollout_dispatcher.plan import FloatArray, IntArray, MicroBatchOrder, PlanConfig, Sync
 
 
 def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
@@ -26,9 +26,8 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     (R, M), order = parts.counts.shape, config.micro_batch_order
     if M == 1 or order is MicroBatchOrder.AS_PLANNED:
         return parts
-    if order is MicroBatchOrder.PEAK_FIRST:
-        batch = replace(batch, cost=batch.tokens.astype(np.float64))
-    size = matrix(batch, parts, config.layout)
+    by_tokens = order is MicroBatchOrder.PEAK_FIRST
+    size = (tokens_of if by_tokens else _cost_of)(batch, parts, config)
     if config.sync is Sync.MICRO_STEP:
         size = size.max(axis=0, keepdims=True)
     turns: IntArray = np.argsort(-size, axis=1, kind="stable")
@@ -36,14 +35,22 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
         turns = np.concatenate((turns[:, ::2][:, ::-1], turns[:, 1::2]), axis=1)
     if (turns == np.arange(M)).all():
         return parts
-    return _rearranged(parts, np.broadcast_to(turns, (R, M)))
+    return rearranged(parts, np.arange(R)[:, None] * M + turns)
 
 
-def _rearranged(parts: Parts, turns: IntArray) -> Parts:
-    """`parts` with micro-batch `turns[r, j]` of rank r as its j-th."""
-    ends = parts.counts.cumsum().reshape(parts.counts.shape)
-    begins = np.take_along_axis(ends - parts.counts, turns, axis=1).ravel()
-    counts = np.take_along_axis(parts.counts, turns, axis=1)
+def tokens_of(batch: Batch, parts: Parts, config: PlanConfig) -> FloatArray:
+    """Tokens of each micro-batch, as its layout pads them, float64[R, M]."""
+    return _cost_of(replace(batch, cost=batch.tokens.astype(np.float64)), parts, config)
+
+
+def _cost_of(batch: Batch, parts: Parts, config: PlanConfig) -> FloatArray:
+    return matrix(batch, parts, config.layout)
+
+
+def rearranged(parts: Parts, source: IntArray) -> Parts:
+    """`parts` with micro-batch number `source[r, j]`, counted rank by rank, as rank r's j-th."""
+    begins = (parts.counts.cumsum() - parts.counts.ravel())[source.ravel()]
+    counts = parts.counts.ravel()[source]
     sizes = counts.ravel()
     shift = np.repeat(begins - (sizes.cumsum() - sizes), sizes)
     return Parts(parts.sequence[np.arange(len(shift)) + shift], counts)

@@ -1,0 +1,110 @@
+"""A cap on the tokens that one rank has in a step, as what it stores grows with them.
+
+Invariant: what is given back is a split by the config's strategy, its micro-batches on other ranks
+at the most.
+
+Ranks of equal work differ in tokens where work grows faster than these: a rank of short samples has
+more. Where the split of least waiting is above the cap, its micro-batches are dealt anew, each in
+its own micro-step, which costs nothing where ranks meet at every one of them; then tokens count as
+work too, more and more, until ranks have about equally many of them.
+
+Example, R = 2, cost s * s, samples of 4 2 2 2 2: 4 | 2 2 2 2 is level, with 4 and 8 tokens. Under
+a cap of 6 it is 4 2 | 2 2 2.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from rollout_dispatcher.balance.micro_batch_order import rearranged, tokens_of
+from rollout_dispatcher.balance.select.groups import group_index
+from rollout_dispatcher.balance.split.leveling import spread_columns
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.strategies import STRATEGIES
+from rollout_dispatcher.plan import Grouping, IntArray, PlanConfig, Window
+
+#: What tokens count as work beside cost, where both have the same mean, as tried in turn.
+_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
+#: A step that is too much by its parts' unevenness alone has this part of it fewer next.
+_STEPS_DOWN = 16
+
+
+def split_under_cap(batch: Batch, config: PlanConfig) -> tuple[Parts, bool]:
+    """The first split that keeps the cap, and True; else the one nearest to it."""
+    candidates = _candidates(batch, config)
+    best = next(candidates)
+    if config.rank_tokens is None:
+        return best, True
+    least = _most(batch, best, config)
+    while least > config.rank_tokens:
+        parts = next(candidates, None)
+        if parts is None:
+            return best, False
+        most = _most(batch, parts, config)
+        if most < least:
+            best, least = parts, most
+    return best, True
+
+
+def _most(batch: Batch, parts: Parts, config: PlanConfig) -> float:
+    """Tokens of the rank that has most."""
+    return float(tokens_of(batch, parts, config).sum(axis=1).max())
+
+
+def _candidates(batch: Batch, config: PlanConfig) -> Iterator[Parts]:
+    """By rising price in waiting."""
+    split = STRATEGIES[config.strategy].split
+    parts = split(batch, config)
+    yield parts
+    yield from _dealt_anew(batch, parts, config)
+    dear = float(batch.cost.mean())
+    for weight in _WEIGHTS if dear > 0 else _WEIGHTS[-1:]:
+        work = batch.tokens.astype(np.float64)
+        if weight < np.inf:
+            work = batch.cost / dear + weight * work / work.mean()
+        parts = split(replace(batch, cost=work), config)
+        yield parts
+        yield from _dealt_anew(batch, parts, config)
+
+
+def _dealt_anew(batch: Batch, parts: Parts, config: PlanConfig) -> Iterator[Parts]:
+    """Each micro-step's micro-batches dealt to ranks by tokens, unless groups tie them to one."""
+    if batch.group is not None:
+        return
+    R, M = parts.counts.shape
+    rank_of = spread_columns(tokens_of(batch, parts, config).T)
+    source = np.empty((R, M), dtype=np.int64)
+    source[rank_of, np.arange(M)[:, None]] = np.arange(R * M).reshape(R, M).T
+    yield rearranged(parts, source)
+
+
+def smallest_step(window: Window, config: PlanConfig) -> int:
+    """What a step takes at least: a sample, or a group where these stay whole."""
+    if config.by_groups or config.grouping is Grouping.IGNORE:
+        return 1
+    return int(np.bincount(group_index(window.group)).min())
+
+
+def fits_on_ranks(window: Window, config: PlanConfig, take: int) -> int:
+    """How many of a window's samples, or groups, a step has room for if they are of mean length."""
+    units = float(take)
+    if config.by_groups:  # in samples
+        units *= len(window) / (int(group_index(window.group).max()) + 1)
+    room = (config.rank_tokens or 1) * config.dp_size / float(window.tokens.mean())
+    return take if units <= room else _full(int(take * room / units), config)
+
+
+def fewer(take: int, tokens: IntArray, config: PlanConfig) -> int:
+    """What to try next if `take` samples, or groups, of these tokens were too much."""
+    room = (config.rank_tokens or 1) * config.dp_size / max(int(tokens.sum()), 1)
+    less = max(1, take // _STEPS_DOWN)
+    return _full(min(int(take * room), take - less), config)
+
+
+def _full(take: int, config: PlanConfig) -> int:
+    """So many, or a few fewer that leave no micro-batch half empty; at least one."""
+    unit = config.dp_size * (config.micro_batch_size or 1) * config.micro_batch_multiple
+    if config.micro_batch_size is None or config.by_groups or take < unit:
+        return max(take, 1)
+    return take - take % unit
