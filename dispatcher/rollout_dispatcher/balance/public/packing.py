@@ -3,15 +3,15 @@
 Invariant: every index is in one bin; a bin holds at most `budget` tokens, or a single sample (or
 group) that alone exceeds it; no bin is empty unless there are fewer samples than bins.
 
-Best and first fit decreasing say how many bins are enough (Johnson 1974), and a few less are tried.
-Into that many bins items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps
-under the budget level each, and the one whose dearest bin is cheapest wins.
+The best fit (fits.py) says how many bins are enough, and a few less are tried. Into that many bins
+items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the budget level
+each, and the one whose dearest bin is cheapest wins.
 
 Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from rollout_dispatcher.balance.public.arguments import (
     costs_of,
     oversize_option,
 )
+from rollout_dispatcher.balance.public.fits import every_fit, least_bins
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty, labels_of
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
@@ -36,6 +37,18 @@ _FEWER = 2
 _ALL_STARTS, _EVEN = 1024, 1e-3
 #: In which order a rank trains on its bins.
 PEAK_FIRST, ENDS_SMALL = "peak-first", "ends-small"
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """Samples, or groups of them, by falling tokens.
+
+    x: float64[n], cost. s: int64[n], tokens. came: int64[n], where each stood among the others.
+    """
+
+    x: FloatArray
+    s: IntArray
+    came: IntArray
 
 
 def pack(
@@ -78,7 +91,8 @@ def pack(
         _check_groups(item, s, budget)
     falling = np.lexsort((-x, -s))
     labels = np.empty(len(s), dtype=np.int64)
-    labels[falling], bins = _packed(x[falling], s[falling], budget, minimum, multiple)
+    items = _Items(x[falling], s[falling], falling)
+    labels[falling], bins = _packed(items, budget, minimum, multiple)
     found = by_falling_sum(labels[item], costs, bins)
     return found if order == PEAK_FIRST else found[::2][::-1] + found[1::2]
 
@@ -93,38 +107,28 @@ def _check_groups(item: IntArray, s: IntArray, budget: int) -> None:
         )
 
 
-def _packed(
-    x: FloatArray, s: IntArray, budget: int, minimum: int, multiple: int
-) -> tuple[Labels, int]:
-    """Bin of each item, and how many bins; items by falling tokens."""
-    fits = [_best_fit(s, budget)]
-    least, most = _least_bins(s, budget), int(fits[0].max(initial=-1)) + 1
-    if most > least:
-        fits.append(_first_fit(s, budget))
-        most = min(int(labels.max()) + 1 for labels in fits)
+def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:
+    """Bin of each item, and how many bins."""
+    s = items.s
+    fits = list(every_fit(s, items.came, budget, thorough=len(s) <= _ALL_STARTS))
+    least, most = least_bins(s, budget), min(int(fit.max(initial=-1)) + 1 for fit in fits)
     for bins in range(max(least, most - _FEWER), most + 1):
         count = round_up(max(bins, minimum), multiple)
         if len(s) <= count:
             return np.arange(len(s)), count
         legal = [labels for labels in fits if labels.max() < count]
-        labels = _most_even(x, s, count, budget, legal)
+        labels = _most_even(items, count, budget, legal)
         if labels is not None:
             return fill_empty(labels, count), count
     return np.zeros(0, dtype=np.int64), round_up(minimum, multiple)
 
 
-def _least_bins(s: IntArray, budget: int) -> int:
-    """No packing has fewer; an item above the budget has a bin to itself."""
-    return max(-(-int(np.minimum(s, budget).sum()) // budget), min(len(s), 1))
-
-
-def _most_even(
-    x: FloatArray, s: IntArray, bins: int, budget: int, fits: list[Labels]
-) -> Labels | None:
+def _most_even(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Labels | None:
     """The start whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
+    x, s = items.x, items.s
     best, least = None, np.inf
     mean = float(x.sum()) / bins
-    for start in _starts(x, s, bins, budget, fits):
+    for start in _starts(items, bins, budget, fits):
         if not _is_legal(start, s, bins, budget):
             continue
         labels = level_columns(fill_empty(start.copy(), bins), x, s, R=bins, M=1, budget=budget)
@@ -136,10 +140,9 @@ def _most_even(
     return best
 
 
-def _starts(
-    x: FloatArray, s: IntArray, bins: int, budget: int, fits: list[Labels]
-) -> Iterator[Labels]:
+def _starts(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Iterator[Labels]:
     """Ways to fill so many bins, some of them above the budget perhaps."""
+    x, s = items.x, items.s
     by_tokens = s.astype(np.float64)
     dearest_first = np.argsort(-x, kind="stable")
     for weight, sequence in ((x, dearest_first), (by_tokens, np.arange(len(s)))):
@@ -158,25 +161,3 @@ def _is_legal(labels: Labels, s: IntArray, bins: int, budget: int) -> bool:
     """Whether no bin is above the budget, but for one item alone."""
     held = np.bincount(labels, weights=s, minlength=bins)
     return bool(((held <= budget) | (np.bincount(labels, minlength=bins) == 1)).all())
-
-
-def _best_fit(s: IntArray, budget: int) -> Labels:
-    """Each item where it leaves the least room, or into a new bin."""
-    rooms: list[tuple[int, int]] = []
-    labels = []
-    for tokens in s.tolist():
-        at = bisect_left(rooms, (tokens, -1))
-        left, b = rooms.pop(at) if at < len(rooms) else (budget, len(rooms))
-        labels.append(b)
-        insort(rooms, (max(left - tokens, 0), b))
-    return np.array(labels, dtype=np.int64)
-
-
-def _first_fit(s: IntArray, budget: int) -> Labels:
-    """Each item into the first bin with room, or into a new one."""
-    room, labels = np.full(len(s), budget), []
-    for tokens in s.tolist():
-        b = int((room >= min(tokens, budget)).argmax())
-        room[b] -= min(tokens, budget)
-        labels.append(b)
-    return np.array(labels, dtype=np.int64)
