@@ -8,6 +8,7 @@ is better. An answer over the budget is none. null: no answer, and `why` or `oth
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,16 +107,17 @@ def answers(peer: Peer, corner: Corner, problems: Sequence[Problem], repeats: in
 def with_memory_of(problem: Problem, peers: Sequence[Peer]) -> Problem:
     """A padded problem with, as its budget, the most tokens that a peer puts into a micro-batch.
 
-    Those peers know no budget: so we get the memory that they use, and no more.
+    Those peers know no budget: so we get the memory that they use, and no more. Without such a peer
+    it is what as many samples each would take, beside the longest.
     """
     if problem.micro_batches is None or problem.micro_batch_tokens is not None:
         return problem
-    largest = int(problem.lengths.max()) * -(
-        -len(problem.lengths) // (problem.dp_size * problem.micro_batches)
-    )
+    each = -(-len(problem.lengths) // (problem.dp_size * problem.micro_batches))
+    largest = each * int(problem.lengths.max())
     for peer in peers[:1]:
-        schedule = peer.solves[Corner.PADDED](problem)
-        largest = max(tokens(problem, part) for rank in schedule for part in rank if len(part))
+        with suppress(Unanswered):
+            schedule = peer.solves[Corner.PADDED](problem)
+            largest = max(tokens(problem, part) for rank in schedule for part in rank if len(part))
     return replace(problem, micro_batch_tokens=largest)
 
 
