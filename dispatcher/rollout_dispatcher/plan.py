@@ -72,7 +72,9 @@ class PlanConfig:
     by_groups: a step takes a number of groups, whatever their sizes (a sample without a group is
     one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set;
-    `PADDED` needs the former. A sample counts and costs as many tokens as the next multiple of
+    `PADDED` needs the former. A rank has at least `min_micro_batches` and a multiple of
+    `micro_batch_multiple`; for that micro-batches are split, and one is empty only where samples
+    are fewer. A sample counts and costs as many tokens as the next multiple of
     `sample_length_multiple`, since ranks pad it to that. `outlier_max_skips=None` means
     `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and leave
     together.
@@ -90,10 +92,15 @@ class PlanConfig:
     grouping: Grouping = Grouping.STEP
     oversize: Oversize = Oversize.ERROR
     micro_batch_multiple: int = 1
+    min_micro_batches: int = 1
     sample_length_multiple: int = 1
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True
+
+    def micro_batches(self, needed: int) -> int:
+        """Micro-batches a rank where `needed` would do: not below the minimum, and a multiple."""
+        return round_up(max(needed, self.min_micro_batches), self.micro_batch_multiple)
 
     @property
     def longest_in_budget(self) -> int | None:

@@ -10,7 +10,7 @@ from rollout_dispatcher.balance.bounds import column_bound, crowded_rank, rank_b
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
-from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync, round_up
+from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync
 
 #: So many micro-steps exchange dear samples for cheap ones until all hold their share.
 _MANY_COLUMNS = 3
@@ -22,7 +22,7 @@ _EASY, _TIGHT = 0.94, 3.0
 def micro_batches_for(n: int, config: PlanConfig) -> int:
     """Micro-batches a rank that n samples need at a fixed micro-batch size."""
     per_step = config.dp_size * (config.micro_batch_size or 1)
-    return round_up(max(-(-n // per_step), 1), config.micro_batch_multiple)
+    return config.micro_batches(max(-(-n // per_step), 1))
 
 
 def lower_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
@@ -46,7 +46,7 @@ def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
         if config.sync is Sync.STEP or not len(x):
             return rank_bound(x, R)
         budget = config.micro_batch_tokens or 1
-        M = fewest_micro_batches(s, R, budget, config.micro_batch_multiple)
+        M = config.micro_batches(fewest_micro_batches(s, R, budget))
         return packed_time(x, s, R, M, budget)
     M = micro_batches_for(len(x), config)
     if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:

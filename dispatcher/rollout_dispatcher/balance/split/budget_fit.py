@@ -1,7 +1,6 @@
 """Bins under a token budget: greedily by cost, or as tightly as can be.
 
-Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it; None when
-an item finds no room. Items descend in cost and in tokens.
+Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it. Items descend in cost and in tokens.
 
 Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts 4 to the 6 and 3
 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
@@ -60,8 +59,8 @@ def _lpt_budget_chunked(x: FloatArray, s: IntArray, bins: int, budget: int) -> L
 def _end_by_fit(
     labels: Labels, s: IntArray, done: int, room: IntArray, budget: int
 ) -> Labels | None:
-    rest = _fit_into(room, s[done:], budget)
-    if rest is None or not len(rest):
+    rest = best_fit(s[done:], room, budget)
+    if rest.min(initial=0 if len(rest) else -1) < 0:
         return None
     labels[done:] = rest
     return labels
@@ -92,19 +91,19 @@ def _lpt_budget_one_by_one(x: FloatArray, s: IntArray, bins: int, budget: int) -
     return np.array(placed, dtype=np.int64)
 
 
-def best_fit(s: IntArray, bins: int, budget: int) -> Labels | None:
-    """Best fit decreasing: each item where it leaves the least room; None when one finds none."""
-    return _fit_into(np.full(bins, budget), s, budget)
+def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:
+    """Each item of falling `s` into the bin where it leaves the least room; -1 if it fits nowhere.
 
-
-def _fit_into(room: IntArray, s: IntArray, budget: int) -> Labels | None:
+    room: tokens that each bin still takes; an item above the budget needs all of it.
+    """
     open_bins = sorted(zip(room.tolist(), range(len(room)), strict=True))
     labels = []
-    for tokens in s.tolist():
-        at = bisect_left(open_bins, (min(tokens, budget), -1))
-        if at == len(open_bins) or (tokens > budget and open_bins[-1][0] < budget):
-            return None
-        left, b = open_bins.pop(at if tokens <= budget else -1)
+    for tokens in np.minimum(s, budget).tolist():
+        at = bisect_left(open_bins, (tokens, -1))
+        if at == len(open_bins):
+            labels.append(-1)
+            continue
+        left, b = open_bins.pop(at)
         labels.append(b)
-        insort(open_bins, (max(left - tokens, 0), b))
+        insort(open_bins, (left - tokens, b))
     return np.array(labels, dtype=np.int64)

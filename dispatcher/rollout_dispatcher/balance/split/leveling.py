@@ -100,6 +100,7 @@ def swap_level(
     s: IntArray | None = None,
     budget: int = 0,
     *,
+    parts: int = 1,
     enough: float = TOLERANCE,
     rounds: int = 16,
 ) -> None:
@@ -107,6 +108,7 @@ def swap_level(
 
     ids: int64[rows, bins, slots] into `x` (and `s`, the tokens, where `budget` caps a bin), whose
     last entry is the empty slot: it costs nothing, so that swapping with it is a move.
+    parts: equal parts of a bin's slots, each with the budget to itself: a rank's micro-batches.
     Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
     pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
     loaded bin nobody can help, are left alone; all ends when the largest loads are within
@@ -130,8 +132,9 @@ def swap_level(
         np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
         if tokens is not None:
             more = _differences(_at(tokens, high, u), _at(tokens, low, v))
-            room = (budget - tokens.sum(axis=1))[:, None, None]
-            error[(more > room[low]) | (-more > room[high])] = np.inf
+            room = budget - tokens.reshape(len(flat), parts, -1).sum(axis=2)
+            taken, given = _room(room, low, v, slots), _room(room, high, u, slots)
+            error[(more > taken[:, None]) | (-more > given[:, :, None])] = np.inf
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
@@ -185,6 +188,13 @@ def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:
     whole = len(slots) == array.shape[1]
     out: NDArray[Any] = array[bins] if whole else array[bins[:, None], slots]
     return out
+
+
+def _room(room: IntArray, bins: IntArray, slots: IntArray, count: int) -> IntArray:
+    """Room in the part of each of some bins' slots, room[bins, parts] -> [n, slots] (or [n, 1])."""
+    parts = room.shape[1]
+    found: IntArray = room[bins]
+    return found if parts == 1 else found[:, slots * parts // count]
 
 
 def _differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

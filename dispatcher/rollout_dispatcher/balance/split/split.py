@@ -1,6 +1,7 @@
 """Splitting the chosen samples over DP ranks and micro-batches, by strategy and layout.
 
-Invariant: every sample is in exactly one micro-batch and every rank has the same number of them.
+Invariant: every sample is in exactly one micro-batch and every rank has the same number of them;
+only round-robin leaves one empty while another has two samples.
 Indices are into the chosen samples, in arrival order.
 """
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from rollout_dispatcher.balance.objective import estimate, micro_batches_for
 from rollout_dispatcher.balance.order import by_falling_tokens
+from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
+from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns
 from rollout_dispatcher.balance.split.packing import pack
@@ -55,6 +58,13 @@ class Batch:
         """Sorts once."""
         return cls(cost, tokens, group, by_falling_tokens(tokens))
 
+    @property
+    def arrival(self) -> IntArray:
+        """Places in `order` of the samples as they came."""
+        places = np.empty(len(self.order), dtype=np.int64)
+        places[self.order] = np.arange(len(self.order))
+        return places
+
     def __len__(self) -> int:
         return len(self.cost)
 
@@ -80,9 +90,9 @@ class Parts:
         return cls(slots[slots < n], (slots < n).sum(axis=2))
 
     @classmethod
-    def of_lists(cls, ranks: Sequence[Sequence[IntArray]], multiple: int) -> "Parts":
+    def of_lists(cls, ranks: Sequence[Sequence[IntArray]], config: PlanConfig) -> "Parts":
         """From lists that may differ in length: shorter ranks get fillers."""
-        M = round_up(max(1, *(len(rank) for rank in ranks)), multiple)
+        M = config.micro_batches(max(1, *(len(rank) for rank in ranks)))
         counts = np.zeros((len(ranks), M), dtype=np.int64)
         for r, rank in enumerate(ranks):
             counts[r, : len(rank)] = [len(part) for part in rank]
@@ -105,10 +115,28 @@ class Parts:
 def split(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
     """The micro-batches of every rank."""
     if batch.group is not None:
-        return _split_by_group(batch, batch.group, config, strategy)
-    if config.micro_batch_size is None:
-        return _split_by_tokens(batch, config, strategy)
-    return _split_by_count(batch, config, strategy)
+        parts = _split_by_group(batch, batch.group, config, strategy)
+    elif config.micro_batch_size is None:
+        parts = _split_by_tokens(batch, config, strategy)
+    else:
+        parts = _split_by_count(batch, config, strategy)
+    if strategy is Strategy.ROUND_ROBIN and config.micro_batches(1) == 1:
+        return parts  # what nobody asked to be more micro-batches stays as it came
+    return without_fillers(batch, parts, config)
+
+
+def without_fillers(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
+    """The same, but no micro-batch is empty while another that may give has two samples."""
+    if parts.counts.min() > 0 or parts.counts.max() <= 1:
+        return parts
+    sequence, counts = fill_empty(
+        parts.sequence,
+        parts.counts,
+        batch.cost,
+        halve=config.sync is Sync.STEP,
+        across=batch.group is None,
+    )
+    return Parts(sequence, counts)
 
 
 def plain_split(batch: Batch, config: PlanConfig) -> Parts:
@@ -154,13 +182,14 @@ def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Par
         slots = padded_partition(x, R, M, m, per_step)
     else:
         slots = step_partition(x, R, M, m) if per_step else column_partition(x, R, M, m)
-    ours = Parts.of_slots(order[slots], n)
+    ours = without_fillers(batch, Parts.of_slots(order[slots], n), config)
     if not padded and (per_step or m == 1):
         return ours  # starts from the greedy split, or is the optimum
     time = _time(batch, ours, config)
     if _good(batch, time, config):
         return ours
     greedy = Parts.of_slots(order[_ranks(x, R, Strategy.GREEDY)].reshape(R, M, m), n)
+    greedy = without_fillers(batch, greedy, config)
     return greedy if _time(batch, greedy, config) < time else ours
 
 
@@ -203,8 +232,8 @@ def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Pa
     if strategy is not Strategy.WINDOW:
         ranks = _token_ranks(batch, R, strategy)
         fitted = first_fit(ranks, batch.tokens, budget)
-        return Parts.of_lists(fitted, config.micro_batch_multiple)
-    ours = _packed(batch, config)
+        return without_fillers(batch, Parts.of_lists(fitted, config), config)
+    ours = without_fillers(batch, _packed(batch, config), config)
     time = _time(batch, ours, config)
     if ours.counts.shape[1] == 1 or _good(batch, time, config):
         return ours
@@ -215,27 +244,29 @@ def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Pa
 
 
 def _rounded(counts: IntArray, config: PlanConfig) -> IntArray:
-    """counts[R, M] with empty micro-batches until M is a multiple of what is asked for."""
+    """counts[R, M] with empty micro-batches until there are as many as asked for."""
     M = counts.shape[1]
-    missing = round_up(M, config.micro_batch_multiple) - M
+    missing = config.micro_batches(M) - M
     return np.pad(counts, ((0, 0), (0, missing))) if missing else counts
 
 
 def _packed(batch: Batch, config: PlanConfig) -> Parts:
-    """Bins of about equal cost in each micro-step, dealt to ranks so that their sums are close."""
+    """Under a budget: ranks of equal cost, or micro-steps whose micro-batches cost about the same.
+
+    In the latter case, bins of each micro-step go to ranks so that their sums are close.
+    """
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     x, s = batch.x, batch.tokens[batch.order]
-    labels, M = pack(x, s, R, budget, config.micro_batch_multiple)
-    load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
-    place = np.empty(R * M, dtype=np.int64)  # of each bin: rank * M + micro-step
-    if config.sync is Sync.STEP and M > 1:
-        by_cost = np.argsort(-load, kind="stable")
-        place[by_cost[step_partition(load[by_cost], R, M, 1).ravel()]] = np.arange(R * M)
+    limits = (config.micro_batch_multiple, config.min_micro_batches)
+    if config.sync is Sync.STEP:
+        place, M = pack_ranks(x, s, R, budget, *limits, arrival=batch.arrival)
     else:
+        labels, M = pack(x, s, R, budget, *limits, arrival=batch.arrival)
+        load = np.bincount(labels, weights=x, minlength=R * M)
         rank_of = spread_columns(load.reshape(M, R))
-        place[:] = (rank_of * M + np.arange(M)[:, None]).ravel()
-    counts = np.bincount(place[labels], minlength=R * M).reshape(R, M)
-    return Parts(batch.order[np.argsort(place[labels], kind="stable")], counts)
+        place = (rank_of * M + np.arange(M)[:, None]).ravel()[labels]
+    counts = np.bincount(place, minlength=R * M).reshape(R, M)
+    return Parts(batch.order[np.argsort(place, kind="stable")], counts)
 
 
 def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:
@@ -251,12 +282,11 @@ def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:
 def _split_by_group(batch: Batch, group: IntArray, config: PlanConfig, strategy: Strategy) -> Parts:
     """Whole groups onto ranks; the window strategy tries both ways to cut a rank's samples."""
     ranks, M = ranks_of_groups(batch.cost, group, batch.order, config, strategy)
-    multiple = config.micro_batch_multiple
     if config.micro_batch_size is None:
         budget = config.micro_batch_tokens or 1
-        return Parts.of_lists(first_fit(ranks, batch.tokens, budget), multiple)
-    runs = Parts.of_lists(cut(ranks, M, config.micro_batch_size), multiple)
+        return Parts.of_lists(first_fit(ranks, batch.tokens, budget), config)
+    runs = Parts.of_lists(cut(ranks, M, config.micro_batch_size), config)
     if strategy is not Strategy.WINDOW:
         return runs
-    dealt = Parts.of_lists(deal(ranks, M), multiple)
+    dealt = Parts.of_lists(deal(ranks, M), config)
     return dealt if _time(batch, dealt, config) < _time(batch, runs, config) else runs

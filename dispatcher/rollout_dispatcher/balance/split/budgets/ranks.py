@@ -1,0 +1,128 @@
+"""Packing where ranks meet once a step: what counts is the most that a rank has in all.
+
+Invariant: a micro-batch holds at most `budget` tokens, or a single item that alone exceeds it; all
+ranks have the same number M of them, the smallest that is found.
+
+Two ways, the better of which stays. Samples go to ranks by cost, largest first onto the least
+loaded, as far as a rank's M budgets go, and each rank packs its own; what finds no room there goes
+where there is some. Or bins, as few as can be, go to ranks, M to each, so that their sums are
+close. In both, swaps between ranks, in and out of micro-batches with room, level what is left.
+
+Example, R = 2, budget 10, tokens 10 6 5 5 3 2 1, cost tokens squared: 32 tokens need M = 2. By
+cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5.
+"""
+
+import numpy as np
+
+from rollout_dispatcher.balance.bounds import rank_bound
+from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, lpt_budget
+from rollout_dispatcher.balance.split.leveling import swap_level
+from rollout_dispatcher.balance.split.packing import fewest_micro_batches, fill, members
+from rollout_dispatcher.balance.split.partition import step_partition
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+#: A split this close to its bound is not compared with another.
+_CLOSE = 1e-3
+#: Rounds of swaps between ranks once these have micro-batches.
+_ROUNDS = 48
+
+
+def pack_ranks(
+    x: FloatArray,
+    s: IntArray,
+    R: int,
+    budget: int,
+    multiple: int = 1,
+    minimum: int = 1,
+    *,
+    arrival: IntArray | None = None,
+) -> tuple[Labels, int]:
+    """Micro-batch of each item, numbered rank by rank, and M. Items descend in cost and in tokens.
+
+    arrival: the items as they came, to try first fit in that order as well where room is scarce.
+    """
+    M = fewest_micro_batches(s, R, budget, multiple, minimum)
+    ranks = _Ranks(x, np.minimum(s, budget), R, M, budget)
+    best = ranks.by_cost()
+    if best is not None and ranks.time(best) <= rank_bound(x, R) * (1 + _CLOSE):
+        return best, M
+    bins, fewest = fill(x, s, R, budget, multiple, minimum, arrival=arrival)
+    if best is None:
+        M, ranks = fewest, _Ranks(x, ranks.t, R, fewest, budget)
+        best = ranks.by_cost()
+    if fewest > M:
+        return best, M
+    other = ranks.by_bins(bins)
+    return other if best is None or ranks.time(other) < ranks.time(best) else best, M
+
+
+class _Ranks:
+    """The ways to fill R ranks of M micro-batches; `t`, the tokens, are at most the budget."""
+
+    def __init__(self, x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> None:
+        self.x, self.t, self.R, self.M, self.budget = x, t, R, M, budget
+        #: With the empty slot that swaps use.
+        self.costs, self.tokens = np.append(x, 0.0), np.append(t, 0)
+
+    def time(self, labels: Labels) -> float:
+        """The largest rank's sum."""
+        return float(np.bincount(labels // self.M, weights=self.x).max())
+
+    def by_cost(self) -> Labels | None:
+        """Items onto ranks by cost, then into micro-batches; None if one finds no room anywhere."""
+        R, M, budget = self.R, self.M, self.budget
+        rank = lpt_budget(self.x, self.t, R, M * budget)
+        if rank is None:
+            return None
+        ids = members(rank, R)
+        swap_level(ids[None], self.costs, self.tokens, M * budget)
+        labels = np.empty(len(self.x) + 1, dtype=np.int64)
+        for r, row in enumerate(ids):
+            items = np.sort(row[row < len(self.x)])
+            own = _pack_own(self.x[items], self.t[items], M, budget)
+            labels[items] = np.where(own < 0, -1, own + r * M)
+        labels = labels[:-1]
+        if labels.min() >= 0:
+            return labels
+        return self._level(labels) if self._place_left(labels) else None
+
+    def by_bins(self, bins: Labels) -> Labels:
+        """R * M bins onto ranks, M to each."""
+        R, M = self.R, self.M
+        load = np.bincount(bins, weights=self.x, minlength=R * M)
+        falling = np.argsort(-load, kind="stable")
+        place = np.empty(R * M, dtype=np.int64)
+        place[falling[step_partition(load[falling], R, M, 1).ravel()]] = np.arange(R * M)
+        return self._level(place[bins])
+
+    def _place_left(self, labels: Labels) -> bool:
+        """Put items without label, in place, where there is room, on the least loaded rank."""
+        placed, M = labels >= 0, self.M
+        bins = self.R * M
+        held = np.bincount(labels[placed], weights=self.t[placed], minlength=bins)
+        room = self.budget - held.astype(np.int64)
+        load = np.bincount(labels[placed] // M, weights=self.x[placed], minlength=self.R)
+        for i in np.flatnonzero(~placed).tolist():
+            fits = np.flatnonzero(room >= self.t[i])
+            if not len(fits):
+                return False
+            labels[i] = b = fits[load[fits // M].argmin()]
+            room[b] -= self.t[i]
+            load[b // M] += self.x[i]
+        return True
+
+    def _level(self, labels: Labels) -> Labels:
+        """Swaps between ranks, in and out of micro-batches with room."""
+        R, M = self.R, self.M
+        ids = members(labels, R * M)
+        by_rank = ids.reshape(1, R, -1)
+        swap_level(by_rank, self.costs, self.tokens, self.budget, parts=M, rounds=_ROUNDS)
+        swapped = np.empty(len(self.costs), dtype=np.int64)
+        swapped[by_rank.reshape(ids.shape)] = np.arange(R * M)[:, None]
+        return swapped[:-1]
+
+
+def _pack_own(x: FloatArray, t: IntArray, M: int, budget: int) -> Labels:
+    """A rank's items into its micro-batches: alike if they can be, else by best fit; -1: no room."""
+    alike = lpt_budget(x, t, M, budget)
+    return best_fit(t, np.full(M, budget), budget) if alike is None else alike
