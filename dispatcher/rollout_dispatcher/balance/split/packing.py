@@ -19,12 +19,18 @@ import numpy as np
 
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
 from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
-from rollout_dispatcher.balance.split.budgets.fewest import fewest_bins, least_bins
+from rollout_dispatcher.balance.split.budgets.fewest import (
+    least_bins,
+    num_bins,
+    tight_packings,
+)
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, round_up
 
 #: A packing of many items that waits no more than this is good enough as it is.
 _EVEN = 1.003
+#: So few items are worth more than one packing: single ones matter, and it takes no time.
+_FEW = 64
 #: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
 #: error of any cost model is larger.
 _LEVEL, _ROUNDS = 1e-3, 8
@@ -58,8 +64,14 @@ def pack(
 
     arrival: the items as they came, to try first fit in that order as well where room is scarce.
     """
-    labels, M = fill(x, s, R, budget, multiple, minimum, arrival=arrival)
-    return level_columns(labels, x, s, R=R, M=M, budget=budget), M
+    found, M = fill(x, s, R, budget, multiple, minimum, arrival=arrival)
+    leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
+    if len(x) <= _FEW and _time(leveled[0], x, R, M) > float(x.sum()) / R * _EVEN:
+        tight = [each for each in tight_packings(s, budget, arrival) if num_bins(each) <= R * M]
+        leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
+    if len(leveled) == 1:
+        return leveled[0], M
+    return min(leveled, key=lambda labels: _time(labels, x, R, M)), M
 
 
 def fill(
@@ -71,8 +83,8 @@ def fill(
     minimum: int = 1,
     *,
     arrival: IntArray | None = None,
-) -> tuple[Labels, int]:
-    """The same before swaps level the columns.
+) -> tuple[list[Labels], int]:
+    """The same before swaps level the columns; more than one where room is too scarce to choose.
 
     M is the bound if a way below, by cost or by tokens, keeps it; else it rises, up to what best
     fit or first fit needs.
@@ -80,16 +92,15 @@ def fill(
     M = fewest_micro_batches(s, R, budget, multiple, minimum)
     labels = _fill(x, s, R, M, budget)
     if labels is not None:
-        return labels, M
+        return [labels], M
     least = round_up(max(-(-least_bins(s, budget) // R), M), multiple)
-    fewest = fewest_bins(s, budget, least * R, arrival)
-    enough = round_up(max(-(-(int(fewest.max()) + 1) // R), M), multiple)
-    for M in range(max(least, M + multiple), enough, multiple):
+    tight = list(tight_packings(s, budget, arrival))
+    enough = round_up(max(-(-min(map(num_bins, tight)) // R), M), multiple)
+    for M in range(max(least, M + multiple), enough + 1, multiple):
         labels = _fill(x, s, R, M, budget)
         if labels is not None:
-            return labels, M
-    labels = _fill(x, s, R, enough, budget) if enough > least else None
-    return (fewest if labels is None else labels), enough
+            return [labels], M
+    return [labels for labels in tight if num_bins(labels) <= R * enough], enough
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:

@@ -23,7 +23,7 @@ from rollout_dispatcher.balance.split.partition import (
     step_partition,
 )
 from rollout_dispatcher.balance.split.rank_groups import cut, deal, ranks_of_groups
-from rollout_dispatcher.balance.split.runs import first_fit, next_fit
+from rollout_dispatcher.balance.split.runs import first_fit, next_fit, spread
 from rollout_dispatcher.plan import (
     FloatArray,
     IntArray,
@@ -231,8 +231,7 @@ def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Pa
         return Parts(sequence, _rounded(next_fit(batch.tokens[sequence], sizes, budget), config))
     if strategy is not Strategy.WINDOW:
         ranks = _token_ranks(batch, R, strategy)
-        fitted = first_fit(ranks, batch.tokens, budget)
-        return without_fillers(batch, Parts.of_lists(fitted, config), config)
+        return without_fillers(batch, Parts.of_lists(_fitted(ranks, batch, config), config), config)
     ours = without_fillers(batch, _packed(batch, config), config)
     time = _time(batch, ours, config)
     if ours.counts.shape[1] == 1 or _good(batch, time, config):
@@ -269,6 +268,15 @@ def _packed(batch: Batch, config: PlanConfig) -> Parts:
     return Parts(batch.order[np.argsort(place, kind="stable")], counts)
 
 
+def _fitted(ranks: list[IntArray], batch: Batch, config: PlanConfig) -> list[list[IntArray]]:
+    """Each rank's samples, falling, by first fit; spread evenly where more micro-batches must be."""
+    budget = config.micro_batch_tokens or 1
+    fitted = first_fit(ranks, batch.tokens, budget)
+    needed = max(len(rank) for rank in fitted)
+    M = config.micro_batches(needed)
+    return fitted if M == needed else spread(ranks, batch.cost, batch.tokens, M, budget)
+
+
 def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:
     n = len(batch)
     x = np.append(batch.x, np.zeros(-n % R if strategy is Strategy.KK else 0))
@@ -283,8 +291,7 @@ def _split_by_group(batch: Batch, group: IntArray, config: PlanConfig, strategy:
     """Whole groups onto ranks; the window strategy tries both ways to cut a rank's samples."""
     ranks, M = ranks_of_groups(batch.cost, group, batch.order, config, strategy)
     if config.micro_batch_size is None:
-        budget = config.micro_batch_tokens or 1
-        return Parts.of_lists(first_fit(ranks, batch.tokens, budget), config)
+        return Parts.of_lists(_fitted(ranks, batch, config), config)
     runs = Parts.of_lists(cut(ranks, M, config.micro_batch_size), config)
     if strategy is not Strategy.WINDOW:
         return runs

@@ -1,6 +1,6 @@
 """How few bins hold all items under a token budget: what surely needs more, and what does.
 
-Invariant: `least_bins` never exceeds the bins of a legal packing, and `fewest_bins` is one.
+Invariant: `least_bins` never exceeds the bins of a legal packing, and `tight_packings` are such.
 
 The bound is Martello & Toth's L2 (1990). For any a: items above budget - a stand alone, each of
 the others above half the budget has a bin to itself, and the items from a to half the budget go
@@ -10,6 +10,7 @@ Example, budget 10, items 7 7 6 4 2: their sum is 26, so 3 bins; with a = 4, the
 """
 
 from bisect import bisect_left
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -35,21 +36,19 @@ def least_bins(s: IntArray, budget: int) -> int:
     return len(rising) - halves + int((-(-more // budget)).max())
 
 
-def fewest_bins(s: IntArray, budget: int, enough: int, arrival: IntArray | None = None) -> Labels:
-    """Bin of each item of falling `s`, numbered from 0: best fit, or first fit if it needs fewer.
+def tight_packings(s: IntArray, budget: int, arrival: IntArray | None = None) -> Iterator[Labels]:
+    """Bins of each item of falling `s`, numbered from 0: by best fit, and by first fit.
 
-    enough: a number of bins that need not be improved on. arrival: the items as they came, for a
-    first fit in that order as well.
+    arrival: the items as they came, for a first fit in that order as well.
     """
-    labels = best_fit(s, np.full(len(s), budget), budget)
-    if _bins(labels) > enough:
-        labels = min(labels, _first_fit_decreasing(s, budget), key=_bins)
-    if _bins(labels) > enough and arrival is not None and len(s) <= _MOST_BY_ARRIVAL:
-        labels = min(labels, _first_fit(s, budget, arrival), key=_bins)
-    return labels
+    yield best_fit(s, np.full(len(s), budget), budget)
+    yield _first_fit_decreasing(s, budget)
+    if arrival is not None and len(s) <= _MOST_BY_ARRIVAL:
+        yield _first_fit(s, budget, arrival)
 
 
-def _bins(labels: Labels) -> int:
+def num_bins(labels: Labels) -> int:
+    """Bins of a packing numbered from 0."""
     return int(labels.max(initial=-1)) + 1
 
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, lpt_budget
+from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
+from rollout_dispatcher.balance.split.budgets.fewest import num_bins, tight_packings
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches, fill, members
 from rollout_dispatcher.balance.split.partition import step_partition
@@ -42,18 +44,20 @@ def pack_ranks(
     arrival: the items as they came, to try first fit in that order as well where room is scarce.
     """
     M = fewest_micro_batches(s, R, budget, multiple, minimum)
-    ranks = _Ranks(x, np.minimum(s, budget), R, M, budget)
-    best = ranks.by_cost()
-    if best is not None and ranks.time(best) <= rank_bound(x, R) * (1 + _CLOSE):
-        return best, M
-    bins, fewest = fill(x, s, R, budget, multiple, minimum, arrival=arrival)
-    if best is None:
-        M, ranks = fewest, _Ranks(x, ranks.t, R, fewest, budget)
-        best = ranks.by_cost()
-    if fewest > M:
-        return best, M
-    other = ranks.by_bins(bins)
-    return other if best is None or ranks.time(other) < ranks.time(best) else best, M
+    t, close = np.minimum(s, budget), rank_bound(x, R) * (1 + _CLOSE)
+    ranks = _Ranks(x, t, R, M, budget)
+    found = ranks.by_samples()
+    if found and ranks.time(found[0]) <= close:
+        return found[0], M
+    packed, fewest = fill(x, s, R, budget, multiple, minimum, arrival=arrival)
+    if not found:
+        M, ranks = fewest, _Ranks(x, t, R, fewest, budget)
+        found = ranks.by_samples()
+    found += [ranks.by_bins(bins) for bins in packed if fewest == M]
+    if min(map(ranks.time, found)) > close:
+        tight = tight_packings(s, budget, arrival)
+        found += [ranks.by_bins(bins) for bins in tight if num_bins(bins) <= R * M]
+    return min(found, key=ranks.time), M
 
 
 class _Ranks:
@@ -68,23 +72,39 @@ class _Ranks:
         """The largest rank's sum."""
         return float(np.bincount(labels // self.M, weights=self.x).max())
 
-    def by_cost(self) -> Labels | None:
-        """Items onto ranks by cost, then into micro-batches; None if one finds no room anywhere."""
-        R, M, budget = self.R, self.M, self.budget
-        rank = lpt_budget(self.x, self.t, R, M * budget)
+    def by_samples(self) -> list[Labels]:
+        """Samples onto ranks, then into micro-batches, in the ways that find room for all.
+
+        By cost; and as many to each, where some rank would have fewer than micro-batches.
+        """
+        R, M, n = self.R, self.M, len(self.x)
+        rank = lpt_budget(self.x, self.t, R, M * self.budget)
         if rank is None:
-            return None
+            return []
         ids = members(rank, R)
-        swap_level(ids[None], self.costs, self.tokens, M * budget)
+        swap_level(ids[None], self.costs, self.tokens, M * self.budget)
+        ways = [ids]
+        if n >= R * M and (ids < n).sum(axis=1).min() < M:
+            each = -(-n // R)
+            x = np.append(self.x, np.zeros(R * each - n))
+            ways.append(step_partition(x, R, 1, each)[:, 0])
+        found = [labels for ids in ways if (labels := self._pack(ids)) is not None]
+        return sorted(found, key=self.time)
+
+    def _pack(self, ids: IntArray) -> Labels | None:
+        """Ranks' samples, ids[R, any] with n or more for none, into micro-batches with room."""
+        M, budget = self.M, self.budget
         labels = np.empty(len(self.x) + 1, dtype=np.int64)
         for r, row in enumerate(ids):
             items = np.sort(row[row < len(self.x)])
             own = _pack_own(self.x[items], self.t[items], M, budget)
             labels[items] = np.where(own < 0, -1, own + r * M)
         labels = labels[:-1]
-        if labels.min() >= 0:
-            return labels
-        return self._level(labels) if self._place_left(labels) else None
+        if labels.min() < 0:
+            if not self._place_left(labels):
+                return None
+            labels = self._level(labels)
+        return self._filled(labels)
 
     def by_bins(self, bins: Labels) -> Labels:
         """R * M bins onto ranks, M to each."""
@@ -93,7 +113,22 @@ class _Ranks:
         falling = np.argsort(-load, kind="stable")
         place = np.empty(R * M, dtype=np.int64)
         place[falling[step_partition(load[falling], R, M, 1).ravel()]] = np.arange(R * M)
-        return self._level(place[bins])
+        return self._filled(self._level(place[bins]))
+
+    def _filled(self, labels: Labels) -> Labels:
+        """Without needless empty micro-batches."""
+        counts = np.bincount(labels, minlength=self.R * self.M)
+        if counts.min() == 0:
+            sequence, counts = fill_empty(
+                np.argsort(labels, kind="stable"),
+                counts.reshape(self.R, self.M),
+                self.x,
+                halve=True,
+                across=True,
+            )
+            labels = np.empty_like(labels)
+            labels[sequence] = np.repeat(np.arange(self.R * self.M), counts.ravel())
+        return labels
 
     def _place_left(self, labels: Labels) -> bool:
         """Put items without label, in place, where there is room, on the least loaded rank."""
