@@ -1,5 +1,7 @@
 """Claims about token budgets: as few micro-batches as anybody finds, even ranks, no fillers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,24 +67,24 @@ def batches(draw: st.DrawFn) -> tuple[list[int], int]:
 @settings(max_examples=300)
 @given(batches(), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
 def test_nobody_needs_fewer_micro_batches(
-    batch: tuple[list[int], int], R: int, multiple: int, minimum: int
+    batch: tuple[list[int], int], ranks: int, multiple: int, minimum: int
 ) -> None:
     lengths, budget = batch
-    s, arrival = falling(lengths), np.argsort(np.argsort(-np.array(lengths), kind="stable"))
+    s, came = falling(lengths), np.argsort(-np.array(lengths), kind="stable")
     sorted_lengths = s.tolist()
     peers = min(
         best_fit(sorted_lengths, budget),
         first_fit(sorted_lengths, budget),
         first_fit(lengths, budget),
     )
-    most = round_up(max(-(-peers // R), minimum), multiple)
+    most = round_up(max(-(-peers // ranks), minimum), multiple)
     for way in (pack, pack_ranks):
-        labels, M = way(squares(s), s, R, budget, multiple, minimum, arrival=arrival)
+        labels, M = way(squares(s), s, ranks, budget, multiple=multiple, minimum=minimum, came=came)
         assert minimum <= M <= most
         assert M % multiple == 0
-        counts = np.bincount(labels, minlength=R * M)
-        assert len(counts) == R * M
-        assert ((np.bincount(labels, weights=s, minlength=R * M) <= budget) | (counts == 1)).all()
+        counts = np.bincount(labels)
+        assert len(counts) <= ranks * M
+        assert ((np.bincount(labels, weights=s) <= budget) | (counts <= 1)).all()
 
 
 @settings(max_examples=300)
@@ -111,11 +113,13 @@ def test_tight_bins_are_as_few_as_best_fit_finds_however_many_samples_there_are(
             assert way(squares(s), s, 8, budget)[1] <= -(-best_fit(s.tolist(), budget) // 8)
 
 
-def planned(lengths: list[int], R: int, budget: int, sync: Sync, **more: int) -> list[list[int]]:
-    """Lengths of each micro-batch, rank after rank; the last entry is the micro-batches a rank."""
+def planned(
+    lengths: list[int], dp_size: int, budget: int, sync: Sync, **more: Any
+) -> list[list[int]]:
+    """Lengths of each micro-batch, rank after rank."""
     n = len(lengths)
     config = PlanConfig(
-        dp_size=R,
+        dp_size=dp_size,
         dispatch_batch_size=n,
         cost=squares,
         micro_batch_tokens=budget,
@@ -136,15 +140,17 @@ def test_ranks_that_meet_once_a_step_share_the_work_under_their_budgets() -> Non
     assert sorted(work) == [96, 104]
 
 
-@pytest.mark.parametrize(("n", "R"), [(1024, 64), (2048, 32)])
+@pytest.mark.parametrize(("n", "ranks"), [(1024, 64), (2048, 32)])
 @pytest.mark.parametrize("budget", [65536, 90000, 131072])
-def test_tight_budgets_leave_ranks_that_meet_once_a_step_even(n: int, R: int, budget: int) -> None:
+def test_tight_budgets_leave_ranks_that_meet_once_a_step_even(
+    n: int, ranks: int, budget: int
+) -> None:
     lengths = np.random.default_rng(3).lognormal(np.log(8192), 0.8, n)
     s = falling(np.clip(lengths, 16, 65536).astype(int).tolist())
     x = squares(s) + 24576 * s
-    labels, M = pack_ranks(x, s, R, budget)
+    labels, M = pack_ranks(x, s, ranks, budget)
     assert np.bincount(labels, weights=s).max() <= budget
-    assert np.bincount(labels // M, weights=x).max() <= rank_bound(x, R) * 1.001
+    assert np.bincount(labels // M, weights=x).max() <= rank_bound(x, ranks) * 1.001
 
 
 @pytest.mark.parametrize("sync", Sync)
@@ -188,9 +194,9 @@ def test_a_rank_with_few_samples_gets_the_cheapest_of_others_if_they_may_change_
 
 @given(st.lists(st.integers(0, 4), min_size=12, max_size=12), st.booleans(), st.integers(1, 4))
 def test_filling_keeps_every_sample_and_no_micro_batch_gains_but_empty_ones(
-    sizes: list[int], halve: bool, R: int
+    sizes: list[int], halve: bool, ranks: int
 ) -> None:
-    before = np.array(sizes).reshape(R if 12 % R == 0 else 1, -1)
+    before = np.array(sizes).reshape(ranks, -1)
     n = int(before.sum())
     cost = np.random.default_rng(n).integers(0, 50, n).astype(np.float64)
     sequence, after = fill_empty(np.arange(n), before, cost, halve=halve, across=True)

@@ -29,6 +29,9 @@ from rollout_dispatcher.plan import FloatArray, IntArray, round_up
 
 #: A packing of many items that waits no more than this is good enough as it is.
 _EVEN = 1.003
+#: Where tokens take more than this share of all budgets, many items are not tried to be packed by
+#: cost: the last of them never find room.
+_SCARCE = 0.99
 #: So few items are worth more than one packing: single ones matter, and it takes no time.
 _FEW = 64
 #: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
@@ -56,18 +59,18 @@ def pack(
     R: int,
     budget: int,
     multiple: int = 1,
-    minimum: int = 1,
     *,
-    arrival: IntArray | None = None,
+    minimum: int = 1,
+    came: IntArray | None = None,
 ) -> tuple[Labels, int]:
     """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens.
 
-    arrival: the items as they came, to try first fit in that order as well where room is scarce.
+    came: place of each item in order of arrival, for a first fit in that order where few fit.
     """
-    found, M = fill(x, s, R, budget, multiple, minimum, arrival=arrival)
+    found, M = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
     leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
     if len(x) <= _FEW and _time(leveled[0], x, R, M) > float(x.sum()) / R * _EVEN:
-        tight = [each for each in tight_packings(s, budget, arrival) if num_bins(each) <= R * M]
+        tight = [each for each in tight_packings(s, budget, came) if num_bins(each) <= R * M]
         leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
     if len(leveled) == 1:
         return leveled[0], M
@@ -79,10 +82,10 @@ def fill(
     s: IntArray,
     R: int,
     budget: int,
+    *,
     multiple: int = 1,
     minimum: int = 1,
-    *,
-    arrival: IntArray | None = None,
+    came: IntArray | None = None,
 ) -> tuple[list[Labels], int]:
     """The same before swaps level the columns; more than one where room is too scarce to choose.
 
@@ -90,17 +93,38 @@ def fill(
     fit or first fit needs.
     """
     M = fewest_micro_batches(s, R, budget, multiple, minimum)
-    labels = _fill(x, s, R, M, budget)
-    if labels is not None:
-        return [labels], M
-    least = round_up(max(-(-least_bins(s, budget) // R), M), multiple)
-    tight = list(tight_packings(s, budget, arrival))
-    enough = round_up(max(-(-min(map(num_bins, tight)) // R), M), multiple)
-    for M in range(max(least, M + multiple), enough + 1, multiple):
+    many = goes_by_chunks(len(x), R * M)
+    untried = M
+    if not (many and is_scarce(s, R * M, budget)):
+        labels = _fill(x, s, R, M, budget)
+        if labels is not None:
+            return [labels], M
+        untried = M + multiple
+    least = max(round_up(-(-least_bins(s, budget) // R), multiple), M)
+    tight = _tight(s, R * least, budget, came, many)
+    enough = max(round_up(-(-min(map(num_bins, tight)) // R), multiple), M)
+    if many and _time(tight[-1], x, R, enough) <= float(x.sum()) / R * _EVEN:
+        return tight[-1:], enough
+    for M in range(max(enough if many else least, untried), enough + 1, multiple):
         labels = _fill(x, s, R, M, budget)
         if labels is not None:
             return [labels], M
     return [labels for labels in tight if num_bins(labels) <= R * enough], enough
+
+
+def _tight(s: IntArray, bins: int, budget: int, came: IntArray | None, many: bool) -> list[Labels]:
+    """All packings by tokens alone, or of many items the first that needs no more than `bins`."""
+    found: list[Labels] = []
+    for labels in tight_packings(s, budget, came):
+        found.append(labels)
+        if many and num_bins(labels) <= bins:
+            break
+    return found
+
+
+def is_scarce(s: IntArray, bins: int, budget: int) -> bool:
+    """Whether so many bins have hardly more room than tokens `s` take."""
+    return float(s.sum()) > _SCARCE * bins * budget
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:

@@ -58,13 +58,6 @@ class Batch:
         """Sorts once."""
         return cls(cost, tokens, group, by_falling_tokens(tokens))
 
-    @property
-    def arrival(self) -> IntArray:
-        """Places in `order` of the samples as they came."""
-        places = np.empty(len(self.order), dtype=np.int64)
-        places[self.order] = np.arange(len(self.order))
-        return places
-
     def __len__(self) -> int:
         return len(self.cost)
 
@@ -256,25 +249,31 @@ def _packed(batch: Batch, config: PlanConfig) -> Parts:
     """
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     x, s = batch.x, batch.tokens[batch.order]
-    limits = (config.micro_batch_multiple, config.min_micro_batches)
-    if config.sync is Sync.STEP:
-        place, M = pack_ranks(x, s, R, budget, *limits, arrival=batch.arrival)
-    else:
-        labels, M = pack(x, s, R, budget, *limits, arrival=batch.arrival)
-        load = np.bincount(labels, weights=x, minlength=R * M)
+    per_step = config.sync is Sync.STEP
+    place, M = (pack_ranks if per_step else pack)(
+        x,
+        s,
+        R,
+        budget,
+        multiple=config.micro_batch_multiple,
+        minimum=config.min_micro_batches,
+        came=batch.order,
+    )
+    if not per_step:
+        load = np.bincount(place, weights=x, minlength=R * M).astype(np.float64)
         rank_of = spread_columns(load.reshape(M, R))
-        place = (rank_of * M + np.arange(M)[:, None]).ravel()[labels]
+        place = (rank_of * M + np.arange(M)[:, None]).ravel()[place]
     counts = np.bincount(place, minlength=R * M).reshape(R, M)
     return Parts(batch.order[np.argsort(place, kind="stable")], counts)
 
 
 def _fitted(ranks: list[IntArray], batch: Batch, config: PlanConfig) -> list[list[IntArray]]:
-    """Each rank's samples, falling, by first fit; spread evenly where more micro-batches must be."""
+    """Each rank's samples, falling, by first fit, or evenly where there must be more than that."""
     budget = config.micro_batch_tokens or 1
     fitted = first_fit(ranks, batch.tokens, budget)
     needed = max(len(rank) for rank in fitted)
     M = config.micro_batches(needed)
-    return fitted if M == needed else spread(ranks, batch.cost, batch.tokens, M, budget)
+    return fitted if needed == M else spread(ranks, batch.cost, batch.tokens, M, budget)
 
 
 def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:

@@ -26,7 +26,7 @@ _Ranks = list[list[list[int]]]
 def fill_empty(
     sequence: IntArray, counts: IntArray, cost: FloatArray, *, halve: bool, across: bool
 ) -> tuple[IntArray, IntArray]:
-    """Micro-batches as one sequence, rank by rank, and counts int64[R, M], without needless fillers.
+    """Micro-batches as one sequence, rank by rank, and counts int64[R, M], no filler needlessly.
 
     cost: of each sample that `sequence` names. halve: whether ranks meet once a step. across:
     whether samples may change ranks.

@@ -16,10 +16,15 @@ import numpy as np
 
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, lpt_budget
-from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.budgets.fewest import num_bins, tight_packings
+from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.leveling import swap_level
-from rollout_dispatcher.balance.split.packing import fewest_micro_batches, fill, members
+from rollout_dispatcher.balance.split.packing import (
+    fewest_micro_batches,
+    fill,
+    is_scarce,
+    members,
+)
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.plan import FloatArray, IntArray
 
@@ -34,29 +39,29 @@ def pack_ranks(
     s: IntArray,
     R: int,
     budget: int,
+    *,
     multiple: int = 1,
     minimum: int = 1,
-    *,
-    arrival: IntArray | None = None,
+    came: IntArray | None = None,
 ) -> tuple[Labels, int]:
     """Micro-batch of each item, numbered rank by rank, and M. Items descend in cost and in tokens.
 
-    arrival: the items as they came, to try first fit in that order as well where room is scarce.
+    came: place of each item in order of arrival, for a first fit in that order as well.
     """
     M = fewest_micro_batches(s, R, budget, multiple, minimum)
-    t, close = np.minimum(s, budget), rank_bound(x, R) * (1 + _CLOSE)
-    ranks = _Ranks(x, t, R, M, budget)
-    found = ranks.by_samples()
-    if found and ranks.time(found[0]) <= close:
+    M = fewest_micro_batches(s, R, budget, multiple, minimum)
+    ranks = _Ranks(x, np.minimum(s, budget), R, M, budget)
+    found = [] if is_scarce(s, R * M, budget) else ranks.by_samples()
+    if found and ranks.close(found):
         return found[0], M
-    packed, fewest = fill(x, s, R, budget, multiple, minimum, arrival=arrival)
-    if not found:
-        M, ranks = fewest, _Ranks(x, t, R, fewest, budget)
-        found = ranks.by_samples()
-    found += [ranks.by_bins(bins) for bins in packed if fewest == M]
-    if min(map(ranks.time, found)) > close:
-        tight = tight_packings(s, budget, arrival)
-        found += [ranks.by_bins(bins) for bins in tight if num_bins(bins) <= R * M]
+    packed, fewest = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
+    if not found and fewest > M:
+        M, ranks = fewest, _Ranks(x, ranks.t, R, fewest, budget)
+    if fewest == M:
+        found += map(ranks.by_bins, packed)
+    for more in (ranks.by_samples, lambda: ranks.by_packings(s, came)):
+        if not ranks.close(found):
+            found += more()
     return min(found, key=ranks.time), M
 
 
@@ -67,6 +72,11 @@ class _Ranks:
         self.x, self.t, self.R, self.M, self.budget = x, t, R, M, budget
         #: With the empty slot that swaps use.
         self.costs, self.tokens = np.append(x, 0.0), np.append(t, 0)
+
+    def close(self, found: list[Labels]) -> bool:
+        """Whether one of these is so near to the bound that nothing else need be tried."""
+        close = rank_bound(self.x, self.R) * (1 + _CLOSE)
+        return min(map(self.time, found)) <= close
 
     def time(self, labels: Labels) -> float:
         """The largest rank's sum."""
@@ -109,11 +119,16 @@ class _Ranks:
     def by_bins(self, bins: Labels) -> Labels:
         """R * M bins onto ranks, M to each."""
         R, M = self.R, self.M
-        load = np.bincount(bins, weights=self.x, minlength=R * M)
+        load = np.bincount(bins, weights=self.x, minlength=R * M).astype(np.float64)
         falling = np.argsort(-load, kind="stable")
         place = np.empty(R * M, dtype=np.int64)
         place[falling[step_partition(load[falling], R, M, 1).ravel()]] = np.arange(R * M)
         return self._filled(self._level(place[bins]))
+
+    def by_packings(self, s: IntArray, came: IntArray | None) -> list[Labels]:
+        """The same with bins filled by tokens alone, of the ways that need no more."""
+        tight = tight_packings(s, self.budget, came)
+        return [self.by_bins(bins) for bins in tight if num_bins(bins) <= self.R * self.M]
 
     def _filled(self, labels: Labels) -> Labels:
         """Without needless empty micro-batches."""
@@ -158,6 +173,6 @@ class _Ranks:
 
 
 def _pack_own(x: FloatArray, t: IntArray, M: int, budget: int) -> Labels:
-    """A rank's items into its micro-batches: alike if they can be, else by best fit; -1: no room."""
+    """A rank's items into its micro-batches, alike if they can be, or by best fit; -1: no room."""
     alike = lpt_budget(x, t, M, budget)
     return best_fit(t, np.full(M, budget), budget) if alike is None else alike
