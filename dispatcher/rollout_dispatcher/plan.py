@@ -80,9 +80,11 @@ class PlanConfig:
     by_groups: a step takes a number of groups, whatever their sizes (a sample without a group is
     one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set; the budget
-    of a padded micro-batch is on its count times its longest sample. A sample counts and costs as
-    many tokens as the next multiple of `sample_length_multiple`, since ranks pad it to that. A rank
-    has `pipeline_stages`, and its largest micro-batch counts once more for each beyond the first.
+    of a padded micro-batch is on its count times its longest sample. A rank has at least
+    `min_micro_batches` and a multiple of `micro_batch_multiple`; for that micro-batches are split,
+    and one is empty only where samples are fewer. A sample counts and costs as many tokens as the
+    next multiple of `sample_length_multiple`, since ranks pad it to that. A rank has
+    `pipeline_stages`, and its largest micro-batch counts once more for each beyond the first.
     No rank has more than `rank_tokens` in a step, which is smaller where need be.
     `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window
     wait for each other and leave together.
@@ -100,6 +102,7 @@ class PlanConfig:
     grouping: Grouping = Grouping.STEP
     oversize: Oversize = Oversize.ERROR
     micro_batch_multiple: int = 1
+    min_micro_batches: int = 1
     sample_length_multiple: int = 1
     pipeline_stages: int = 1
     micro_batch_order: MicroBatchOrder = MicroBatchOrder.PEAK_FIRST
@@ -107,6 +110,10 @@ class PlanConfig:
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True
+
+    def micro_batches(self, needed: int) -> int:
+        """Micro-batches a rank where `needed` would do: not below the minimum, and a multiple."""
+        return round_up(max(needed, self.min_micro_batches), self.micro_batch_multiple)
 
     @property
     def longest_in_budget(self) -> int | None:

@@ -188,13 +188,12 @@ def test_micro_batches_are_as_few_as_the_tokens_allow() -> None:
 def test_a_budget_without_room_is_told_apart_from_a_bad_packing() -> None:
     s = np.array([8, 5, 4, 3])
     assert lpt_budget(s.astype(np.float64), s, 2, 10) is None
-    assert best_fit(s, 2, 10) is None
+    assert best_fit(s, np.full(2, 10), 10).tolist() == [0, 1, 1, -1]
     assert pack(s.astype(np.float64), s, 2, 10)[1] == 2
 
 
 def test_best_fit_finds_a_perfect_packing() -> None:
-    labels = best_fit(np.array([7, 6, 4, 3]), 2, 10)
-    assert labels is not None
+    labels = best_fit(np.array([7, 6, 4, 3]), np.full(2, 10), 10)
     assert labels.tolist() == [0, 1, 1, 0]
 
 

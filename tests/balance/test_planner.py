@@ -75,6 +75,7 @@ def configs(draw: st.DrawFn) -> PlanConfig:
         grouping=draw(st.sampled_from(Grouping)),
         oversize=Oversize.ALONE,
         micro_batch_multiple=draw(st.integers(1, 2)),
+        min_micro_batches=draw(st.sampled_from([1, 1, 2, 5])),
         max_skips=4,
     )
 
@@ -109,6 +110,7 @@ def test_a_plan_places_each_chosen_sample_once_and_keeps_every_cap(
     assert len(step.micro_batches) == config.dp_size
     assert {len(rank) for rank in step.micro_batches} == {step.num_micro_batches}
     assert step.num_micro_batches % config.micro_batch_multiple == 0
+    assert step.num_micro_batches >= config.min_micro_batches
     for part in (part for rank in step.micro_batches for part in rank):
         if config.micro_batch_size is not None:
             assert len(part) <= config.micro_batch_size
@@ -119,6 +121,21 @@ def test_a_plan_places_each_chosen_sample_once_and_keeps_every_cap(
 def computed(tokens: IntArray, layout: Layout) -> int:
     """Tokens that a rank computes for a micro-batch of these samples."""
     return int(len(tokens) * tokens.max() if layout is Layout.PADDED else tokens.sum())
+
+
+@settings(max_examples=400)
+@given(windows(), configs())
+def test_no_micro_batch_is_empty_while_one_that_may_give_has_two_samples(
+    window: Window, config: PlanConfig
+) -> None:
+    step = try_plan(window, config)
+    if step is None or config.strategy is Strategy.ROUND_ROBIN:
+        return
+    ranks = [[len(part) for part in rank] for rank in step.micro_batches]
+    if config.grouping is not Grouping.RANK:  # samples may go to any rank
+        ranks = [[count for rank in ranks for count in rank]]
+    for counts in ranks:
+        assert min(counts) > 0 or max(counts) <= 1
 
 
 @settings(max_examples=200)

@@ -14,9 +14,11 @@ GOOD = PlanConfig(dp_size=8, dispatch_batch_size=64, cost=tokens, micro_batch_si
 def test_a_consistent_config_passes() -> None:
     validate_config(GOOD)
     validate_config(replace(GOOD, micro_batch_multiple=2), window_multiple=2.5)
+    validate_config(replace(GOOD, min_micro_batches=4))
     budget = replace(GOOD, micro_batch_size=None, micro_batch_tokens=4096)
     validate_config(replace(budget, dispatch_batch_size=61))
     validate_config(replace(budget, layout=Layout.PADDED))
+    validate_config(replace(budget, min_micro_batches=16))
     validate_config(replace(budget, max_skips=1, outlier_max_skips=4), window_multiple=1.25)
 
 
@@ -26,6 +28,11 @@ def test_a_consistent_config_passes() -> None:
         (replace(GOOD, dp_size=0), "dp_size is 0; it must be at least 1"),
         (replace(GOOD, dispatch_batch_size=0), "dispatch_batch_size is 0"),
         (replace(GOOD, micro_batch_multiple=0), "micro_batch_multiple is 0"),
+        (replace(GOOD, min_micro_batches=0), "min_micro_batches is 0"),
+        (
+            replace(GOOD, min_micro_batches=5, micro_batch_multiple=2),
+            "makes 4 micro-batches .* use dispatch_batch_size 96 or more, .* lower .* to 4$",
+        ),
         (replace(GOOD, sample_length_multiple=0), "sample_length_multiple is 0"),
         (
             replace(GOOD, micro_batch_size=None, micro_batch_tokens=9, sample_length_multiple=16),

@@ -11,15 +11,7 @@ from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
 from rollout_dispatcher.balance.split.padded import padded_time
-from rollout_dispatcher.plan import (
-    FloatArray,
-    IntArray,
-    Layout,
-    PlanConfig,
-    Sync,
-    bubble,
-    round_up,
-)
+from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync, bubble
 
 #: So many micro-steps exchange dear samples for cheap ones until all hold their share.
 _MANY_COLUMNS = 3
@@ -31,7 +23,7 @@ _EASY, _TIGHT = 0.94, 3.0
 def micro_batches_for(n: int, config: PlanConfig) -> int:
     """Micro-batches a rank that n samples need at a fixed micro-batch size."""
     per_step = config.dp_size * (config.micro_batch_size or 1)
-    return round_up(max(-(-n // per_step), 1), config.micro_batch_multiple)
+    return config.micro_batches(max(-(-n // per_step), 1))
 
 
 def ruling_cost(cost: FloatArray, tokens: IntArray, take: float, config: PlanConfig) -> float:
@@ -99,8 +91,8 @@ def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
 def _micro_batches(s: IntArray, config: PlanConfig) -> int:
     if config.micro_batch_tokens is None:
         return micro_batches_for(len(s), config)
-    multiple = config.micro_batch_multiple
-    return fewest_micro_batches(s, config.dp_size, config.micro_batch_tokens, multiple)
+    budget = config.micro_batch_tokens
+    return config.micro_batches(fewest_micro_batches(s, config.dp_size, budget))
 
 
 def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
@@ -111,8 +103,8 @@ def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
             return rank_bound(x, R)
         budget = config.micro_batch_tokens or 1
         if not packed:
-            return padded_time(x, s, R, budget, config.micro_batch_multiple)
-        M = fewest_micro_batches(s, R, budget, config.micro_batch_multiple)
+            return padded_time(x, s, R, budget, config.micro_batches)
+        M = config.micro_batches(fewest_micro_batches(s, R, budget))
         return packed_time(x, s, R, M, budget)
     M = micro_batches_for(len(x), config)
     if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:

@@ -6,7 +6,7 @@ Invariant: a config that passes can plan every window whose samples fit its toke
 import math
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import PlanConfig
+from rollout_dispatcher.plan import PlanConfig, round_up
 
 
 def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
@@ -17,12 +17,14 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
     _positive("dp_size", config.dp_size)
     _positive("dispatch_batch_size", config.dispatch_batch_size)
     _positive("micro_batch_multiple", config.micro_batch_multiple)
+    _positive("min_micro_batches", config.min_micro_batches)
     _positive("sample_length_multiple", config.sample_length_multiple)
     _positive("pipeline_stages", config.pipeline_stages)
     _check_micro_batches(config)
     _check_rank_tokens(config)
     if config.micro_batch_size is not None and not config.by_groups:
         _check_divisible(config, config.micro_batch_size)
+        _check_minimum(config, config.micro_batch_size)
     _check_skips(config, window_multiple)
 
 
@@ -74,6 +76,19 @@ def _check_divisible(config: PlanConfig, m: int) -> None:
             f" x micro_batch_size {m}"
             + (f" x micro_batch_multiple {multiple}" if multiple > 1 else "")
             + f"; use {near}"
+        )
+
+
+def _check_minimum(config: PlanConfig, m: int) -> None:
+    """Of a fixed size, so that micro-batches are full whenever the batch is."""
+    R, B, least = config.dp_size, config.dispatch_batch_size, config.min_micro_batches
+    M = B // (R * m)
+    if least > M:
+        enough = R * m * round_up(least, config.micro_batch_multiple)
+        raise ConfigError(
+            f"dispatch_batch_size {B} makes {M} micro-batches of micro_batch_size {m} for each of "
+            f"{R} ranks, and min_micro_batches is {least}; use dispatch_batch_size {enough} or "
+            f"more, a smaller micro_batch_size, or lower min_micro_batches to {M}"
         )
 
 

@@ -46,8 +46,9 @@ def padding(packed_lengths: dict[int, int], **changes: Any) -> float:
         ({"sample_length_multiple": 4}, {0: 20, 1: 20}, 2 * 20 - 25),
         ({"layout": "padded"} | BY_SIZE, {}, (10 - 7) + (5 - 3)),
         ({"layout": "padded", "sample_length_multiple": 8} | BY_SIZE, {}, 2 * (16 + 8) - 25),
-        ({"micro_batch_multiple": 2}, {}, 2),
-        ({"micro_batch_multiple": 2, "sample_length_multiple": 4}, {}, 7 + 2 * 4),
+        ({"micro_batch_multiple": 2}, {}, 0),
+        ({"micro_batch_multiple": 4}, {}, 4),
+        ({"min_micro_batches": 4, "sample_length_multiple": 4}, {}, 7 + 4 * 4),
         ({"micro_batch_multiple": 2}, {0: 16, 1: 16}, 4 * 16 - 25),
     ],
 )

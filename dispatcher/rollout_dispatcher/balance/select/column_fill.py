@@ -5,7 +5,7 @@ Invariant: a bin holds at most `budget` tokens, or a single item that alone exce
 A micro-step lasts at least as long as its largest item. Where that is more than an even share,
 its bins are filled up to this level, with the largest items that fit, as every item that finds
 room there is free of charge. But it must leave no more tokens than the later micro-steps can
-well hold: its level rises until that is so.
+well hold: its level rises until that is so. And it leaves a sample for each of their bins.
 
 Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
 9 | 5 4; the second shares the rest: 3 | 3.
@@ -58,6 +58,7 @@ class _Filler:
         self.labels = [-1] * len(x)
         self.R, self.M, self.budget = R, M, budget
         self.room: list[int] = []
+        self.left, self.keep = len(x), 0  # items, and those that later micro-steps are to have
         self.left_cost, self.left_tokens = float(x.sum()), int(s.sum())
         self.fill = well_filled(self.left_tokens, R * M * budget)
 
@@ -69,6 +70,7 @@ class _Filler:
             if first == len(self.cost) or self.cost[first] * bins <= self.left_cost:
                 return column
             leave = self.fill * (bins - self.R) * self.budget
+            self.keep = min(bins - self.R, self.left - self.R)
             self._fill_column(column * self.R, self.cost[first], leave)
         return self.M - 1
 
@@ -91,7 +93,8 @@ class _Filler:
         falling_cost, falling_tokens = self.falling_cost, self.falling_tokens
         closed = []
         heapq.heapify(heap)
-        while heap:
+        spare = self.left - self.keep
+        while heap and spare > 0:
             load, b = heap[0]
             i = bisect_left(falling_cost, load - top)
             if room[b] < self.budget:
@@ -103,9 +106,11 @@ class _Filler:
             self.labels[i] = first_bin + b
             self.after[i] = i + 1
             room[b] = max(room[b] - tokens[i], 0)
+            spare -= 1
             self.left_tokens -= tokens[i]
             self.left_cost -= cost[i]
             heapq.heapreplace(heap, (load + cost[i], b))
+        self.left = spare + self.keep
         return [entry for entry in closed if room[entry[1]] >= tokens[-1]]
 
     def _unused(self, i: int) -> int:

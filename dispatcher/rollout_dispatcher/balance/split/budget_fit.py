@@ -1,7 +1,7 @@
 """Bins under a token budget: greedily by cost, or as tightly as can be.
 
-Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it; None when
-an item finds no room. Items descend in cost and in tokens.
+Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it. Items
+descend in cost and in tokens.
 
 Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts 4 to the 6 and 3
 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
@@ -60,8 +60,8 @@ def _lpt_budget_chunked(x: FloatArray, s: IntArray, bins: int, budget: int) -> L
 def _end_by_fit(
     labels: Labels, s: IntArray, done: int, room: IntArray, budget: int
 ) -> Labels | None:
-    rest = _fit_into(room, s[done:], budget)
-    if rest is None or not len(rest):
+    rest = best_fit(s[done:], room, budget)
+    if rest.min(initial=0 if len(rest) else -1) < 0:
         return None
     labels[done:] = rest
     return labels
@@ -92,19 +92,28 @@ def _lpt_budget_one_by_one(x: FloatArray, s: IntArray, bins: int, budget: int) -
     return np.array(placed, dtype=np.int64)
 
 
-def best_fit(s: IntArray, bins: int, budget: int) -> Labels | None:
-    """Best fit decreasing: each item where it leaves the least room; None when one finds none."""
-    return _fit_into(np.full(bins, budget), s, budget)
+def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:
+    """Each item of falling `s` into the bin where it leaves the least room; -1 if it fits nowhere.
 
-
-def _fit_into(room: IntArray, s: IntArray, budget: int) -> Labels | None:
-    open_bins = sorted(zip(room.tolist(), range(len(room)), strict=True))
-    labels = []
-    for tokens in s.tolist():
-        at = bisect_left(open_bins, (min(tokens, budget), -1))
-        if at == len(open_bins) or (tokens > budget and open_bins[-1][0] < budget):
-            return None
-        left, b = open_bins.pop(at if tokens <= budget else -1)
+    room: tokens that each bin still takes; an item above the budget needs all of it. Only bins that
+    are in use and have room for the smallest item are searched, as one integer each.
+    """
+    tokens = np.minimum(s, budget).tolist()
+    if not tokens:
+        return np.zeros(0, dtype=np.int64)
+    smallest, bits = tokens[-1], len(room).bit_length()
+    used = np.flatnonzero((room < budget) & (room >= smallest))
+    open_bins = np.sort((room[used] << bits) | used).tolist()
+    unused = iter(np.flatnonzero(room == budget).tolist())
+    labels, low = [], (1 << bits) - 1
+    for needed in tokens:
+        at = bisect_left(open_bins, needed << bits)
+        if at < len(open_bins):
+            found = open_bins.pop(at)
+            b, left = found & low, (found >> bits) - needed
+        else:
+            b, left = next(unused, -1), budget - needed
         labels.append(b)
-        insort(open_bins, (max(left - tokens, 0), b))
+        if left >= smallest and b >= 0:
+            insort(open_bins, (left << bits) | b)
     return np.array(labels, dtype=np.int64)

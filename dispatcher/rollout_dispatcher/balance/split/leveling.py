@@ -105,6 +105,7 @@ def swap_level(
     s: IntArray | None = None,
     budget: int = 0,
     *,
+    parts: int = 1,
     enough: float = TOLERANCE,
     rounds: int = 16,
 ) -> None:
@@ -112,6 +113,7 @@ def swap_level(
 
     ids: int64[rows, bins, slots] into `x` (and `s`, the tokens, where `budget` caps a bin), whose
     last entry is the empty slot: it costs nothing, so that swapping with it is a move.
+    parts: equal parts of a bin's slots, each with the budget to itself: a rank's micro-batches.
     Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
     pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
     loaded bin nobody can help, are left alone; all ends when the largest loads are within
@@ -135,8 +137,14 @@ def swap_level(
         np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
         if tokens is not None:
             more = _differences(_at(tokens, high, u), _at(tokens, low, v))
-            room = (budget - tokens.sum(axis=1))[:, None, None]
-            error[(more > room[low]) | (-more > room[high])] = np.inf
+            if parts == 1:
+                room = (budget - tokens.sum(axis=1))[:, None, None]
+                taken, given = room[low], room[high]
+            else:
+                room = budget - tokens.reshape(len(flat), parts, -1).sum(axis=2)
+                room = np.repeat(room, slots // parts, axis=1)
+                taken, given = _at(room, low, v)[:, None], _at(room, high, u)[:, :, None]
+            error[(more > taken) | (-more > given)] = np.inf
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)

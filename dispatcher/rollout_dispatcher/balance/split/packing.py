@@ -1,15 +1,15 @@
 """Packing with a token budget: micro-batches of any count whose tokens stay within the budget.
 
 Invariant: each item is in one bin; a bin holds at most `budget` tokens, or a single item that
-alone exceeds it; the number M of bins a rank is the smallest that the heuristics below can
-fill, rounded up to `multiple`, and the same on all ranks. Fewer micro-batches come before less
-waiting: M is settled first.
+alone exceeds it; the number M of bins a rank is the smallest that the ways below find, never
+more than best fit or first fit need, at least `minimum` and a multiple of `multiple`, and the
+same on all ranks. Fewer micro-batches come before less waiting: M is settled first.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
 Columns that a large item rules are filled one by one to its level (column_fill.py), the others
 share the rest by LPT under the budget (budget_fit.py); swaps then level each column, until what
 is left to gain is less than any cost model knows. Where the budget is too tight for that, bins
-are filled by tokens alone: LPT, then best fit decreasing.
+are filled by tokens alone: LPT, then best fit or first fit (budgets/fewest.py).
 
 Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
 rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
@@ -18,18 +18,31 @@ rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4),
 import numpy as np
 
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
-from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, goes_by_chunks, lpt_budget
+from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
+from rollout_dispatcher.balance.split.budgets.fewest import (
+    least_bins,
+    num_bins,
+    tight_packings,
+)
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, round_up
 
 #: A packing of many items that waits no more than this is good enough as it is.
 _EVEN = 1.003
+#: Where tokens take more than this share of all budgets, many items are not tried to be packed by
+#: cost: the last of them never find room.
+_SCARCE = 0.99
+#: So few items that fill so much of all budgets are worth more than one packing: single ones
+#: matter, and it takes no time.
+_FEW, _FILLED = 64, 0.8
 #: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
 #: error of any cost model is larger.
 _LEVEL, _ROUNDS = 1e-3, 8
 
 
-def fewest_micro_batches(s: IntArray, R: int, budget: int, multiple: int = 1) -> int:
+def fewest_micro_batches(
+    s: IntArray, R: int, budget: int, multiple: int = 1, minimum: int = 1
+) -> int:
     """Bound on M: room for all tokens, and a bin for each item above half the budget."""
     longest, tokens, alone, halves = int(s.max(initial=0)), int(s.sum()), 0, 0
     if longest > budget:
@@ -38,23 +51,82 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int, multiple: int = 1) ->
     if 2 * longest > budget:
         halves = int((2 * s > budget).sum())
     bins = max(alone - (-tokens // budget), halves, 1)
-    return round_up(-(-bins // R), multiple)
+    return round_up(max(-(-bins // R), minimum), multiple)
 
 
-def pack(x: FloatArray, s: IntArray, R: int, budget: int, multiple: int = 1) -> tuple[Labels, int]:
-    """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens."""
-    M = fewest_micro_batches(s, R, budget, multiple)
-    while True:
-        labels = _pack_into(x, s, R, M, budget)
+def pack(
+    x: FloatArray,
+    s: IntArray,
+    R: int,
+    budget: int,
+    multiple: int = 1,
+    *,
+    minimum: int = 1,
+    came: IntArray | None = None,
+) -> tuple[Labels, int]:
+    """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens.
+
+    came: place of each item in order of arrival, for a first fit in that order where few fit.
+    """
+    found, M = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
+    leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
+    if len(x) <= _FEW and float(s.sum()) > _FILLED * R * M * budget:
+        tight = [each for each in tight_packings(s, budget, came) if num_bins(each) <= R * M]
+        leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
+    if len(leveled) == 1:
+        return leveled[0], M
+    return min(leveled, key=lambda labels: _time(labels, x, R, M)), M
+
+
+def fill(
+    x: FloatArray,
+    s: IntArray,
+    R: int,
+    budget: int,
+    *,
+    multiple: int = 1,
+    minimum: int = 1,
+    came: IntArray | None = None,
+) -> tuple[list[Labels], int]:
+    """The same before swaps level the columns; more than one where room is too scarce to choose.
+
+    M is the bound if a way below, by cost or by tokens, keeps it; else it rises, up to what best
+    fit or first fit needs.
+    """
+    M = fewest_micro_batches(s, R, budget, multiple, minimum)
+    many = goes_by_chunks(len(x), R * M)
+    untried = M
+    if not (many and is_scarce(s, R * M, budget)):
+        labels = _fill(x, s, R, M, budget)
         if labels is not None:
-            return labels, M
-        M += multiple
+            return [labels], M
+        untried = M + multiple
+    least = max(round_up(-(-least_bins(s, budget) // R), multiple), M)
+    tight = _tight(s, R * least, budget, came)
+    tightest = min(tight, key=num_bins)
+    enough = max(round_up(-(-num_bins(tightest) // R), multiple), M)
+    if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * _EVEN:
+        return [tightest], enough
+    for M in range(max(enough if many else least, untried), enough + 1, multiple):
+        labels = _fill(x, s, R, M, budget)
+        if labels is not None:
+            return [labels], M
+    return [labels for labels in tight if num_bins(labels) <= R * enough], enough
 
 
-def _pack_into(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
-    """A packing into M columns of R bins, by the first way that finds one, or None."""
-    labels = _fill(x, s, R, M, budget)
-    return None if labels is None else level_columns(labels, x, s, R=R, M=M, budget=budget)
+def _tight(s: IntArray, bins: int, budget: int, came: IntArray | None) -> list[Labels]:
+    """Packings by tokens alone, to the first that needs no more than `bins` (of few items, all)."""
+    found: list[Labels] = []
+    for labels in tight_packings(s, budget, came):
+        found.append(labels)
+        if len(s) > _FEW and num_bins(labels) <= bins:
+            break
+    return found
+
+
+def is_scarce(s: IntArray, bins: int, budget: int) -> bool:
+    """Whether so many bins have hardly more room than tokens `s` take."""
+    return float(np.minimum(s, budget).sum()) > _SCARCE * bins * budget
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
@@ -75,8 +147,6 @@ def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | N
             labels = even if even is not None else lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
-    if labels is None and not goes_by_chunks(len(x), R * M):
-        labels = best_fit(s, R * M, budget)
     return labels
 
 

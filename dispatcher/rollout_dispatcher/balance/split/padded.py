@@ -18,13 +18,14 @@ Example, budget 16, R = 2, cost = tokens, items of 8 7 3 3 2 2: M = 1 pads 8 7 |
 12, which takes 16; with M = 2 it is 8 | 7 and 3 3 | 2 2, which take 8 + 6.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.levels import level_runs, parts_of_runs
-from rollout_dispatcher.plan import FloatArray, IntArray, round_up
+from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: What it costs to begin a micro-step, as a share of a micro-batch that fills the budget: another
 #: one has to save as much. Less is too little for launches and gathered parameters, more pads more.
@@ -44,6 +45,10 @@ _MOST_MOVED = 1024
 _LEVEL, _ROUNDS = 1e-3, 8
 
 
+#: Micro-batches that a rank may have, so many or the next more: `PlanConfig.micro_batches`.
+Allowed = Callable[[int], int]
+
+
 class Runs(NamedTuple):
     """Sorted runs, and who computes each of them when.
 
@@ -57,11 +62,12 @@ class Runs(NamedTuple):
 
 
 def padded_runs(
-    x: FloatArray, s: IntArray, R: int, budget: int, multiple: int = 1, *, per_step: bool
+    x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed, *, per_step: bool
 ) -> Runs:
     """Items of cost x and tokens s over R ranks; per_step: these meet once a step."""
     n, most = len(x), most_in_run(s, budget)
-    fewest = round_up(-(-max(fewest_runs(s, budget), 1) // R), multiple)
+    fewest = allowed(-(-max(fewest_runs(s, budget), 1) // R))
+    multiple = allowed(fewest + 1) - fewest
     if n <= R * fewest:
         return _dealt(np.arange(n + 1), x, R, fewest, per_step)
     starts = level_runs(x, most, R, fewest, multiple, begin_cost(x, s, budget))
@@ -73,7 +79,8 @@ def padded_runs(
 
 def most_in_run(s: IntArray, budget: int) -> IntArray:
     """Items that a run may hold which begins with an item of `s` tokens, one at least."""
-    return np.maximum(budget // np.maximum(s, 1), 1)
+    most: IntArray = np.maximum(budget // np.maximum(s, 1), 1)
+    return most
 
 
 def fewest_runs(s: IntArray, budget: int) -> int:
@@ -109,14 +116,14 @@ def _cuts(s: list[int], budget: int) -> list[int]:
     return cuts
 
 
-def padded_time(x: FloatArray, s: IntArray, R: int, budget: int, multiple: int) -> float:
+def padded_time(x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed) -> float:
     """What a good split takes where ranks meet at every micro-step, with what it costs to begin.
 
     Without following runs: a micro-step costs a rank its share of what is left, padded, or the
     largest item left.
     """
     most, begin = most_in_run(s, budget), begin_cost(x, s, budget)
-    fewest = round_up(-(-max(fewest_runs(s, budget), 1) // R), multiple)
+    fewest = allowed(-(-max(fewest_runs(s, budget), 1) // R))
     share = float(x.sum()) / R / fewest
     if not share:
         return begin * fewest
@@ -126,7 +133,7 @@ def padded_time(x: FloatArray, s: IntArray, R: int, budget: int, multiple: int) 
     held = levels * runs
     best = int(np.argmin(held + begin * runs))
     left, time = float(held[best]) / R, 0.0
-    M = round_up(round(float(runs[best]) / R), multiple)
+    M = allowed(round(float(runs[best]) / R))
     for j in range(M):
         largest = float(x[j * R]) if j * R < len(x) else 0.0
         if largest * (M - j) <= left:

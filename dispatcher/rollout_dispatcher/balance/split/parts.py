@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance.order import by_falling_tokens
+from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.plan import (
     FloatArray,
     IntArray,
     Layout,
     PlanConfig,
-    round_up,
+    Sync,
     step_time,
 )
 
@@ -67,9 +68,9 @@ class Parts:
         return cls(slots[slots < n], (slots < n).sum(axis=2))
 
     @classmethod
-    def of_lists(cls, ranks: Sequence[Sequence[IntArray]], multiple: int) -> "Parts":
+    def of_lists(cls, ranks: Sequence[Sequence[IntArray]], config: PlanConfig) -> "Parts":
         """From lists that may differ in length: shorter ranks get fillers."""
-        M = round_up(max(1, *(len(rank) for rank in ranks)), multiple)
+        M = config.micro_batches(max(1, *(len(rank) for rank in ranks)))
         counts = np.zeros((len(ranks), M), dtype=np.int64)
         for r, rank in enumerate(ranks):
             counts[r, : len(rank)] = [len(part) for part in rank]
@@ -112,6 +113,20 @@ def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
     out = np.zeros(parts.counts.shape)
     out.ravel()[full] = found
     return out
+
+
+def without_fillers(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
+    """The same, but no micro-batch is empty while another that may give has two samples."""
+    if parts.counts.min() > 0 or parts.counts.max() <= 1:
+        return parts
+    sequence, counts = fill_empty(
+        parts.sequence,
+        parts.counts,
+        batch.cost,
+        halve=config.sync is Sync.STEP,
+        across=batch.group is None,
+    )
+    return Parts(sequence, counts)
 
 
 def time_of(batch: Batch, parts: Parts, config: PlanConfig) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.split.padded import cut_padded
 from rollout_dispatcher.balance.split.parts import Batch, Parts
-from rollout_dispatcher.balance.split.runs import first_fit
+from rollout_dispatcher.balance.split.runs import first_fit, spread
 from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig
 
 
@@ -81,11 +81,21 @@ def _least_loaded(
 def cut_ranks(ranks: list[IntArray], M: int, batch: Batch, config: PlanConfig) -> Parts:
     """Each rank's samples, in their order, in micro-batches as full as the limit allows."""
     if config.micro_batch_size is None:
-        fit = cut_padded if config.layout is Layout.PADDED else first_fit
-        fitted = fit(ranks, batch.tokens, config.micro_batch_tokens or 1)
+        fitted = _fitted(ranks, batch, config)
     else:
         fitted = cut(ranks, M, config.micro_batch_size)
-    return Parts.of_lists(fitted, config.micro_batch_multiple)
+    return Parts.of_lists(fitted, config)
+
+
+def _fitted(ranks: list[IntArray], batch: Batch, config: PlanConfig) -> list[list[IntArray]]:
+    """Each rank's samples, falling, by first fit, or evenly where there must be more than that."""
+    budget = config.micro_batch_tokens or 1
+    if config.layout is Layout.PADDED:
+        return cut_padded(ranks, batch.tokens, budget)
+    fitted = first_fit(ranks, batch.tokens, budget)
+    needed = max(len(rank) for rank in fitted)
+    M = config.micro_batches(needed)
+    return fitted if needed == M else spread(ranks, batch.cost, batch.tokens, M, budget)
 
 
 def cut(ranks: list[IntArray], M: int, m: int) -> list[list[IntArray]]:

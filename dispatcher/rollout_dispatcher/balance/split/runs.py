@@ -10,7 +10,8 @@ Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6
 import numpy as np
 
 from rollout_dispatcher.balance.order import running_sums
-from rollout_dispatcher.plan import IntArray
+from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.plan import FloatArray, IntArray
 
 
 def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
@@ -34,6 +35,20 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
 def first_fit(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntArray]]:
     """Pack each rank's items, in their order, into the first micro-batch that has room."""
     return [_first_fit(items, s[items].tolist(), budget) for items in ranks]
+
+
+def spread(
+    ranks: list[IntArray], x: FloatArray, s: IntArray, M: int, budget: int
+) -> list[list[IntArray]]:
+    """Each rank's items, falling, over M micro-batches that cost about the same, if these do."""
+    out = []
+    for items in ranks:
+        labels = lpt_budget(x[items], s[items], M, budget)
+        if labels is None:
+            out.append(_first_fit(items, s[items].tolist(), budget))
+        else:
+            out.append([items[labels == b] for b in range(M)])
+    return out
 
 
 def _first_fit(items: IntArray, tokens: list[int], budget: int) -> list[IntArray]:

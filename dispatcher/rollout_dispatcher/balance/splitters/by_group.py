@@ -12,5 +12,5 @@ def split_by_group(batch: Batch, config: PlanConfig) -> Parts:
     runs = cut_ranks(ranks, M, batch, config)
     if config.micro_batch_size is None:
         return runs
-    dealt = Parts.of_lists(deal(ranks, M), config.micro_batch_multiple)
+    dealt = Parts.of_lists(deal(ranks, M), config)
     return dealt if time_of(batch, dealt, config) < time_of(batch, runs, config) else runs

@@ -1,7 +1,11 @@
 """Packed micro-batches of any number of samples, under a budget of tokens."""
 
+from typing import Any
+
 import numpy as np
 
+from rollout_dispatcher.balance.split.budget_fit import Labels
+from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.packing import level_columns, pack
 from rollout_dispatcher.balance.split.partition import step_partition
@@ -10,20 +14,45 @@ from rollout_dispatcher.plan import PlanConfig, Sync
 
 
 def split_by_tokens(batch: Batch, config: PlanConfig) -> Parts:
-    """Bins of about equal cost in each micro-step, dealt to ranks so that their sums are close."""
-    R, budget = config.dp_size, config.micro_batch_tokens or 1
-    x = batch.x
-    labels, M = pack(x, batch.s, R, budget, config.micro_batch_multiple)
-    stages = config.pipeline_stages if config.sync is Sync.STEP else 1
-    if stages > 1:  # alike on each rank as well, not only in each micro-step
-        labels = level_columns(labels, x, batch.s, R=R * M, M=1, budget=budget)
-    load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
-    place = np.empty(R * M, dtype=np.int64)  # of each bin: rank * M + micro-step
-    if config.sync is Sync.STEP and M > 1:
-        by_cost = np.argsort(-load, kind="stable")
-        place[by_cost[step_partition(load[by_cost], R, M, 1, stages).ravel()]] = np.arange(R * M)
+    """Ranks of equal cost, or micro-steps whose micro-batches cost about the same."""
+    if config.sync is Sync.MICRO_STEP:
+        place, M = _in_columns(batch, config)
+    elif config.pipeline_stages > 1:
+        place, M = _for_pipelines(batch, config)
     else:
-        rank_of = spread_columns(load.reshape(M, R))
-        place[:] = (rank_of * M + np.arange(M)[:, None]).ravel()
-    counts = np.bincount(place[labels], minlength=R * M).reshape(R, M)
-    return Parts(batch.order[np.argsort(place[labels], kind="stable")], counts)
+        place, M = pack_ranks(batch.x, batch.s, **_limits(batch, config))
+    counts = np.bincount(place, minlength=config.dp_size * M).reshape(config.dp_size, M)
+    return Parts(batch.order[np.argsort(place, kind="stable")], counts)
+
+
+def _limits(batch: Batch, config: PlanConfig) -> dict[str, Any]:
+    return {
+        "R": config.dp_size,
+        "budget": config.micro_batch_tokens or 1,
+        "multiple": config.micro_batch_multiple,
+        "minimum": config.min_micro_batches,
+        "came": batch.order,
+    }
+
+
+def _in_columns(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
+    """Bins of each micro-step go to ranks so that their sums are close."""
+    R = config.dp_size
+    labels, M = pack(batch.x, batch.s, **_limits(batch, config))
+    load = np.bincount(labels, weights=batch.x, minlength=R * M).astype(np.float64)
+    rank_of = spread_columns(load.reshape(M, R))
+    return (rank_of * M + np.arange(M)[:, None]).ravel()[labels], M
+
+
+def _for_pipelines(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
+    """Bins alike on each rank as well, dealt so that ranks fill, work and drain equally long."""
+    R, x = config.dp_size, batch.x
+    labels, M = pack(x, batch.s, **_limits(batch, config))
+    budget = config.micro_batch_tokens or 1
+    labels = level_columns(labels, x, batch.s, R=R * M, M=1, budget=budget)
+    load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
+    by_cost = np.argsort(-load, kind="stable")
+    place = np.empty(R * M, dtype=np.int64)  # of each bin: rank * M + micro-step
+    dealt = step_partition(load[by_cost], R, M, 1, config.pipeline_stages)
+    place[by_cost[dealt.ravel()]] = np.arange(R * M)
+    return place[labels], M

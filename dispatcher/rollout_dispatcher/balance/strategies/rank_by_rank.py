@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
 from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
 
@@ -28,10 +28,12 @@ class RankByRank:
         """See `PlanningStrategy`."""
         if batch.group is not None:
             ranks, M = ranks_of_groups(batch, batch.group, config)
-            return cut_ranks(ranks, M, batch, config)
-        if config.micro_batch_size is None:
-            return self._by_tokens(batch, config)
-        return self._by_count(batch, config, config.micro_batch_size)
+            parts = cut_ranks(ranks, M, batch, config)
+        elif config.micro_batch_size is None:
+            parts = self._by_tokens(batch, config)
+        else:
+            parts = self._by_count(batch, config, config.micro_batch_size)
+        return without_fillers(batch, parts, config)
 
     def _by_count(self, batch: Batch, config: PlanConfig, m: int) -> Parts:
         R, n = config.dp_size, len(batch)

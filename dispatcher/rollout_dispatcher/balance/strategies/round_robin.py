@@ -3,7 +3,7 @@
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
 from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
 from rollout_dispatcher.balance.split.runs import next_fit
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
@@ -16,7 +16,13 @@ class RoundRobin:
     looks_ahead = False
 
     def split(self, batch: Batch, config: PlanConfig) -> Parts:
-        """See `PlanningStrategy`."""
+        """See `PlanningStrategy`; what nobody asked to be more micro-batches stays as it came."""
+        parts = self._as_they_came(batch, config)
+        asked = config.micro_batches(1) > 1
+        return without_fillers(batch, parts, config) if asked else parts
+
+    @staticmethod
+    def _as_they_came(batch: Batch, config: PlanConfig) -> Parts:
         if batch.group is not None:
             ranks, M = ranks_of_groups(batch, batch.group, config, in_turn=True)
             return cut_ranks(ranks, M, batch, config)
@@ -39,9 +45,9 @@ def _by_tokens(batch: Batch, config: PlanConfig) -> Parts:
 
 
 def _rounded(counts: IntArray, config: PlanConfig) -> IntArray:
-    """counts[R, M] with empty micro-batches until M is a multiple of what is asked for."""
+    """counts[R, M] with empty micro-batches until there are as many as asked for."""
     M = counts.shape[1]
-    missing = round_up(M, config.micro_batch_multiple) - M
+    missing = config.micro_batches(M) - M
     return np.pad(counts, ((0, 0), (0, missing))) if missing else counts
 
 

@@ -6,7 +6,7 @@ greedy split's.
 
 from rollout_dispatcher.balance.objective import estimate
 from rollout_dispatcher.balance.split.padded import begin_cost
-from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
+from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import greedy
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
@@ -26,7 +26,7 @@ class WindowStrategy:
 
     def split(self, batch: Batch, config: PlanConfig) -> Parts:
         """See `PlanningStrategy`."""
-        ours = splitter_for(batch, config)(batch, config)
+        ours = without_fillers(batch, splitter_for(batch, config)(batch, config), config)
         if _settled(batch, ours, config):
             return ours
         time = time_of(batch, ours, config)

@@ -93,7 +93,11 @@ class ServeConfig(BaseModel):
     """token budget of a micro-batch, which then holds any number of samples; with --layout padded
     their count times the longest stays within it"""
     micro_batch_multiple: Positive = 1
-    """round the number of micro-batches up to a multiple of this (virtual pipeline stages)"""
+    """round a rank's number of micro-batches up to a multiple of this (virtual pipeline stages);
+    they are split for it, and empty only where samples are fewer"""
+    min_micro_batches: Positive = 1
+    """micro-batches a rank has at least, as pipelines need; they are split for it, and empty only
+    where samples are fewer"""
     sample_length_multiple: Positive = 1
     """ranks pad each sample to a multiple of so many tokens (context parallelism, FP8), padded
     micro-batches the longest one; counted in costs and in --micro-batch-tokens"""
@@ -333,6 +337,7 @@ class ServeConfig(BaseModel):
             grouping=self.groups,
             oversize=self.oversize,
             micro_batch_multiple=self.micro_batch_multiple,
+            min_micro_batches=self.min_micro_batches,
             sample_length_multiple=self.sample_length_multiple,
             rank_tokens=self.rank_tokens,
             pipeline_stages=self.pipeline_stages,
