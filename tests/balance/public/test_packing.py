@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollout_dispatcher.balance import karmarkar_karp, pack, tokens
 from rollout_dispatcher.errors import SampleTooLong
 
-LENGTHS = st.lists(st.integers(0, 100), max_size=60)
+LENGTHS = st.lists(st.integers(1, 100), max_size=60)
 
 
 def first_fit(lengths: list[int], budget: int) -> int:
@@ -85,6 +85,7 @@ def test_what_is_above_the_budget_is_an_error_or_goes_alone() -> None:
     with pytest.raises(SampleTooLong, match=r"a sample of 15 tokens .* it is number 1: raise"):
         pack([3, 15, 3], 10)
     assert pack([3, 15, 3], 10, oversize="alone") == [[1], [0, 2]]
+    assert pack([0, 15], 10, oversize="alone") == [[1], [0]]
     with pytest.raises(ValueError, match="the group of sample 0 has 12 tokens"):
         pack([6, 1, 6], 10, groups=["a", "b", "a"])
     assert pack([6, 1, 6], 10, groups=["a", "b", "a"], oversize="alone") == [[0, 2], [1]]

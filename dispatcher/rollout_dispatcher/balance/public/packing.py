@@ -65,8 +65,9 @@ def pack(
 ) -> list[list[int]]:
     """Indices of `lengths` in bins of at most `budget` tokens: few bins first, then even ones.
 
-    lengths: tokens of each sample: a list, an array or a tensor. cost: work of a length, what bins
-    are even in; by default quadratic. groups: one name a sample; samples of one name share a bin.
+    lengths: tokens of each sample (0 counts as 1): a list, an array or a tensor. cost: work of a
+    length, what bins are even in; by default quadratic. groups: one name a sample; samples of one
+    name share a bin.
     multiple, minimum: the number of bins is a multiple of the one and at least the other; with more
     bins than samples (or groups) the last ones are empty, fillers. pad_to: a sample takes as many
     tokens as the next multiple of it. oversize: a sample (or group) above the budget is an `error`
@@ -81,7 +82,7 @@ def pack(
     if order not in (PEAK_FIRST, ENDS_SMALL):
         raise UnequalPartitions(f"order {order!r} is neither {PEAK_FIRST!r} nor {ENDS_SMALL!r}")
     alone = oversize_option(oversize) is Oversize.ALONE
-    tokens = round_up(as_lengths(lengths), pad_to)
+    tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
     costs, n = costs_of(tokens, cost), len(tokens)
     item = np.arange(n) if groups is None else as_groups(groups, n)
     x = np.bincount(item, weights=costs).astype(np.float64)
@@ -120,7 +121,7 @@ def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[La
         labels = _most_even(items, count, budget, legal)
         if labels is not None:
             return fill_empty(labels, count), count
-    return np.zeros(0, dtype=np.int64), round_up(minimum, multiple)
+    raise AssertionError("what was fitted keeps to the budget")
 
 
 def _most_even(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Labels | None:

@@ -8,8 +8,8 @@ Where parts have to be equal in number KK is poor on heavy tails, as it pairs th
 smallest before it has seen the rest; where they need not be it is often the best.
 `get_seqlen_balanced_partitions` is KK alone, index for index as in verl.
 
-Example, 8 7 6 5 4 into 2: LPT makes 8 5 4 | 7 6, so 17 and 13; KK 6 5 4 ... 16 and 14; a swap of
-what KK has, 7 against 6, makes 8 7 | 6 5 4, 15 each.
+Example, 8 7 6 5 4 into 2: LPT makes 8 5 4 | 7 6, which is 17 and 13; KK 8 6 | 7 5 4, 14 and 16;
+with 6 and 7 swapped that is 8 7 | 6 5 4, 15 each.
 """
 
 from collections.abc import Iterator

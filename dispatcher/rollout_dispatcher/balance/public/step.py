@@ -71,7 +71,8 @@ def plan_step(
     n = len(tokens)
     if not n:
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
-    together = option(Grouping, grouping, *(set(Grouping) - {Grouping.STEP, Grouping.IGNORE}))
+    within = [kind for kind in Grouping if kind not in (Grouping.IGNORE, Grouping.STEP)]
+    together = option(Grouping, grouping, *within)
     config = PlanConfig(
         dp_size=dp_size,
         dispatch_batch_size=round_up(n, dp_size * (micro_batch_size or 1) * multiple),
