@@ -9,18 +9,23 @@ from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.packing import level_columns, pack
 from rollout_dispatcher.balance.split.partition import step_partition
-from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
 from rollout_dispatcher.plan import PlanConfig, Sync
 
 
 def split_by_tokens(batch: Batch, config: PlanConfig) -> Parts:
     """Ranks of equal cost, or micro-steps whose micro-batches cost about the same."""
     if config.sync is Sync.MICRO_STEP:
-        place, M = _in_columns(batch, config)
-    elif config.pipeline_stages > 1:
-        place, M = _for_pipelines(batch, config)
-    else:
-        place, M = pack_ranks(batch.x, batch.s, **_limits(batch, config))
+        return _parts(batch, config, *_in_columns(batch, config))
+    ours = _parts(batch, config, *pack_ranks(batch.x, batch.s, **_limits(batch, config)))
+    if config.pipeline_stages == 1:
+        return ours
+    level = _parts(batch, config, *_for_pipelines(batch, config))
+    fits = level.num_micro_batches <= ours.num_micro_batches
+    return level if fits and time_of(batch, level, config) < time_of(batch, ours, config) else ours
+
+
+def _parts(batch: Batch, config: PlanConfig, place: Labels, M: int) -> Parts:
     counts = np.bincount(place, minlength=config.dp_size * M).reshape(config.dp_size, M)
     return Parts(batch.order[np.argsort(place, kind="stable")], counts)
 
