@@ -72,10 +72,10 @@ class PlanConfig:
     by_groups: a step takes a number of groups, whatever their sizes (a sample without a group is
     one), and `dispatch_batch_size` is only about what it has in samples.
     Exactly one of `micro_batch_size` (samples) and `micro_batch_tokens` (budget) is set; the budget
-    of a padded micro-batch is on its count times its longest sample. A sample counts and costs as many tokens as the next multiple of
-    `sample_length_multiple`, since ranks pad it to that. `outlier_max_skips=None` means
-    `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and leave
-    together.
+    of a padded micro-batch is on its count times its longest sample. A sample counts and costs as
+    many tokens as the next multiple of `sample_length_multiple`, since ranks pad it to that.
+    `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window
+    wait for each other and leave together.
     """
 
     dp_size: int

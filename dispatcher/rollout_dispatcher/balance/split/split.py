@@ -14,7 +14,7 @@ from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns
 from rollout_dispatcher.balance.split.packing import pack
-from rollout_dispatcher.balance.split.padded import begin_cost, cut_padded, padded_runs
+from rollout_dispatcher.balance.split.padded.runs import begin_cost, cut_padded, padded_runs
 from rollout_dispatcher.balance.split.partition import (
     column_partition,
     padded_partition,
@@ -242,7 +242,11 @@ def _packed(batch: Batch, config: PlanConfig) -> Parts:
 
 def _split_padded(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
     """Sorted runs under a budget of padded tokens; else each rank's samples as they are."""
-    R, budget, multiple = config.dp_size, config.micro_batch_tokens or 1, config.micro_batch_multiple
+    R, budget, multiple = (
+        config.dp_size,
+        config.micro_batch_tokens or 1,
+        config.micro_batch_multiple,
+    )
     if strategy is not Strategy.WINDOW:
         dealt = strategy is Strategy.ROUND_ROBIN
         every = [np.arange(r, len(batch), R) for r in range(R)]
