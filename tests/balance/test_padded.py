@@ -126,7 +126,8 @@ def test_the_example_of_the_module() -> None:
 
 def lognormal(n: int, seed: int) -> list[int]:
     drawn = np.random.default_rng(seed).lognormal(np.log(8192), 0.8, n)
-    return np.clip(drawn, 16, 65536).astype(np.int64).tolist()
+    lengths: list[int] = np.clip(drawn, 16, 65536).astype(np.int64).tolist()
+    return lengths
 
 
 @pytest.mark.parametrize("per_step", [False, True])

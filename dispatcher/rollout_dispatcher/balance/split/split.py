@@ -264,7 +264,7 @@ def _split_padded(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts
         return ours  # no fillers where there are samples enough
 
     def time(parts: Parts) -> float:
-        return _time(batch, parts, config) + begin * parts.counts.shape[1]
+        return _time(batch, parts, config) + begin * float(parts.counts.shape[1])
 
     return min(ours, greedy, key=time)
 

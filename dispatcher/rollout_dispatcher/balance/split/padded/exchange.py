@@ -18,9 +18,9 @@ import numpy as np
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 #: How often runs are exchanged, from each start, and climb, from so many of the best.
-_EXCHANGES, _CLIMBS, _CLIMBING = 3, 12, 3
-#: Of more runs only those of one level are tried.
-_RULED = 72
+_EXCHANGES, _CLIMBS, _CLIMBING = 2, 8, 2
+#: With no more runs than this, where each counts: so often, from more starts.
+_FEW, _EXCHANGES_OF_FEW, _CLIMBING_OF_FEW = 48, 4, 5
 #: How often the interval is halved in which the factor lies.
 _HALVINGS = 6
 
@@ -36,16 +36,18 @@ def exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArr
     def time(tried: IntArray) -> float:
         return time_of_runs(tried, x, R)
 
+    few = len(starts) - 1 <= _FEW
+    times, climbing = (_EXCHANGES_OF_FEW, _CLIMBING_OF_FEW) if few else (_EXCHANGES, _CLIMBING)
     found = [starts, *_starts(x, most, R, (len(starts) - 1) // R)]
-    found += [_exchange(tried, x, most, R) for tried in found]
-    found = sorted(found, key=time)[:_CLIMBING]
+    found += [_exchange(tried, x, most, R, times) for tried in found]
+    found = sorted(found, key=time)[:climbing]
     return min((_climb(np.diff(tried), x, most, R) for tried in found), key=time)
 
 
 def _starts(x: FloatArray, most: IntArray, R: int, M: int) -> list[IntArray]:
     """Runs of one level; or some micro-steps as dear as the largest item, the others alike."""
     share, found = float(x.sum()) / (R * M), []
-    ruling = {0, 1, M // 2, M - 1} if R * M <= _RULED else {0}
+    ruling = {0, 1, M // 2, M - 1} if R * M <= _FEW else {0}
     for dear in sorted(ruling):
         levels = np.full(R * M, share)
         levels[: R * dear] = x[0]
@@ -53,9 +55,9 @@ def _starts(x: FloatArray, most: IntArray, R: int, M: int) -> list[IntArray]:
     return found
 
 
-def _exchange(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
+def _exchange(starts: IntArray, x: FloatArray, most: IntArray, R: int, times: int) -> IntArray:
     best, least = starts, np.inf
-    for turn in range(_EXCHANGES + 1):
+    for turn in range(times + 1):
         count = np.diff(starts)
         cost = count * x[starts[:-1]]
         order = np.argsort(-cost, kind="stable")
@@ -63,7 +65,7 @@ def _exchange(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArr
         time = float(cost[dearest].sum())
         if time < least:
             best, least = starts, time
-        elif turn > 1:
+        if turn == times:
             break
         levels, ruled = np.empty_like(cost), np.empty(len(cost), dtype=bool)
         levels[order] = np.repeat(cost[dearest], R)
@@ -119,7 +121,7 @@ def raised(
             at += 1
         return [*found, at]
 
-    n, low, high = len(x), 0.5, 1.0
+    n, low, high = len(x), 0.7, 1.0
     while (found := starts(high))[-1] < n:
         low, high = high, high * (1.1 if high < 2 else 10)
     for _ in range(_HALVINGS):

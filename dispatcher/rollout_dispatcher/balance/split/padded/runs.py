@@ -80,7 +80,8 @@ def padded_runs(
 
 def most_in_run(s: IntArray, budget: int) -> IntArray:
     """Items that a run may hold which begins with an item of `s` tokens, one at least."""
-    return np.maximum(budget // np.maximum(s, 1), 1)
+    most: IntArray = np.maximum(budget // np.maximum(s, 1), 1)
+    return most
 
 
 def fewest_runs(s: IntArray, budget: int) -> int:
