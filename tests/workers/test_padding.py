@@ -1,5 +1,6 @@
 """Padding from the dispatcher's flag to the tensors, between real processes."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from rollout_dispatcher.errors import ConfigError, RankRefused
 from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer
+from rollout_workers.rank.client import RankClient
 from tests.support.server import ServeProcess
 from tests.workers.support.tiny_model import TinyModel
 
@@ -82,3 +84,58 @@ def test_a_packed_length_below_the_budget_is_refused_at_the_start(tmp_path: Path
         with pytest.raises(ConfigError, match="for packed micro-batches, and these are jagged"):
             MicroBatchStream(server.endpoint, packed_length=BUDGET, layout="jagged")
         MicroBatchStream(server.endpoint, packed_length=BUDGET).close()
+
+
+@pytest.mark.parametrize("multiple", [1, MULTIPLE])
+def test_padded_micro_batches_of_any_number_stay_within_the_budget(
+    tmp_path: Path, multiple: int
+) -> None:
+    """Two ranks, each with a stream of its own: rows of every micro-batch, and the gradient."""
+    options = STEPS | {
+        "dp_size": 2,
+        "micro_batch_tokens": BUDGET,
+        "layout": "padded",
+        "sample_length_multiple": multiple,
+    }
+    with ServeProcess(tmp_path, **options) as server:
+        ids = push(server.endpoint)
+        with RankClient(server.endpoint, dp_rank=0, dp_size=2) as asking:
+            generation = asking.generation
+        ranks = [
+            MicroBatchStream(
+                server.endpoint,
+                dp_rank=rank,
+                dp_size=2,
+                generation=generation,
+                weights_dtype=torch.float64,
+            )
+            for rank in range(2)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            steps = list(pool.map(next, ranks))
+            batches = [batch for step in steps for batch in step]
+            for step in steps:
+                step.commit()
+        metrics = server.scrape()
+        for stream in ranks:
+            stream.close()
+    shapes = [tuple(batch.input_ids.shape) for batch in batches]
+    assert len(steps[0]) == len(steps[1])
+    assert all(len(batch.lengths) == rows for batch, (rows, _) in zip(batches, shapes, strict=True))
+    assert all(rows * width <= BUDGET and not width % multiple for rows, width in shapes)
+    assert len({rows for rows, _ in shapes}) > 1
+    found = {
+        name: batch.input_ids[row, :size].tolist()
+        for batch in batches
+        for row, (name, size) in enumerate(zip(batch.sample_ids, batch.lengths, strict=True))
+    }
+    assert found == ids
+    computed = sum(rows * width for rows, width in shapes)
+    assert metrics["padding_tokens_total"] == computed - sum(LENGTHS)
+    assert computed < 2 * sum(LENGTHS)
+    again = [batch.as_packed().as_padded() for batch in batches]
+    assert all(
+        torch.equal(one.input_ids, other.input_ids[:, : one.input_ids.shape[1]])
+        for one, other in zip(again, batches, strict=True)
+    )
+    assert sum(float(batch.loss_weights.sum()) for batch in batches) == steps[0].loss_tokens

@@ -10,7 +10,7 @@ from rollout_dispatcher.balance.bounds import column_bound, crowded_rank, rank_b
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
-from rollout_dispatcher.balance.split.padded import padded_time
+from rollout_dispatcher.balance.split.padded.runs import padded_time
 from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync, bubble
 
 #: So many micro-steps exchange dear samples for cheap ones until all hold their share.

@@ -30,6 +30,10 @@ from rollout_dispatcher.plan import (
 #: waits less and biases the lengths that leave.
 BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
 
+#: Samples of a padded micro-batch that should be alike where a budget decides how many there are:
+#: of its long ones, which are dear, it holds few.
+_ALIKE_IN_BUDGET = 2
+
 
 def choose(
     window: Window, cost: FloatArray, config: PlanConfig, take: int, *, ahead: bool
@@ -150,7 +154,7 @@ def _band(config: PlanConfig) -> float:
 
 def _neighbours(config: PlanConfig) -> int:
     """Samples that should be alike: those that start a micro-step, or all of a padded one."""
-    m = config.micro_batch_size or 1
+    m = config.micro_batch_size or _ALIKE_IN_BUDGET
     return config.dp_size * (m if config.layout is Layout.PADDED else 1)
 
 

@@ -11,7 +11,7 @@ Example: R = 2, M*m = 4, groups of 3, 3, 2: the third fits nowhere, so M*m has t
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.padded import cut_padded
+from rollout_dispatcher.balance.split.padded.runs import cut_padded
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.split.runs import first_fit, spread
 from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rollout_dispatcher.balance.split.padded import padded_runs
+from rollout_dispatcher.balance.split.padded.runs import padded_runs
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.plan import PlanConfig, Sync
 

@@ -5,7 +5,7 @@ greedy split's.
 """
 
 from rollout_dispatcher.balance.objective import estimate
-from rollout_dispatcher.balance.split.padded import begin_cost
+from rollout_dispatcher.balance.split.padded.runs import begin_cost
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import greedy

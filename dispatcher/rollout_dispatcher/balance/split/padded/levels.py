@@ -1,4 +1,4 @@
-"""Levels of padded micro-steps: what the dearest run of each may cost, so that they sum to the least.
+"""Levels of padded micro-steps, what the dearest run of each may cost, that sum to the least.
 
 Invariant: R*M runs of neighbours, each of one item at least and of at most `most` items, counted
 where it begins. Items descend in cost; there are more of them than runs.
@@ -17,11 +17,14 @@ Example, R = 2, costs 8 7 3 3 2 2, M = 2: the level 8 ends at the first 3, 7 mor
 then 6 is enough for 3 3 | 2 2; 14 in all, where one micro-step needs 16: 8 7 | 3 3 2 2.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from rollout_dispatcher.balance.bounds import levels as even_levels
 from rollout_dispatcher.balance.order import running_sums
-from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+from rollout_dispatcher.balance.split.padded.exchange import raised, time_of_runs
+from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Levels that are tried first: at most, at least, and entries of a table of them.
 _LEVELS, _LEAST_LEVELS, _TABLE = 96, 24, 3 << 12
@@ -30,74 +33,47 @@ _LEVELS, _LEAST_LEVELS, _TABLE = 96, 24, 3 << 12
 _BELOW, _ABOVE, _LEAST = 0.75, 2.5, 0.02
 #: Tried around each level found, as many as the table has room for; closer ones are one.
 _FINE, _ALIKE = (1.0, 0.985, 1.01, 0.97, 1.02, 0.96, 0.99, 1.04, 0.94, 1.07, 0.91), 1.003
-#: Counts tried: up to so many times the fewest that fit, and these.
-_TIMES_FEWEST, _MORE = 2, 2
+#: Counts tried: up to so many times the fewest that fit, as micro-batches are to be worth it.
+_TIMES_FEWEST = 2
 #: Of more items, ends are followed run by run only for the fine levels; and of more not at all.
 _FOLLOWED, _FOLLOWED_ONCE = 2048, 4096
 #: Stages where micro-steps are many, and places where a stage may begin.
 _STAGES, _PLACES = 16, 512
-#: How often runs change their micro-steps, where there are no more than these: of many, some are
-#: alike.
-_EXCHANGES, _EXCHANGED = 4, 96
-#: How often the factor is halved by which all levels rise.
-_HALVINGS = 7
 
 
-def level_runs(
-    x: FloatArray, most: IntArray, R: int, fewest: int, multiple: int, begin: float
-) -> IntArray:
-    """Where runs begin, and the end: int64[R*M + 1], M a multiple and `fewest` or more.
+class Wanted(NamedTuple):
+    """How many micro-steps there may be: a multiple, and `fewest`, which is one, or more.
 
-    begin: what a micro-step costs besides its level.
+    R: ranks. begin: what a micro-step costs besides its level.
     """
-    x = x + (1e-12 * float(x[0]) or 1.0)  # costs may be 0
-    n, share = len(x), float(x.sum()) / R
-    last = max(min(_TIMES_FEWEST * fewest + _MORE, n // R), fewest)
+
+    R: int
+    fewest: int
+    multiple: int
+    begin: float
+
+
+def level_runs(x: FloatArray, most: IntArray, wanted: Wanted) -> IntArray:
+    """Where runs begin, and the end: int64[R*M + 1]. x: above 0."""
+    n, R, fewest = len(x), wanted.R, wanted.fewest
+    share = float(x.sum()) / R
+    last = max(min(_TIMES_FEWEST * fewest, n // R), fewest)
     low = max(float(even_levels(x, R, last)[-1]), _LEAST * share / last)
     levels = _grid(x, most, low, share / fewest)
     if last > _STAGES or n > _FOLLOWED_ONCE:
-        return _in_stages(x, most, levels, (R, fewest, last, multiple), begin)
+        return _in_stages(x, most, levels, wanted, last)
     coarse = followed if n <= _FOLLOWED else estimated
     steps = coarse(x, most, R, levels)
-    M = steps.count(fewest, last, multiple, begin, share)
+    M = steps.count(wanted, last, share)
     fine = followed(x, most, R, _around(steps.costs(M), levels[-1], n))
     for _ in range(M):
         fine.more()
     best = steps if n <= _FOLLOWED and steps.time(M) < fine.time(M) else fine
     starts = _starts(x, most, R, best, best.walk(M))
     if n > _FOLLOWED:
-        raised = _raised(x, most, np.repeat(steps.costs(M), R))
-        return min(starts, raised, key=lambda each: _time(each, x, R))
-    return _exchanged(starts, x, most, R) if R * M <= _EXCHANGED else starts
-
-
-def _time(starts: IntArray, x: FloatArray, R: int) -> float:
-    """Of all micro-steps, if runs of like cost share one."""
-    return float(np.sort(np.diff(starts) * x[starts[:-1]])[::-1][::R].sum())
-
-
-def _exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
-    """Runs of like cost share a micro-step: each as long as the level of its own allows then.
-
-    From what was found, and from one level for all.
-    """
-    best, least = starts, np.inf
-    even = np.full(len(starts) - 1, float(x.sum()) / (len(starts) - 1))
-    for tried in (starts, _raised(x, most, even)):
-        for turn in range(_EXCHANGES + 1):
-            cost = np.diff(tried) * x[tried[:-1]]
-            order = np.argsort(-cost, kind="stable")
-            top = cost[order[::R]]
-            if float(top.sum()) < least:
-                best, least = tried, float(top.sum())
-            elif turn > 1:
-                break
-            if turn < _EXCHANGES:
-                levels, ruled = np.empty_like(cost), np.empty(len(cost), dtype=bool)
-                levels[order] = np.repeat(top, R)
-                ruled[order] = np.repeat(np.diff(tried)[order[::R]] == 1, R)
-                tried = _raised(x, most, levels, ruled)
-    return best
+        by_parts = raised(x, most, np.repeat(steps.costs(M), R))
+        return min(starts, by_parts, key=lambda each: time_of_runs(each, x, R))
+    return starts
 
 
 def _grid(x: FloatArray, most: IntArray, low: float, high: float) -> FloatArray:
@@ -142,8 +118,9 @@ class _Program:
         best[last + 1 :] = best[last]  # whatever ends beyond this ends here
         self.best.append(best)
 
-    def count(self, fewest: int, last: int, multiple: int, begin: float, share: float) -> int:
-        """How many micro-steps take the least time, with what it costs to begin each."""
+    def count(self, wanted: Wanted, last: int, share: float) -> int:
+        """How many micro-steps, `last` at most, take the least time and what it costs to begin."""
+        _, fewest, multiple, begin = wanted
         M, least = fewest, np.inf
         for count in range(1, last + 1):
             self.more()
@@ -211,8 +188,8 @@ def _starts(
 ) -> IntArray:
     """Where the runs of these micro-steps begin, and the end."""
     starts, counts, costs = [], most.tolist(), x.tolist()
-    for at, end, level in walk:
-        top = float(steps.levels[level]) * (1 + 1e-12)
+    for first, end, level in walk:
+        at, top = first, float(steps.levels[level]) * (1 + 1e-12)
         for others in range(R - 1, -1, -1):
             starts.append(at)
             at = min(at + max(min(int(top / costs[at]), counts[at]), 1), end - others)
@@ -244,21 +221,14 @@ def estimated(
 
 
 def _in_stages(
-    x: FloatArray,
-    most: IntArray,
-    levels: FloatArray,
-    counts: tuple[int, int, int, int],
-    begin: float,
+    x: FloatArray, most: IntArray, levels: FloatArray, wanted: Wanted, last: int
 ) -> IntArray:
-    """Micro-steps of like level together, from parts of runs.
-
-    counts: ranks, micro-steps at least and at most, and what they are a multiple of.
-    """
-    R, fewest, last, multiple = counts
+    """Micro-steps of like level together, from parts of runs."""
+    R, fewest, multiple, begin = wanted
     parts = parts_of_runs(x, most, levels)
     if last <= _STAGES:
         steps = estimated(x, most, R, levels, parts)
-        M = stages = steps.count(fewest, last, multiple, begin, float(x.sum()) / R)
+        M = stages = steps.count(wanted, last, float(x.sum()) / R)
     else:
         runs, dear = parts[:, -1], np.searchsorted(-x, -levels)
         over = running_sums(x)[dear] - dear * levels  # of items that are dearer than the level
@@ -268,39 +238,4 @@ def _in_stages(
         steps = estimated(x, most, R * M / stages, levels, parts)
         for _ in range(stages):
             steps.more()
-    return _raised(x, most, np.repeat(steps.costs(stages), -(-R * M // stages))[: R * M])
-
-
-def _raised(
-    x: FloatArray, most: IntArray, levels: FloatArray, ruled: BoolArray | None = None
-) -> IntArray:
-    """Where runs of these levels begin, and the end; raised by the least factor that holds all.
-
-    ruled: runs whose level a single item sets, which no factor below 1 lowers.
-    """
-    costs, counts = x.tolist(), most.tolist()
-    kept = 0.0 if ruled is None else ruled.astype(np.float64)
-
-    def starts(factor: float) -> list[int]:
-        at, left, found = 0, len(x) - len(levels), []
-        for level in (levels * np.maximum(factor, kept)).tolist():
-            found.append(at)
-            more = min(int(level / costs[at]), counts[at]) - 1
-            if more > 0:
-                more = min(more, left)
-                left -= more
-                at += more
-            at += 1
-        return [*found, at]
-
-    n, low, high = len(x), 0.5, 1.0
-    while (found := starts(high))[-1] < n:
-        low, high = high, high * (1.1 if high < 2 else 10)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        tried = starts(middle)
-        if tried[-1] < n:
-            low = middle
-        else:
-            high, found = middle, tried
-    return np.array(found)
+    return raised(x, most, np.repeat(steps.costs(stages), -(-R * M // stages))[: R * M])

@@ -7,8 +7,9 @@ none empty unless there are fewer items. Items descend in cost and in tokens.
 A padded micro-batch costs its count times its longest sample. So sorted runs waste least: whatever
 shares a micro-batch with the longest sample left, the next longest may as well. Where ranks
 meet at every micro-step, R runs make one, which lasts as long as its *level*, the most that a run
-of it costs: levels.py finds those that sum to the least. Where ranks meet once a step, runs need
-not be alike: their ends then move to where the total is least, and runs are dealt to ranks.
+of it costs: levels.py finds those that sum to the least, and exchange.py improves on few runs.
+Where ranks meet once a step, runs need not be alike: their ends then move to where the total is
+least, and runs are dealt to ranks.
 
 The budget alone does not say how many micro-batches there should be: with more of them runs are
 shorter and pad less. M grows from the fewest that fit while another micro-step saves more than it
@@ -24,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
-from rollout_dispatcher.balance.split.levels import level_runs, parts_of_runs
+from rollout_dispatcher.balance.split.padded.exchange import exchanged
+from rollout_dispatcher.balance.split.padded.levels import Wanted, level_runs, parts_of_runs
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: What it costs to begin a micro-step, as a share of a micro-batch that fills the budget: another
@@ -38,8 +40,9 @@ _LARGEST = (0.6, 1.0)
 _SPREAD, _CLOSE = np.arange(1, 16) / 16, np.arange(-3, 4)
 #: How often all ends move.
 _SWEEPS = 4
-#: Of more runs than this each is so short that it pads little.
-_MOST_MOVED = 1024
+#: Of more runs than this each is so short that it pads little; and some are alike in any
+#: micro-step.
+_MOST_MOVED, _MOST_EXCHANGED = 1024, 128
 #: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
 #: error of any cost model is larger.
 _LEVEL, _ROUNDS = 1e-3, 8
@@ -70,10 +73,14 @@ def padded_runs(
     multiple = allowed(fewest + 1) - fewest
     if n <= R * fewest:
         return _dealt(np.arange(n + 1), x, R, fewest, per_step)
-    starts = level_runs(x, most, R, fewest, multiple, begin_cost(x, s, budget))
+    positive = x + (1e-12 * float(x[0]) or 1.0)
+    wanted = Wanted(R, fewest, multiple, begin_cost(positive, s, budget))
+    starts = level_runs(positive, most, wanted)
     M = (len(starts) - 1) // R
-    if per_step and M > 1 and R * M <= _MOST_MOVED:
+    if per_step and 1 < M <= _MOST_MOVED // R:
         starts = _least_total(starts, x, most, R, M)
+    elif R * M <= _MOST_EXCHANGED:
+        starts = exchanged(starts, positive, most, R)
     return _dealt(starts, x, R, M, per_step)
 
 

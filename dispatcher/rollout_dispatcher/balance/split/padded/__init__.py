@@ -1,0 +1,1 @@
+"""Padded micro-batches of any count under a budget of padded tokens."""

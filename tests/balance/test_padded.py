@@ -1,0 +1,203 @@
+"""Claims about padded micro-batches under a budget of padded tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_dispatcher.balance import Quadratic, plan, tokens
+from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance.split.padded.runs import (
+    Runs,
+    cut_padded,
+    fewest_runs,
+    levels,
+    padded_runs,
+)
+from rollout_dispatcher.plan import (
+    CostModel,
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Sync,
+    Window,
+)
+
+LENGTHS = st.one_of(
+    st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    st.lists(st.sampled_from([1, 2, 40, 2000]), min_size=1, max_size=60),
+    st.integers(1, 60).map(lambda n: [9000] + [3] * (n - 1)),
+)
+COSTS = st.sampled_from([tokens, Quadratic(), Quadratic(0.001, 1.0), lambda s: np.zeros(len(s))])
+
+
+def falling(lengths: list[int], cost: CostModel) -> tuple[FloatArray, IntArray]:
+    s = np.sort(np.array(lengths))[::-1].copy()
+    return cost(s), s
+
+
+def matrix(runs: Runs, x: FloatArray, ranks: int) -> FloatArray:
+    cost = np.zeros(ranks * runs.M)
+    cost[runs.place] = np.diff(runs.starts) * x[runs.starts[:-1]]
+    return cost.reshape(ranks, runs.M)
+
+
+def time_of(cost: FloatArray, per_step: bool) -> float:
+    return float(cost.sum(axis=1).max() if per_step else cost.max(axis=0).sum())
+
+
+def check(runs: Runs, s: IntArray, ranks: int, budget: int, multiple: int) -> None:
+    counts = np.diff(runs.starts)
+    assert runs.starts[0] == 0
+    assert runs.starts[-1] == len(s)
+    assert counts.min() >= 1
+    assert len(set(runs.place.tolist())) == len(runs.place)
+    assert runs.M % multiple == 0
+    assert len(runs.place) == min(ranks * runs.M, len(s))  # fillers only where samples are fewer
+    longest = s[runs.starts[:-1]]
+    assert ((counts == 1) | (counts * longest <= budget)).all()
+
+
+@settings(max_examples=400)
+@given(
+    LENGTHS,
+    COSTS,
+    st.integers(1, 5),
+    st.tuples(st.integers(1, 4000), st.sampled_from([1, 2, 3])),
+    st.tuples(st.booleans(), st.sampled_from([0, 2048]), st.sampled_from([0, 4096])),
+)
+def test_runs_hold_every_item_within_the_budget(
+    lengths: list[int],
+    cost: CostModel,
+    ranks: int,
+    asked: tuple[int, int],
+    how: tuple[bool, int, int],
+) -> None:
+    """However many items ends are followed for."""
+    x, s = falling(lengths, cost)
+    (budget, multiple), (per_step, followed, followed_once) = asked, how
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levels, "_FOLLOWED", followed)
+        patch.setattr(levels, "_FOLLOWED_ONCE", followed_once)
+        runs = padded_runs(x, s, ranks, budget, multiple, per_step=per_step)
+    check(runs, s, ranks, budget, multiple)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 60))
+def test_no_way_to_pad_needs_fewer_micro_batches(lengths: list[int], budget: int) -> None:
+    s = falling(lengths, tokens)[1]
+    assert fewest_runs(s, budget) == _fewest(tuple(s.tolist()), budget)
+
+
+def _fewest(s: tuple[int, ...], budget: int) -> int:
+    """By trying every set that may share a micro-batch with the longest item."""
+    if not s:
+        return 0
+    most = max(budget // s[0], 1)
+    best = len(s)
+    for mask in range(1 << (len(s) - 1)):
+        rest = tuple(v for i, v in enumerate(s[1:]) if not mask >> i & 1)
+        if len(s) - len(rest) <= most:
+            best = min(best, 1 + (_greedy(rest, budget)))
+    return best
+
+
+def _greedy(s: tuple[int, ...], budget: int) -> int:
+    return 0 if not s else 1 + _greedy(s[max(budget // s[0], 1) :], budget)
+
+
+def test_what_came_is_cut_where_the_budget_ends() -> None:
+    s = np.array([3, 5, 2, 2, 9, 1])
+    found = cut_padded([np.array([0, 1, 2, 3]), np.array([4, 5])], s, 12)
+    assert [[part.tolist() for part in rank] for rank in found] == [[[0, 1], [2, 3]], [[4], [5]]]
+
+
+def test_the_example_of_the_module() -> None:
+    x, s = falling([8, 7, 3, 3, 2, 2], tokens)
+    runs = padded_runs(x, s, 2, 16, 2, per_step=False)
+    assert runs.starts.tolist() == [0, 1, 2, 4, 6]
+    assert time_of(matrix(runs, x, 2), per_step=False) == 8 + 6
+
+
+def lognormal(n: int, seed: int) -> list[int]:
+    drawn = np.random.default_rng(seed).lognormal(np.log(8192), 0.8, n)
+    lengths: list[int] = np.clip(drawn, 16, 65536).astype(np.int64).tolist()
+    return lengths
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_any_count_pads_far_less_than_a_fixed_one(seed: int, per_step: bool) -> None:
+    """128 samples, 4 ranks, 4 micro-batches of 8, beside the same room for any number."""
+    x, s = falling(lognormal(128, seed), Quadratic())
+    fixed = 8 * x[::32].sum()
+    runs = padded_runs(x, s, 4, 8 * int(s[0]), 4, per_step=per_step)
+    assert runs.M == 4
+    time = time_of(matrix(runs, x, 4), per_step)
+    assert time < 0.7 * fixed
+    assert time < (1.2 if per_step else 1.35) * x.sum() / 4
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+def test_more_micro_batches_are_made_only_while_they_pay(per_step: bool) -> None:
+    x, s = falling(lognormal(512, 1), Quadratic())
+    runs = padded_runs(x, s, 16, 131072, per_step=per_step)
+    fewest = -(-fewest_runs(s, 131072) // 16)
+    assert fewest < runs.M <= 2 * fewest
+    alike = padded_runs(x * 0 + 1, s * 0 + 8192, 16, 131072, per_step=per_step)
+    assert alike.M == 2  # 512 samples of 8,192 tokens fill 2 x 16 micro-batches, and none pads
+
+
+def test_many_samples_are_split_without_following_each_run() -> None:
+    x, s = falling(lognormal(6000, 2), Quadratic())
+    for budget in (65536, 1 << 20):
+        runs = padded_runs(x, s, 8, budget, per_step=False)
+        check(runs, s, 8, budget, 1)
+        assert time_of(matrix(runs, x, 8), per_step=False) < 1.06 * x.sum() / 8
+
+
+@settings(max_examples=50)
+@given(st.integers(20, 300), st.integers(0, 99), st.integers(2, 8), st.booleans())
+def test_the_estimate_is_close_to_the_split(n: int, seed: int, ranks: int, per_step: bool) -> None:
+    x, s = falling(lognormal(n, seed), Quadratic())
+    config = replace(PADDED, dp_size=ranks, sync=Sync.STEP if per_step else Sync.MICRO_STEP)
+    budget = config.micro_batch_tokens or 1
+    time = time_of(matrix(padded_runs(x, s, ranks, budget, per_step=per_step), x, ranks), per_step)
+    assert 0.6 * time < estimate(x, s, config) < 1.7 * time
+
+
+PADDED = PlanConfig(
+    dp_size=4,
+    dispatch_batch_size=64,
+    cost=Quadratic(),
+    micro_batch_tokens=131072,
+    layout=Layout.PADDED,
+    grouping=Grouping.IGNORE,
+)
+
+
+@pytest.mark.parametrize("sync", Sync)
+def test_a_window_makes_padded_micro_batches_shorter(sync: Sync) -> None:
+    """The same stream of samples, from the oldest batch and from a window of 1.5."""
+
+    def time(window: int) -> float:
+        held, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        stream, spent, work = iter(lognormal(4096, 5)), 0.0, 0.0
+        for _ in range(24):
+            fresh = np.array([next(stream) for _ in range(window - len(held))])
+            held = np.concatenate((held, fresh))
+            skips = np.concatenate((skips, np.zeros(len(fresh), np.int64)))
+            none = np.full(window, -1)
+            step = plan(Window(held, skips, none, none > 0), replace(PADDED, sync=sync))
+            spent += time_of(step.cost, sync is Sync.STEP)
+            work += float(Quadratic()(held[step.chosen]).sum()) / 4
+            left = np.delete(np.arange(window), step.chosen)
+            held, skips = held[left], skips[left] + 1
+        return spent / work
+
+    assert time(96) < time(64)
