@@ -1,6 +1,7 @@
 """Claims about padded micro-batches under a budget of padded tokens."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,11 +10,11 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, tokens
 from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance.split.padded import levels
 from rollout_dispatcher.balance.split.padded.runs import (
     Runs,
     cut_padded,
     fewest_runs,
-    levels,
     padded_runs,
 )
 from rollout_dispatcher.plan import (
@@ -25,6 +26,7 @@ from rollout_dispatcher.plan import (
     PlanConfig,
     Sync,
     Window,
+    round_up,
 )
 
 LENGTHS = st.one_of(
@@ -83,7 +85,9 @@ def test_runs_hold_every_item_within_the_budget(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(levels, "_FOLLOWED", followed)
         patch.setattr(levels, "_FOLLOWED_ONCE", followed_once)
-        runs = padded_runs(x, s, ranks, budget, multiple, per_step=per_step)
+        runs = padded_runs(
+            x, s, ranks, budget, partial(round_up, multiple=multiple), per_step=per_step
+        )
     check(runs, s, ranks, budget, multiple)
 
 
@@ -119,7 +123,7 @@ def test_what_came_is_cut_where_the_budget_ends() -> None:
 
 def test_the_example_of_the_module() -> None:
     x, s = falling([8, 7, 3, 3, 2, 2], tokens)
-    runs = padded_runs(x, s, 2, 16, 2, per_step=False)
+    runs = padded_runs(x, s, 2, 16, partial(round_up, multiple=2), per_step=False)
     assert runs.starts.tolist() == [0, 1, 2, 4, 6]
     assert time_of(matrix(runs, x, 2), per_step=False) == 8 + 6
 
@@ -136,7 +140,7 @@ def test_any_count_pads_far_less_than_a_fixed_one(seed: int, per_step: bool) -> 
     """128 samples, 4 ranks, 4 micro-batches of 8, beside the same room for any number."""
     x, s = falling(lognormal(128, seed), Quadratic())
     fixed = 8 * x[::32].sum()
-    runs = padded_runs(x, s, 4, 8 * int(s[0]), 4, per_step=per_step)
+    runs = padded_runs(x, s, 4, 8 * int(s[0]), partial(round_up, multiple=4), per_step=per_step)
     assert runs.M == 4
     time = time_of(matrix(runs, x, 4), per_step)
     assert time < 0.7 * fixed

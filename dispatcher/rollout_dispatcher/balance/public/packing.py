@@ -23,9 +23,14 @@ from rollout_dispatcher.balance.public.arguments import (
     costs_of,
     oversize_option,
 )
-from rollout_dispatcher.balance.public.fits import every_fit, least_bins
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty, labels_of
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
+from rollout_dispatcher.balance.split.budgets.fewest import (
+    fewest_members_fit,
+    least_bins,
+    num_bins,
+    tight_packings,
+)
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.packing import level_columns
 from rollout_dispatcher.errors import UnequalPartitions
@@ -111,8 +116,10 @@ def _check_groups(item: IntArray, s: IntArray, budget: int) -> None:
 def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:
     """Bin of each item, and how many bins."""
     s = items.s
-    fits = list(every_fit(s, items.came, budget, thorough=len(s) <= _ALL_STARTS))
-    least, most = least_bins(s, budget), min(int(fit.max(initial=-1)) + 1 for fit in fits)
+    fits = list(tight_packings(s, budget, items.came))
+    if len(s) <= _ALL_STARTS:
+        fits.append(fewest_members_fit(s, budget))
+    least, most = least_bins(s, budget), min(map(num_bins, fits))
     for bins in range(max(least, most - _FEWER), most + 1):
         count = round_up(max(bins, minimum), multiple)
         if len(s) <= count:

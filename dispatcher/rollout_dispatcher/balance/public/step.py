@@ -4,7 +4,6 @@ Invariant: every index is in one micro-batch, and every rank has the same number
 if there are samples enough. It is the dispatcher's own planner, with all samples chosen.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,9 +72,11 @@ def plan_step(
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
     within = [kind for kind in Grouping if kind not in (Grouping.IGNORE, Grouping.STEP)]
     together = option(Grouping, grouping, *within)
+    per_micro_step = dp_size * (micro_batch_size or 1)
+    micro_steps = round_up(max(-(-n // per_micro_step), minimum), multiple)
     config = PlanConfig(
         dp_size=dp_size,
-        dispatch_batch_size=round_up(n, dp_size * (micro_batch_size or 1) * multiple),
+        dispatch_batch_size=per_micro_step * micro_steps,  # if all were full
         cost=cost_model(cost),
         micro_batch_size=micro_batch_size,
         micro_batch_tokens=micro_batch_tokens,
@@ -83,16 +84,15 @@ def plan_step(
         layout=option(Layout, layout),
         grouping=Grouping.IGNORE if groups is None else together,
         micro_batch_multiple=multiple,
+        min_micro_batches=minimum,
         sample_length_multiple=pad_to,
         oversize=oversize_option(oversize),
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
-    return _planned(tokens, group, config, minimum)
+    return _planned(tokens, group, config)
 
 
-def _planned(
-    tokens: IntArray, group: IntArray, config: PlanConfig, minimum: int
-) -> list[list[list[int]]]:
+def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list[list[int]]]:
     computed = round_up(tokens, config.sample_length_multiple)
     costs_of(computed, config.cost)
     if config.micro_batch_tokens is not None and config.oversize is not Oversize.ALONE:
@@ -101,32 +101,7 @@ def _planned(
     n = len(tokens)
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
     found = plan(window, config, take=n)
-    if found.num_micro_batches < minimum:
-        count = round_up(minimum, config.micro_batch_multiple)
-        found = plan(window, replace(config, micro_batch_multiple=count), take=n)
-    ranks = [[part.tolist() for part in rank] for rank in found.micro_batches]
-    if config.grouping in (Grouping.IGNORE, Grouping.RANK):
-        lengths = tokens.tolist()
-        for rank in ranks:
-            donors = [rank] if config.grouping is Grouping.RANK else [rank, *ranks]
-            _fill_empty(rank, donors, lengths)
-    return ranks
-
-
-def _fill_empty(rank: list[list[int]], donors: list[list[list[int]]], lengths: list[int]) -> None:
-    """Give each empty micro-batch the shortest sample that shares one: of the first who has any.
-
-    A trainer can make little of an empty one, and the shortest makes nobody wait for long.
-    """
-    for empty in (part for part in rank if not part):
-        shared = ([part for part in each if len(part) > 1] for each in donors)
-        choices = next((found for found in shared if found), None)
-        if choices is None:
-            return
-        part = min(choices, key=lambda part: min(lengths[i] for i in part))
-        shortest = min(part, key=lambda i: lengths[i])
-        part.remove(shortest)
-        empty.append(shortest)
+    return [[part.tolist() for part in rank] for rank in found.micro_batches]
 
 
 def _validate(config: PlanConfig) -> None:

@@ -54,6 +54,20 @@ def num_bins(labels: Labels) -> int:
     return int(labels.max(initial=-1)) + 1
 
 
+def fewest_members_fit(s: IntArray, budget: int) -> Labels:
+    """Each item where there are fewest and there is room, or into a new bin."""
+    room, counts, bins = np.full(len(s), budget), np.zeros(len(s), dtype=np.int64), 0
+    labels = []
+    for tokens in np.minimum(s, budget).tolist():
+        fits = np.flatnonzero(room[:bins] >= tokens)
+        b = int(fits[np.lexsort((-room[fits], counts[fits]))[0]]) if len(fits) else bins
+        bins = max(bins, b + 1)
+        room[b] -= tokens
+        counts[b] += 1
+        labels.append(b)
+    return np.array(labels, dtype=np.int64)
+
+
 def _first_fit_decreasing(s: IntArray, budget: int) -> Labels:
     """Bin after bin takes the largest item that fits until none does, which is the same."""
     falling, n = (-np.minimum(s, budget)).tolist(), len(s)

@@ -65,7 +65,7 @@ class Runs(NamedTuple):
 
 
 def padded_runs(
-    x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed, *, per_step: bool
+    x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int, *, per_step: bool
 ) -> Runs:
     """Items of cost x and tokens s over R ranks; per_step: these meet once a step."""
     n, most = len(x), most_in_run(s, budget)
