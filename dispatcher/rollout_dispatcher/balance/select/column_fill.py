@@ -93,7 +93,8 @@ class _Filler:
         falling_cost, falling_tokens = self.falling_cost, self.falling_tokens
         closed = []
         heapq.heapify(heap)
-        while heap and self.left > self.keep:
+        spare = self.left - self.keep
+        while heap and spare > 0:
             load, b = heap[0]
             i = bisect_left(falling_cost, load - top)
             if room[b] < self.budget:
@@ -105,10 +106,11 @@ class _Filler:
             self.labels[i] = first_bin + b
             self.after[i] = i + 1
             room[b] = max(room[b] - tokens[i], 0)
-            self.left -= 1
+            spare -= 1
             self.left_tokens -= tokens[i]
             self.left_cost -= cost[i]
             heapq.heapreplace(heap, (load + cost[i], b))
+        self.left = spare + self.keep
         return [entry for entry in closed if room[entry[1]] >= tokens[-1]]
 
     def _unused(self, i: int) -> int:

@@ -132,9 +132,14 @@ def swap_level(
         np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
         if tokens is not None:
             more = _differences(_at(tokens, high, u), _at(tokens, low, v))
-            room = budget - tokens.reshape(len(flat), parts, -1).sum(axis=2)
-            taken, given = _room(room, low, v, slots), _room(room, high, u, slots)
-            error[(more > taken[:, None]) | (-more > given[:, :, None])] = np.inf
+            if parts == 1:
+                room = (budget - tokens.sum(axis=1))[:, None, None]
+                taken, given = room[low], room[high]
+            else:
+                room = budget - tokens.reshape(len(flat), parts, -1).sum(axis=2)
+                room = np.repeat(room, slots // parts, axis=1)
+                taken, given = _at(room, low, v)[:, None], _at(room, high, u)[:, :, None]
+            error[(more > taken) | (-more > given)] = np.inf
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
@@ -188,13 +193,6 @@ def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:
     whole = len(slots) == array.shape[1]
     out: NDArray[Any] = array[bins] if whole else array[bins[:, None], slots]
     return out
-
-
-def _room(room: IntArray, bins: IntArray, slots: IntArray, count: int) -> IntArray:
-    """Room in the part of each of some bins' slots, room[bins, parts] -> [n, slots] (or [n, 1])."""
-    parts = room.shape[1]
-    found: IntArray = room[bins]
-    return found if parts == 1 else found[:, slots * parts // count]
 
 
 def _differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

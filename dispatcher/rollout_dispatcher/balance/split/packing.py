@@ -32,8 +32,9 @@ _EVEN = 1.003
 #: Where tokens take more than this share of all budgets, many items are not tried to be packed by
 #: cost: the last of them never find room.
 _SCARCE = 0.99
-#: So few items are worth more than one packing: single ones matter, and it takes no time.
-_FEW = 64
+#: So few items that fill so much of all budgets are worth more than one packing: single ones
+#: matter, and it takes no time.
+_FEW, _FILLED = 64, 0.8
 #: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
 #: error of any cost model is larger.
 _LEVEL, _ROUNDS = 1e-3, 8
@@ -69,7 +70,7 @@ def pack(
     """
     found, M = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
     leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
-    if len(x) <= _FEW and _time(leveled[0], x, R, M) > float(x.sum()) / R * _EVEN:
+    if len(x) <= _FEW and float(s.sum()) > _FILLED * R * M * budget:
         tight = [each for each in tight_packings(s, budget, came) if num_bins(each) <= R * M]
         leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
     if len(leveled) == 1:
@@ -101,10 +102,11 @@ def fill(
             return [labels], M
         untried = M + multiple
     least = max(round_up(-(-least_bins(s, budget) // R), multiple), M)
-    tight = _tight(s, R * least, budget, came, many)
-    enough = max(round_up(-(-min(map(num_bins, tight)) // R), multiple), M)
-    if many and _time(tight[-1], x, R, enough) <= float(x.sum()) / R * _EVEN:
-        return tight[-1:], enough
+    tight = _tight(s, R * least, budget, came)
+    tightest = min(tight, key=num_bins)
+    enough = max(round_up(-(-num_bins(tightest) // R), multiple), M)
+    if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * _EVEN:
+        return [tightest], enough
     for M in range(max(enough if many else least, untried), enough + 1, multiple):
         labels = _fill(x, s, R, M, budget)
         if labels is not None:
@@ -112,19 +114,19 @@ def fill(
     return [labels for labels in tight if num_bins(labels) <= R * enough], enough
 
 
-def _tight(s: IntArray, bins: int, budget: int, came: IntArray | None, many: bool) -> list[Labels]:
-    """All packings by tokens alone, or of many items the first that needs no more than `bins`."""
+def _tight(s: IntArray, bins: int, budget: int, came: IntArray | None) -> list[Labels]:
+    """Packings by tokens alone, to the first that needs no more than `bins` (of few items, all)."""
     found: list[Labels] = []
     for labels in tight_packings(s, budget, came):
         found.append(labels)
-        if many and num_bins(labels) <= bins:
+        if len(s) > _FEW and num_bins(labels) <= bins:
             break
     return found
 
 
 def is_scarce(s: IntArray, bins: int, budget: int) -> bool:
     """Whether so many bins have hardly more room than tokens `s` take."""
-    return float(s.sum()) > _SCARCE * bins * budget
+    return float(np.minimum(s, budget).sum()) > _SCARCE * bins * budget
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:

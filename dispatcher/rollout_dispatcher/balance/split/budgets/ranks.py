@@ -26,12 +26,14 @@ from rollout_dispatcher.balance.split.packing import (
     members,
 )
 from rollout_dispatcher.balance.split.partition import step_partition
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 #: A split this close to its bound is not compared with another.
 _CLOSE = 1e-3
 #: Rounds of swaps between ranks once these have micro-batches.
 _ROUNDS = 48
+#: So many ranks pack their samples all at once, place after place; fewer do one after the other.
+_BY_ROWS = 64
 
 
 def pack_ranks(
@@ -49,19 +51,20 @@ def pack_ranks(
     came: place of each item in order of arrival, for a first fit in that order as well.
     """
     M = fewest_micro_batches(s, R, budget, multiple, minimum)
-    M = fewest_micro_batches(s, R, budget, multiple, minimum)
     ranks = _Ranks(x, np.minimum(s, budget), R, M, budget)
     found = [] if is_scarce(s, R * M, budget) else ranks.by_samples()
     if found and ranks.close(found):
         return found[0], M
-    packed, fewest = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
-    if not found and fewest > M:
+    bins, fewest = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
+    if not found:
         M, ranks = fewest, _Ranks(x, ranks.t, R, fewest, budget)
-    if fewest == M:
-        found += map(ranks.by_bins, packed)
-    for more in (ranks.by_samples, lambda: ranks.by_packings(s, came)):
+        found = [ranks.by_bins(each) for each in bins]
         if not ranks.close(found):
-            found += more()
+            found += ranks.by_samples()
+    elif fewest == M:
+        found += [ranks.by_bins(each) for each in bins]
+    if not ranks.close(found):
+        found += ranks.by_packings(s, came)
     return min(found, key=ranks.time), M
 
 
@@ -70,13 +73,15 @@ class _Ranks:
 
     def __init__(self, x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> None:
         self.x, self.t, self.R, self.M, self.budget = x, t, R, M, budget
+        #: Some rank has the mean, and one the largest item and one in each other micro-batch.
+        company = float(x[len(x) - M + 1 :].sum()) if len(x) >= R * M else 0.0
+        self.bound = max(rank_bound(x, R), float(x[0]) + company)
         #: With the empty slot that swaps use.
         self.costs, self.tokens = np.append(x, 0.0), np.append(t, 0)
 
     def close(self, found: list[Labels]) -> bool:
         """Whether one of these is so near to the bound that nothing else need be tried."""
-        close = rank_bound(self.x, self.R) * (1 + _CLOSE)
-        return min(map(self.time, found)) <= close
+        return min(map(self.time, found)) <= self.bound * (1 + _CLOSE)
 
     def time(self, labels: Labels) -> float:
         """The largest rank's sum."""
@@ -103,11 +108,19 @@ class _Ranks:
 
     def _pack(self, ids: IntArray) -> Labels | None:
         """Ranks' samples, ids[R, any] with n or more for none, into micro-batches with room."""
-        M, budget = self.M, self.budget
+        R, M = ids.shape[0], self.M
         labels = np.empty(len(self.x) + 1, dtype=np.int64)
-        for r, row in enumerate(ids):
-            items = np.sort(row[row < len(self.x)])
-            own = _pack_own(self.x[items], self.t[items], M, budget)
+        if M == 1:  # the budget was a rank's already
+            labels[ids] = np.arange(R)[:, None]
+            return self._filled(labels[:-1])
+        rows, left = np.sort(np.minimum(ids, len(self.x)), axis=1), list(range(R))
+        if R >= _BY_ROWS:
+            own, fits = self._pack_rows(rows)
+            labels[rows] = own + np.arange(0, R * M, M)[:, None]
+            left = np.flatnonzero(~fits).tolist()
+        for r in left:
+            items = rows[r][rows[r] < len(self.x)]
+            own = _pack_own(self.x[items], self.t[items], M, self.budget)
             labels[items] = np.where(own < 0, -1, own + r * M)
         labels = labels[:-1]
         if labels.min() < 0:
@@ -115,6 +128,20 @@ class _Ranks:
                 return None
             labels = self._level(labels)
         return self._filled(labels)
+
+    def _pack_rows(self, rows: IntArray) -> tuple[IntArray, BoolArray]:
+        """Items of all ranks at once, largest onto least loaded, and which ranks have the room."""
+        R, M = len(rows), self.M
+        loads, room, fits = np.zeros((R, M)), np.full((R, M), self.budget), np.ones(R, np.bool_)
+        own, rank = np.empty_like(rows), np.arange(R)
+        for p, items in enumerate(rows.T):
+            tokens = self.tokens[items]
+            open_loads = np.where(room >= tokens[:, None], loads, np.inf)
+            own[:, p] = b = open_loads.argmin(axis=1)
+            loads[rank, b] += self.costs[items]
+            room[rank, b] -= tokens
+            fits &= room[rank, b] >= 0
+        return own, fits
 
     def by_bins(self, bins: Labels) -> Labels:
         """R * M bins onto ranks, M to each."""
