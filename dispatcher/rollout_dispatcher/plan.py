@@ -76,6 +76,8 @@ class PlanConfig:
     `sample_length_multiple`, since ranks pad it to that. `outlier_max_skips=None` means
     `max_skips`. With `outlier_lane` the heaviest samples of a window wait for each other and leave
     together.
+    A plan that waits more than `target_excess` is compared with other selections and splits, as
+    many as fit in `planning_budget`, seconds of one core: they are counted, not timed.
     """
 
     dp_size: int
@@ -94,6 +96,8 @@ class PlanConfig:
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True
+    target_excess: float = 0.01
+    planning_budget: float = 5e-3
 
     @property
     def longest_in_budget(self) -> int | None:

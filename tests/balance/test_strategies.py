@@ -10,6 +10,7 @@ from rollout_dispatcher.balance import tokens
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
 from rollout_dispatcher.balance.strategies import STRATEGIES, looks_ahead, plain_split
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import Layout, PlanConfig, Strategy, Sync, step_time
 from tests.support.source import ROOT
 
@@ -21,7 +22,7 @@ BATCH = Batch.of(np.array([9.0, 1.0, 8.0, 2.0]), np.array([9, 1, 8, 2]))
 def test_every_name_has_a_strategy(name: Strategy) -> None:
     strategy = STRATEGIES[name]
     assert isinstance(strategy, PlanningStrategy)
-    parts = strategy.split(BATCH, CONFIG)
+    parts = strategy.split(BATCH, CONFIG, Work(1.0))
     assert sorted(parts.sequence.tolist()) == [0, 1, 2, 3]
     assert parts.counts.shape == (2, 2)
 

@@ -47,7 +47,8 @@ def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
             return rank_bound(x, R)
         budget = config.micro_batch_tokens or 1
         M = fewest_micro_batches(s, R, budget, config.micro_batch_multiple)
-        return packed_time(x, s, R, M, budget)
+        # A sample above the budget fills a bin, no more.
+        return packed_time(x, np.minimum(s, budget), R, M, budget)
     M = micro_batches_for(len(x), config)
     if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
         return crowded_rank(x, R, M * m)

@@ -5,20 +5,24 @@ takes exactly what was asked for; all ranks get the same number of micro-batches
 """
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import lower_bound
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
-from rollout_dispatcher.balance.split.parts import Batch, matrix
+from rollout_dispatcher.balance.select.selection import Selection
+from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
 from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split
 from rollout_dispatcher.balance.validate import validate_config
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.errors import PlanError, SampleTooLong
 from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
+    IntArray,
     Oversize,
     Plan,
     PlanConfig,
@@ -42,22 +46,61 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
-    strategy = STRATEGIES[config.strategy]
-    chosen = choose(window, cost, config, take, ahead=strategy.looks_ahead)
-    by_rank = config.grouping is Grouping.RANK
-    group = group_index(window.group[chosen]) if by_rank else None
-    batch = Batch.of(cost[chosen], window.tokens[chosen], group)
-    parts = strategy.split(batch, config)
+    choice = _compare(window, cost, config, take)
+    batch, parts = choice.batch, choice.parts
     costs = matrix(batch, parts, config.layout)
     plain = matrix(batch, plain_split(batch, config), config.layout)
     return Plan(
-        micro_batches=parts.positions(chosen),
+        micro_batches=parts.positions(choice.chosen),
         cost=costs,
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync),
         lower_bound=lower_bound(batch.x, parts.num_micro_batches, config),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Ascending positions of the samples, these as a batch, and its parts."""
+
+    chosen: IntArray
+    batch: Batch
+    parts: Parts
+
+
+def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> _Choice:
+    """The selection that waits least once it is split.
+
+    They come by what they are thought to wait. The next one is split as well only if the best so
+    far turned out to wait longer than that, and only if there is work left.
+    """
+    strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
+    price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
+
+    def split(selection: Selection) -> _Choice:
+        chosen = np.flatnonzero(selection.keep)
+        by_rank = config.grouping is Grouping.RANK
+        group = group_index(window.group[chosen]) if by_rank else None
+        batch = Batch.of(cost[chosen], window.tokens[chosen], group)
+        return _Choice(chosen, batch, strategy.split(batch, config, work))
+
+    def waits(choice: _Choice) -> float:
+        waiting = time_of(choice.batch, choice.parts, config) * config.dp_size
+        waiting -= float(choice.batch.cost.sum())
+        return waiting / max(float(cost.mean()) * len(choice.chosen), 1e-300)
+
+    first, *others = choose(window, cost, config, take, ahead=strategy.looks_ahead)
+    best = split(first)
+    least = waits(best) + first.later if others else 0.0
+    for selection in others:
+        if selection.total >= least or not work.affords(price.of(take, config.dp_size, 0)):
+            break
+        choice = split(selection)
+        found = waits(choice) + selection.later
+        if found < least:
+            best, least = choice, found
+    return best
 
 
 def plan_digest(plan: Plan) -> str:

@@ -16,6 +16,7 @@ it leaves with the heaviest company there is.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,6 +41,20 @@ _LATE_IN_COLUMNS, _LATE = 3, 2
 _PRICE_OF_COLUMNS, _PRICE = 3.5, 1.3
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Mask of the items to keep, what they are thought to wait, and what that costs later on."""
+
+    keep: BoolArray
+    waits: float = 0.0
+    later: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """What decides."""
+        return self.waits + self.later
+
+
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
     """Items that have to go now, most urgent first where they are more than `take` samples.
 
@@ -61,25 +76,25 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = N
     return forced
 
 
-def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
-    """Mask of the `take` items that leave together with the least waiting."""
-    best = keep_oldest(pool.forced, take)
-    if take >= len(best):
-        return best
-    least = judge(best)
-    if least <= GOOD_ENOUGH:
-        return best
+def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
+    """The `take` items that leave together with the least waiting; then the oldest."""
+    keep = keep_oldest(pool.forced, take)
+    if take >= len(keep):
+        return [Selection(keep)]
+    waits = judge(keep)
+    if waits <= GOOD_ENOUGH:
+        return [Selection(keep, waits)]
     lane = Lane.of(pool, take)
-    least += lane.debt(best) + lane.bias(best)
-    for candidate in _candidates(pool, lane, take):
-        excess = judge(candidate)
-        if excess < least:  # else it has lost already
-            excess += lane.debt(candidate) + lane.bias(candidate)
-        if excess < least - 1e-9:
-            best, least = candidate, excess
-        if least <= GOOD_ENOUGH:
+    oldest = best = Selection(keep, waits, lane.debt(keep) + lane.bias(keep))
+    for keep in _candidates(pool, lane, take):
+        waits, later = judge(keep), 0.0
+        if waits < best.total:  # else it has lost already
+            later = lane.debt(keep) + lane.bias(keep)
+        if waits + later < best.total - 1e-9:
+            best = Selection(keep, waits, later)
+        if best.total <= GOOD_ENOUGH:
             break
-    return best
+    return [oldest] if best is oldest else [best, oldest]
 
 
 def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:

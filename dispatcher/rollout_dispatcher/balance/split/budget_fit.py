@@ -98,13 +98,17 @@ def best_fit(s: IntArray, bins: int, budget: int) -> Labels | None:
 
 
 def _fit_into(room: IntArray, s: IntArray, budget: int) -> Labels | None:
-    open_bins = sorted(zip(room.tolist(), range(len(room)), strict=True))
+    """An open bin is one integer, its room above its number, as comparing these is fastest."""
+    bins = len(room)
+    open_bins = sorted((room * bins + np.arange(bins)).tolist())
     labels = []
-    for tokens in s.tolist():
-        at = bisect_left(open_bins, (min(tokens, budget), -1))
-        if at == len(open_bins) or (tokens > budget and open_bins[-1][0] < budget):
+    whole = budget * bins
+    for tokens in (s * bins).tolist():
+        at = bisect_left(open_bins, min(tokens, whole))
+        if at == len(open_bins):
             return None
-        left, b = open_bins.pop(at if tokens <= budget else -1)
+        room_and_bin = open_bins.pop(at)
+        b = room_and_bin % bins
         labels.append(b)
-        insort(open_bins, (max(left - tokens, 0), b))
+        insort(open_bins, room_and_bin - tokens if tokens <= whole else b)
     return np.array(labels, dtype=np.int64)

@@ -9,11 +9,12 @@ from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
 
 
 def split_by_count(batch: Batch, config: PlanConfig) -> Parts:
-    """Equal sums where ranks meet once a step, else sorted columns."""
+    """Equal sums where ranks meet once a step, or have one micro-batch; else sorted columns."""
     R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
     M = micro_batches_for(n, config)
     x, order = filled_up(batch, R * M * m)
-    partition = step_partition if config.sync is Sync.STEP else column_partition
+    by_sums = config.sync is Sync.STEP or (M == 1 and m > 1)
+    partition = step_partition if by_sums else column_partition
     return Parts.of_slots(order[partition(x, R, M, m)], n)
 
 
