@@ -8,10 +8,10 @@ to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
 """
 
 import heapq
-from bisect import bisect_left, insort
 
 import numpy as np
 
+from rollout_dispatcher.balance.split.best_fit import fit_tightly
 from rollout_dispatcher.balance.split.leveling import CHUNKED_FROM
 from rollout_dispatcher.plan import FloatArray, IntArray
 
@@ -60,7 +60,7 @@ def _lpt_budget_chunked(x: FloatArray, s: IntArray, bins: int, budget: int) -> L
 def _end_by_fit(
     labels: Labels, s: IntArray, done: int, room: IntArray, budget: int
 ) -> Labels | None:
-    rest = _fit_into(room, s[done:], budget)
+    rest = fit_tightly(s[done:], room, budget)
     if rest is None or not len(rest):
         return None
     labels[done:] = rest
@@ -94,21 +94,4 @@ def _lpt_budget_one_by_one(x: FloatArray, s: IntArray, bins: int, budget: int) -
 
 def best_fit(s: IntArray, bins: int, budget: int) -> Labels | None:
     """Best fit decreasing: each item where it leaves the least room; None when one finds none."""
-    return _fit_into(np.full(bins, budget), s, budget)
-
-
-def _fit_into(room: IntArray, s: IntArray, budget: int) -> Labels | None:
-    """An open bin is one integer, its room above its number, as comparing these is fastest."""
-    bins = len(room)
-    open_bins = sorted((room * bins + np.arange(bins)).tolist())
-    labels = []
-    whole = budget * bins
-    for tokens in (s * bins).tolist():
-        at = bisect_left(open_bins, min(tokens, whole))
-        if at == len(open_bins):
-            return None
-        room_and_bin = open_bins.pop(at)
-        b = room_and_bin % bins
-        labels.append(b)
-        insort(open_bins, room_and_bin - tokens if tokens <= whole else b)
-    return np.array(labels, dtype=np.int64)
+    return fit_tightly(s, np.full(bins, budget), budget)

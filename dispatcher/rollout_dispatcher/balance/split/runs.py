@@ -12,6 +12,9 @@ import numpy as np
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.plan import IntArray
 
+#: Runs a rank beyond which ranks are cut one after the other: numpy's calls are what takes time.
+_MANY_RUNS = 24
+
 
 def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
     """Samples of each run, int64[R, M] with zeros at the end, of tokens `s`, rank after rank.
@@ -22,6 +25,8 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
     fits = np.searchsorted(held, held[:-1] + budget, "right") - 1
     stops = np.append(np.maximum(fits, np.arange(1, len(s) + 1)), len(s))  # of a run from here on
     ends = np.cumsum(sizes)
+    if held[-1] > _MANY_RUNS * len(sizes) * budget:
+        return _rank_by_rank(stops.tolist(), (ends - sizes).tolist(), ends.tolist())
     at = ends - sizes
     counts: list[IntArray] = []
     while not counts or (at < ends).any():
@@ -29,6 +34,22 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
         counts.append(to - at)
         at = to
     return np.stack(counts, axis=1)
+
+
+def _rank_by_rank(stops: list[int], starts: list[int], ends: list[int]) -> IntArray:
+    """From run to run in each rank, instead of in all ranks at once."""
+    ranks: list[list[int]] = []
+    for start, end in zip(starts, ends, strict=True):
+        at, counts = start, []
+        while at < end:
+            to = min(stops[at], end)
+            counts.append(to - at)
+            at = to
+        ranks.append(counts)
+    table = np.zeros((len(ranks), max(map(len, ranks))), dtype=np.int64)
+    for r, counts in enumerate(ranks):
+        table[r, : len(counts)] = counts
+    return table
 
 
 def first_fit(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntArray]]:
