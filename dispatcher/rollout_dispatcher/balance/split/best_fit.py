@@ -78,7 +78,7 @@ def _fit_runs(
                 labels += [-1] * missing
                 break
             left = rooms[at]
-            each, tightest = left // tokens, bins_of[left]
+            each, tightest = left // tokens if tokens else missing, bins_of[left]
             taken = tightest[: -(-missing // each)]
             if len(taken) < len(tightest):
                 del tightest[: len(taken)]
