@@ -249,10 +249,12 @@ def test_next_fit_cuts_many_runs_as_it_cuts_few(tokens: list[int], ranks: int) -
     counts = next_fit(s, sizes, 30)
     starts = np.cumsum(sizes) - sizes
     for rank, start, size in zip(counts.tolist(), starts.tolist(), sizes.tolist(), strict=True):
-        runs, held = [], 31
+        runs: list[int] = []
+        held = 31
         for count in tokens[start : start + size]:
             held += count
             if held > 30:
-                runs, held = [*runs, 0], count
+                runs.append(0)
+                held = count
             runs[-1] += 1
         assert [run for run in rank if run] == runs

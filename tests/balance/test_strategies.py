@@ -43,6 +43,26 @@ def test_nobody_asks_which_strategy_it_is() -> None:
     assert {side for _, side in asked} <= {"Strategy.ROUND_ROBIN"}, asked
 
 
+def test_numbers_that_were_fitted_are_in_one_file() -> None:
+    """Others in capitals are names for what is no number, or units."""
+    elsewhere = []
+    balance = ROOT / "dispatcher" / "rollout_dispatcher" / "balance"
+    for path in balance.rglob("*.py"):
+        if path.name in {"tuning.py", "work.py"} or path.parent.name == "cost":
+            continue
+        body = ast.parse(path.read_text()).body
+        numbers = [one for one in body if isinstance(one, ast.Assign) and _is_number(one.value)]
+        elsewhere += [f"{path.name}: {ast.unparse(one)}" for one in numbers]
+    assert elsewhere == []
+
+
+def _is_number(node: ast.expr) -> bool:
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    return any(
+        isinstance(one, ast.Constant) and isinstance(one.value, float | int) for one in parts
+    )
+
+
 def test_a_plain_split_does_not_keep_groups() -> None:
     grouped = replace(BATCH, group=np.array([0, 0, 1, 1]))
     assert plain_split(grouped, CONFIG).sequence.tolist() == [0, 2, 1, 3]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import estimate
 from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
@@ -25,11 +26,6 @@ from rollout_dispatcher.plan import (
     Sync,
     Window,
 )
-
-#: How much of the window the column DP may skip ahead or behind its share at any length: where
-#: samples are padded to the longest, where micro-steps are columns, and elsewhere. A wider band
-#: waits less and biases the lengths that leave.
-BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
 
 
 def choose(
@@ -148,8 +144,8 @@ def _waits_in_columns(config: PlanConfig) -> bool:
 
 def _band(config: PlanConfig) -> float:
     if config.layout is Layout.PADDED:
-        return BAND_OF_PADDED
-    return BAND_OF_COLUMNS if _waits_in_columns(config) else BAND
+        return tuning.BAND_OF_PADDED
+    return tuning.BAND_OF_COLUMNS if _waits_in_columns(config) else tuning.BAND
 
 
 def _neighbours(config: PlanConfig) -> int:

@@ -20,25 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 #: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
 Judge = Callable[[BoolArray], float]
-#: Straggler excess below which a better selection is not worth disturbing the order of arrival.
-GOOD_ENOUGH = 1e-3
-#: Columns of the heaviest that leave together when something is due; with one the next to be due
-#: is left alone, four leave less to choose from.
-_TOGETHER = 2
-#: Price of skipping an item again: the share of what its column would wait that it has to bear
-#: once it has been skipped for long; half of that at this age.
-_RIPE, _RIPENING = 0.3, 1 / 8
-#: How late the price of an item's age rises: where micro-steps are columns, and elsewhere.
-_LATE_IN_COLUMNS, _LATE = 3, 2
-#: Price of skipping ahead of or behind an even share: where micro-steps are columns; elsewhere if
-#: as many are skipped as are taken, and more if fewer are.
-_PRICE_OF_COLUMNS, _PRICE = 3.5, 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +70,7 @@ def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
     if take >= len(keep):
         return [Selection(keep)]
     waits = judge(keep)
-    if waits <= GOOD_ENOUGH:
+    if waits <= tuning.GOOD_ENOUGH:
         return [Selection(keep, waits)]
     lane = Lane.of(pool, take)
     oldest = best = Selection(keep, waits, lane.debt(keep) + lane.bias(keep))
@@ -92,7 +80,7 @@ def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
             later = lane.debt(keep) + lane.bias(keep)
         if waits + later < best.total - 1e-9:
             best = Selection(keep, waits, later)
-        if best.total <= GOOD_ENOUGH:
+        if best.total <= tuning.GOOD_ENOUGH:
             break
     return [oldest] if best is oldest else [best, oldest]
 
@@ -103,7 +91,7 @@ def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
         yield from lane.candidates(take)
     yield _by_columns(pool, take)
     if pool.columns and pool.lane and pool.forced.any():
-        yield _by_columns(pool, take, together=_TOGETHER * pool.neighbours)
+        yield _by_columns(pool, take, together=tuning.TOGETHER * pool.neighbours)
 
 
 def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
@@ -111,10 +99,11 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
     age = np.minimum(pool.age[order], 1.0)
-    penalty = age ** (_LATE_IN_COLUMNS if pool.columns else _LATE) + 1000.0 * forced
+    penalty = age ** (tuning.LATE_IN_COLUMNS if pool.columns else tuning.LATE) + 1000.0 * forced
     penalty[:together] += 100.0
-    penalty = x.mean() * penalty + _RIPE * age / (age + _RIPENING) * _waits(x, pool.neighbours)
-    price = _PRICE_OF_COLUMNS if pool.columns else _PRICE * take / (len(order) - take)
+    ripe = tuning.RIPE * age / (age + tuning.RIPENING)
+    penalty = x.mean() * penalty + ripe * _waits(x, pool.neighbours)
+    price = tuning.SKIPS_IN_COLUMNS if pool.columns else tuning.SKIPS * take / (len(order) - take)
     keep = np.zeros(len(order), dtype=bool)
     keep[order] = column_dp(
         x, penalty, forced, take=take, G=pool.neighbours, band=pool.band, price=price

@@ -9,10 +9,8 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.plan import IntArray
-
-#: Items of one length, on average, from which on they are fitted together.
-_ALIKE = 3
 
 
 def fit_tightly(
@@ -23,7 +21,7 @@ def fit_tightly(
     room: int64[bins], tokens that each bin still takes; an item above the budget needs all of it.
     """
     starts = np.flatnonzero(np.diff(s, prepend=-1))
-    if _ALIKE * len(starts) <= len(s):
+    if tuning.ALIKE * len(starts) <= len(s):
         return _fit_runs(s, starts, room, budget, partly)
     return _fit_one_by_one(s, room, budget, partly)
 

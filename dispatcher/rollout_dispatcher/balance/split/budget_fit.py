@@ -11,19 +11,16 @@ import heapq
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.best_fit import fit_tightly
-from rollout_dispatcher.balance.split.leveling import CHUNKED_FROM
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 Labels = IntArray
 
-#: Items a bin, the smallest ones, that may go by best fit where tokens are tight.
-_TAIL = 3
-
 
 def goes_by_chunks(n: int, bins: int) -> bool:
     """Whether so many items are better placed a round at a time than one by one."""
-    return n > CHUNKED_FROM and bins >= 32
+    return n > tuning.CHUNKED_FROM and bins >= tuning.CHUNKED_BINS
 
 
 def lpt_budget(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
@@ -43,7 +40,7 @@ def _lpt_budget_chunked(x: FloatArray, s: IntArray, bins: int, budget: int) -> L
     done, tail = 0, len(x)
     before = room
     while done < len(x):
-        if tail == len(x) and done >= len(x) - _TAIL * bins:
+        if tail == len(x) and done >= len(x) - tuning.TAIL * bins:
             tail, before = done, room.copy()
         fits = np.flatnonzero((room >= s[done]) | (room == budget))
         take = min(bins // 2, len(x) - done, len(fits))

@@ -17,16 +17,11 @@ rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4),
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
 from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, goes_by_chunks, lpt_budget
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, round_up
-
-#: A packing of many items that waits no more than this is good enough as it is.
-_EVEN = 1.003
-#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
-#: error of any cost model is larger.
-_LEVEL, _ROUNDS = 1e-3, 8
 
 
 def fewest_micro_batches(s: IntArray, R: int, budget: int, multiple: int = 1) -> int:
@@ -66,7 +61,9 @@ def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | N
     ruled = is_ruled(x, R, M)
     if not ruled or goes_by_chunks(len(x), R * M):
         even = lpt_budget(x, s, R * M, budget)
-        if even is not None and (not ruled or _time(even, x, R, M) <= float(x.sum()) / R * _EVEN):
+        if even is not None and (
+            not ruled or _time(even, x, R, M) <= float(x.sum()) / R * tuning.EVEN_PACKING
+        ):
             return even
     labels: Labels | None = None
     if ruled:
@@ -96,8 +93,10 @@ def level_columns(
     rank[np.argsort(-load, kind="stable")] = np.arange(bins)
     labels = rank[labels]
     ids = members(labels, bins).reshape(M, R, -1)
-    enough = _EVEN - 1 if goes_by_chunks(len(x), bins) else _LEVEL
-    swap_level(ids, np.append(x, 0.0), np.append(s, 0), budget, enough=enough, rounds=_ROUNDS)
+    enough = tuning.EVEN_PACKING - 1 if goes_by_chunks(len(x), bins) else tuning.LEVEL_PACKING
+    swap_level(
+        ids, np.append(x, 0.0), np.append(s, 0), budget, enough=enough, rounds=tuning.PACKING_ROUNDS
+    )
     swapped = np.empty(len(x) + 1, dtype=np.int64)
     swapped[ids] = np.arange(bins).reshape(M, R, 1)
     return swapped[:-1]

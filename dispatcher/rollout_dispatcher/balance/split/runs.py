@@ -9,11 +9,9 @@ Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.plan import IntArray
-
-#: Runs a rank beyond which ranks are cut one after the other: numpy's calls are what takes time.
-_MANY_RUNS = 24
 
 
 def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
@@ -25,7 +23,7 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
     fits = np.searchsorted(held, held[:-1] + budget, "right") - 1
     stops = np.append(np.maximum(fits, np.arange(1, len(s) + 1)), len(s))  # of a run from here on
     ends = np.cumsum(sizes)
-    if held[-1] > _MANY_RUNS * len(sizes) * budget:
+    if held[-1] > tuning.MANY_RUNS * len(sizes) * budget:
         return _rank_by_rank(stops.tolist(), (ends - sizes).tolist(), ends.tolist())
     at = ends - sizes
     counts: list[IntArray] = []
