@@ -88,6 +88,8 @@ class PlanConfig:
     No rank has more than `rank_tokens` in a step, which is smaller where need be.
     `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window
     wait for each other and leave together.
+    A plan that waits more than `target_excess` is compared with other selections and splits, as
+    many as fit in `planning_budget`, seconds of one core: they are counted, not timed.
     """
 
     dp_size: int
@@ -110,6 +112,8 @@ class PlanConfig:
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True
+    target_excess: float = 0.01
+    planning_budget: float = 5e-3
 
     def micro_batches(self, needed: int) -> int:
         """Micro-batches a rank where `needed` would do: not below the minimum, and a multiple."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance.bounds import column_bound, levels, rank_bound
 from rollout_dispatcher.balance.objective import packed_time
-from rollout_dispatcher.balance.split.budget_fit import best_fit, lpt_budget
+from rollout_dispatcher.balance.split.best_fit import best_fit
+from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches, pack
 from rollout_dispatcher.balance.split.partition import (
@@ -238,3 +239,22 @@ def test_many_samples_are_packed_tightly_within_the_budget(seed: int) -> None:
     labels, M = pack(s.astype(np.float64) ** 2, s, 16, 16384)
     assert np.bincount(labels, weights=s).max() <= 16384
     assert fewest_micro_batches(s, 16, 16384) == M
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=300), st.integers(1, 3))
+def test_next_fit_cuts_many_runs_as_it_cuts_few(tokens: list[int], ranks: int) -> None:
+    """Where ranks have many micro-batches they are cut one after the other."""
+    s = np.array(tokens)
+    sizes = (len(s) - np.arange(ranks) + ranks - 1) // ranks
+    counts = next_fit(s, sizes, 30)
+    starts = np.cumsum(sizes) - sizes
+    for rank, start, size in zip(counts.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+        runs: list[int] = []
+        held = 31
+        for count in tokens[start : start + size]:
+            held += count
+            if held > 30:
+                runs.append(0)
+                held = count
+            runs[-1] += 1
+        assert [run for run in rank if run] == runs

@@ -10,6 +10,7 @@ from rollout_dispatcher.balance import tokens
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
 from rollout_dispatcher.balance.strategies import STRATEGIES, looks_ahead, plain_split
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import Layout, PlanConfig, Strategy, Sync, step_time
 from tests.support.source import ROOT
 
@@ -21,7 +22,7 @@ BATCH = Batch.of(np.array([9.0, 1.0, 8.0, 2.0]), np.array([9, 1, 8, 2]))
 def test_every_name_has_a_strategy(name: Strategy) -> None:
     strategy = STRATEGIES[name]
     assert isinstance(strategy, PlanningStrategy)
-    parts = strategy.split(BATCH, CONFIG)
+    parts = strategy.split(BATCH, CONFIG, Work(1.0))
     assert sorted(parts.sequence.tolist()) == [0, 1, 2, 3]
     assert parts.counts.shape == (2, 2)
 
@@ -40,6 +41,26 @@ def test_nobody_asks_which_strategy_it_is() -> None:
                 sides = map(ast.unparse, (node.left, *node.comparators))
                 asked += [(path.name, side) for side in sides if side.startswith("Strategy.")]
     assert {side for _, side in asked} <= {"Strategy.ROUND_ROBIN"}, asked
+
+
+def test_numbers_that_were_fitted_are_in_one_file() -> None:
+    """Others in capitals are names for what is no number, or units."""
+    elsewhere = []
+    balance = ROOT / "dispatcher" / "rollout_dispatcher" / "balance"
+    for path in balance.rglob("*.py"):
+        if path.name in {"tuning.py", "work.py"} or path.parent.name == "cost":
+            continue
+        body = ast.parse(path.read_text()).body
+        numbers = [one for one in body if isinstance(one, ast.Assign) and _is_number(one.value)]
+        elsewhere += [f"{path.name}: {ast.unparse(one)}" for one in numbers]
+    assert elsewhere == []
+
+
+def _is_number(node: ast.expr) -> bool:
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    return any(
+        isinstance(one, ast.Constant) and isinstance(one.value, float | int) for one in parts
+    )
 
 
 def test_a_plain_split_does_not_keep_groups() -> None:

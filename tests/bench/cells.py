@@ -68,6 +68,7 @@ CELLS = (
     Cell("step-16384x64-w1.25", 16384, 64, 1.25, "lognormal", _fixed(256, Sync.STEP)),
     Cell("fixed-16384x64-w1.25", 16384, 64, 1.25, "lognormal", _fixed(4)),
     Cell("budget-16384x64-w1.25", 16384, 64, 1.25, "lognormal", _budget(131072)),
+    Cell("deepseek-16384x8-w1", 16384, 8, 1.0, "deepseek_r1_arc_g2", _budget(32768)),
     Cell("budget-4096x512-w1.25", 4096, 512, 1.25, "lognormal", _budget(131072)),
     Cell("tiny-64x8-w1.5", 64, 8, 1.5, "lognormal", _fixed(1)),
     Cell("lineage-1024x64-w1.25", 1024, 64, 1.25, "lineage_open_reasoning", _budget(131072)),

@@ -6,18 +6,13 @@ selections as the real split would, at a small part of its price.
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import column_bound, crowded_rank, rank_bound
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
 from rollout_dispatcher.balance.split.padded.runs import padded_time
 from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync, bubble
-
-#: So many micro-steps exchange dear samples for cheap ones until all hold their share.
-_MANY_COLUMNS = 3
-#: That goes well up to this share of the budget; beyond, one of them or two wait, the more the
-#: more samples differ in cost a token (fitted to packings of real and lognormal lengths).
-_EASY, _TIGHT = 0.94, 3.0
 
 
 def micro_batches_for(n: int, config: PlanConfig) -> int:
@@ -105,7 +100,8 @@ def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
         if not packed:
             return padded_time(x, s, R, budget, config.micro_batches)
         M = config.micro_batches(fewest_micro_batches(s, R, budget))
-        return packed_time(x, s, R, M, budget)
+        # A sample above the budget fills a bin, no more.
+        return packed_time(x, np.minimum(s, budget), R, M, budget)
     M = micro_batches_for(len(x), config)
     if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
         return crowded_rank(x, R, M * m)
@@ -135,10 +131,10 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
             break
         share, level = left / (R * (M - column)), float(x[first])
         shared = level <= share or column == M - 1
-        if shared and M - column >= _MANY_COLUMNS:
+        if shared and M - column >= tuning.MANY_COLUMNS:
             spread = 1 - cheapest * tokens / left  # of the cost a token
-            tight = max(tokens / (R * (M - column) * budget) - _EASY, 0.0)
-            return time + share * (M - column + _TIGHT * tight * spread**2)
+            tight = max(tokens / (R * (M - column) * budget) - tuning.EASY_FILL, 0.0)
+            return time + share * (M - column + tuning.TIGHT_FILL * tight * spread**2)
         end = min(first + R * (M - column if shared else 1), n)
         seeds = slice(first, end)
         rest = max(tokens - float(held[end] - held[first]), 1.0)

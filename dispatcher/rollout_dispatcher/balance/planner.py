@@ -5,10 +5,11 @@ takes exactly what was asked for; all ranks get the same number of micro-batches
 """
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.micro_batch_order import in_order
 from rollout_dispatcher.balance.objective import lower_bound
 from rollout_dispatcher.balance.rank_cap import (
@@ -19,9 +20,11 @@ from rollout_dispatcher.balance.rank_cap import (
 )
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
-from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix
+from rollout_dispatcher.balance.select.selection import Selection
+from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
 from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split
 from rollout_dispatcher.balance.validate import validate_config
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.errors import PlanError, SampleTooLong
 from rollout_dispatcher.plan import (
     FloatArray,
@@ -31,6 +34,7 @@ from rollout_dispatcher.plan import (
     Plan,
     PlanConfig,
     Window,
+    bubble,
     imbalance,
     round_up,
     straggler_excess,
@@ -54,12 +58,12 @@ def plan(
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
-    chosen, batch, parts = _chosen_and_split(window, cost, config, take, whole=whole)
-    parts = in_order(batch, parts, config)
+    choice = _choose_and_split(window, cost, config, take, whole=whole)
+    batch, parts = choice.batch, in_order(choice.batch, choice.parts, config)
     costs = matrix(batch, parts, config.layout)
     plain = matrix(batch, plain_split(batch, config), config.layout)
     return Plan(
-        micro_batches=parts.positions(chosen),
+        micro_batches=parts.positions(choice.chosen),
         cost=costs,
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
@@ -69,23 +73,65 @@ def plan(
     )
 
 
-def _chosen_and_split(
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Ascending positions of the samples, these as a batch, and its parts."""
+
+    chosen: IntArray
+    batch: Batch
+    parts: Parts
+
+
+def _choose_and_split(
     window: Window, cost: FloatArray, config: PlanConfig, take: int, *, whole: bool
-) -> tuple[IntArray, Batch, Parts]:
+) -> _Choice:
     """Fewer samples until no rank is above its cap, or there is nothing to leave out."""
-    least = take if whole or config.rank_tokens is None else smallest_step(window, config)
+    if whole or config.rank_tokens is None:
+        return _compare(window, cost, config, take)
+    least = smallest_step(window, config)
     if least < take:
         take = max(fits_on_ranks(window, config, take), least)
-    ahead = STRATEGIES[config.strategy].looks_ahead
     while True:
-        chosen = choose(window, cost, config, take, ahead=ahead)
+        choice = _compare(window, cost, config, take)
+        parts, kept = split_under_cap(choice.batch, choice.parts, config)
+        if kept or take <= least:
+            return replace(choice, parts=parts)
+        take = max(fewer(take, choice.batch.tokens, config), least)
+
+
+def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> _Choice:
+    """The selection that waits least once it is split.
+
+    They come by what they are thought to wait. The next one is split as well only if the best so
+    far turned out to wait longer than that, and only if there is work left.
+    """
+    strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
+    price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
+
+    def split(selection: Selection) -> _Choice:
+        chosen = np.flatnonzero(selection.keep)
         by_rank = config.grouping is Grouping.RANK
         group = group_index(window.group[chosen]) if by_rank else None
         batch = Batch.of(cost[chosen], window.tokens[chosen], group)
-        parts, kept = split_under_cap(batch, config)
-        if kept or take <= least:
-            return chosen, batch, parts
-        take = max(fewer(take, batch.tokens, config), least)
+        return _Choice(chosen, batch, strategy.split(batch, config, work))
+
+    def waits(choice: _Choice) -> float:
+        stages, M = config.pipeline_stages, choice.parts.num_micro_batches
+        time = time_of(choice.batch, choice.parts, config) / bubble(stages, M)
+        waiting = time * config.dp_size - float(choice.batch.cost.sum())
+        return waiting / max(float(cost.mean()) * len(choice.chosen), 1e-300)
+
+    first, *others = choose(window, cost, config, take, ahead=strategy.looks_ahead)
+    best = split(first)
+    least = waits(best) + first.later if others else 0.0
+    for selection in others:
+        if selection.total >= least or not work.affords(price.of(take, config.dp_size, 0)):
+            break
+        choice = split(selection)
+        found = waits(choice) + selection.later
+        if found < least:
+            best, least = choice, found
+    return best
 
 
 def plan_digest(plan: Plan) -> str:

@@ -22,6 +22,7 @@ from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.strategies import STRATEGIES
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import Grouping, IntArray, PlanConfig, Window
 
 #: What tokens count as work beside cost, where both have the same mean, as tried in turn.
@@ -30,14 +31,14 @@ _WEIGHTS = (1.0, 4.0, 16.0, np.inf)
 _STEPS_DOWN = 16
 
 
-def split_under_cap(batch: Batch, config: PlanConfig) -> tuple[Parts, bool]:
-    """The first split that keeps the cap, and True; else the one nearest to it."""
-    candidates = _candidates(batch, config)
-    best = next(candidates)
-    if config.rank_tokens is None:
-        return best, True
-    least = _most(batch, best, config)
-    while least > config.rank_tokens:
+def split_under_cap(batch: Batch, plain: Parts, config: PlanConfig) -> tuple[Parts, bool]:
+    """The first split that keeps the cap, and True; else the one nearest to it.
+
+    plain: the split of least waiting.
+    """
+    candidates = _candidates(batch, plain, config)
+    best, least = plain, _most(batch, plain, config)
+    while config.rank_tokens is not None and least > config.rank_tokens:
         parts = next(candidates, None)
         if parts is None:
             return best, False
@@ -52,18 +53,16 @@ def _most(batch: Batch, parts: Parts, config: PlanConfig) -> float:
     return float(tokens_of(batch, parts, config).sum(axis=1).max())
 
 
-def _candidates(batch: Batch, config: PlanConfig) -> Iterator[Parts]:
+def _candidates(batch: Batch, plain: Parts, config: PlanConfig) -> Iterator[Parts]:
     """By rising price in waiting."""
-    split = STRATEGIES[config.strategy].split
-    parts = split(batch, config)
-    yield parts
-    yield from _dealt_anew(batch, parts, config)
+    yield from _dealt_anew(batch, plain, config)
+    strategy = STRATEGIES[config.strategy]
     dear = float(batch.cost.mean())
     for weight in _WEIGHTS if dear > 0 else _WEIGHTS[-1:]:
         work = batch.tokens.astype(np.float64)
         if weight < np.inf:
             work = batch.cost / dear + weight * work / work.mean()
-        parts = split(replace(batch, cost=work), config)
+        parts = strategy.split(replace(batch, cost=work), config, Work(config.planning_budget))
         yield parts
         yield from _dealt_anew(batch, parts, config)
 

@@ -5,14 +5,16 @@ and the same ones for the same window and config.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import estimate, ruling_cost
 from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
 from rollout_dispatcher.balance.select.lane import Pool, keep_oldest
-from rollout_dispatcher.balance.select.selection import due, select
+from rollout_dispatcher.balance.select.selection import Selection, due, select
 from rollout_dispatcher.errors import PlanError
 from rollout_dispatcher.plan import (
     BoolArray,
@@ -25,28 +27,22 @@ from rollout_dispatcher.plan import (
     Window,
 )
 
-#: How much of the window the column DP may skip ahead or behind its share at any length: where
-#: samples are padded to the longest, where micro-steps are columns, and elsewhere. A wider band
-#: waits less and biases the lengths that leave.
-BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
-
-#: Samples of a padded micro-batch that should be alike where a budget decides how many there are:
-#: of its long ones, which are dear, it holds few.
-_ALIKE_IN_BUDGET = 2
-
 
 def choose(
     window: Window, cost: FloatArray, config: PlanConfig, take: int, *, ahead: bool
-) -> IntArray:
-    """Ascending positions of the samples that this step takes; the oldest unless `ahead`."""
+) -> list[Selection]:
+    """What this step may take, as masks, the most promising first; the oldest are among them.
+
+    Nothing but the oldest unless `ahead`.
+    """
     if take >= len(window):
-        return np.arange(len(window))
+        return [Selection(np.ones(len(window), dtype=bool))]
     left = _skips_left(window, cost, config, take)
     if config.grouping is not Grouping.IGNORE and (window.group >= 0).any():
-        return np.flatnonzero(_choose_groups(window, cost, left, config, take, ahead=ahead))
+        return _choose_groups(window, cost, left, config, take, ahead=ahead)
     forced = due(left, window.must_go, take)
     if not ahead:
-        return np.flatnonzero(keep_oldest(forced, take))
+        return [Selection(keep_oldest(forced, take))]
     by_cost = by_falling_tokens(window.tokens)
     pool = Pool(
         cost=cost,
@@ -60,12 +56,12 @@ def choose(
         per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )
-    return np.flatnonzero(select(pool, take, _judge(window, cost, by_cost, config)))
+    return select(pool, take, _judge(window, cost, by_cost, config))
 
 
 def _choose_groups(
     window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int, *, ahead: bool
-) -> BoolArray:
+) -> list[Selection]:
     """Whole groups; selection sees a group as one item that costs what its dearest sample does.
 
     Where a step takes a number of groups, each is of size one, whatever its members.
@@ -94,7 +90,7 @@ def _choose_groups(
 
     plain = realise(np.ones(len(size), dtype=bool))
     if not ahead:
-        return plain[index]
+        return [Selection(plain[index])]
     dearest = group_max(cost, index)
     pool = Pool(
         cost=dearest,
@@ -109,8 +105,8 @@ def _choose_groups(
         lane=config.outlier_lane,
     )
     judge = _judge(window, cost, by_falling_tokens(window.tokens), config)
-    best = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)[index]))
-    return realise(best)[index]
+    found = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)[index]))
+    return [replace(each, keep=realise(each.keep)[index]) for each in found]
 
 
 def _surely_taken(size: IntArray, take: int) -> int:
@@ -148,13 +144,13 @@ def _waits_in_columns(config: PlanConfig) -> bool:
 
 def _band(config: PlanConfig) -> float:
     if config.layout is Layout.PADDED:
-        return BAND_OF_PADDED
-    return BAND_OF_COLUMNS if _waits_in_columns(config) else BAND
+        return tuning.BAND_OF_PADDED
+    return tuning.BAND_OF_COLUMNS if _waits_in_columns(config) else tuning.BAND
 
 
 def _neighbours(config: PlanConfig) -> int:
     """Samples that should be alike: those that start a micro-step, or all of a padded one."""
-    m = config.micro_batch_size or _ALIKE_IN_BUDGET
+    m = config.micro_batch_size or tuning.ALIKE_IN_BUDGET
     return config.dp_size * (m if config.layout is Layout.PADDED else 1)
 
 

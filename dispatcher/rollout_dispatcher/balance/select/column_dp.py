@@ -17,15 +17,9 @@ Example: costs 9 5 5 1 1, take 4, G = 2: [9 5][5 1] wastes 8, skipping the 9 giv
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
-
-_STATES = 1024
-#: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
-_SINGLE_COLUMNS, _RUNS = 32, 4
-#: The window counts as waiting for this share of its work at least: alike samples wait for nobody
-#: and are to be spread all the same.
-_LEAST_WAITS = 1 / 128
 
 
 def column_dp(
@@ -50,7 +44,7 @@ def column_dp(
     keep = np.ones(N, dtype=bool)
     if take >= N:
         return keep
-    quantum = -(-(N - take) // _STATES)
+    quantum = -(-(N - take) // tuning.STATES)
     surplus = (N - take) % quantum  # skips that do not fill a quantum: the cheapest penalties
     if surplus:
         free = np.flatnonzero(~forced)
@@ -79,7 +73,7 @@ def _solve(
     S, Z = running_sums(x), _strided_suffix(x, G)
     lost, held, waste = running_sums(penalty)[at], np.diff(S[at], axis=0), _waste(Z, x, at, G)
     waits, work = G * float(Z[0]) - float(S[N]), float(S[N])
-    price *= max(waits, _LEAST_WAITS * work) / (N * len(columns) * E)
+    price *= max(waits, tuning.LEAST_WAITS * work) / (N * len(columns) * E)
     slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
     ahead = skipped - (E * taken[1:-1] / take)[:, None]
     led = price * ahead * ahead
@@ -110,7 +104,7 @@ def _run_sizes(take: int, G: int, E: int, band_items: float) -> list[int]:
     """Columns in each run from the heavy end; runs stop growing where they would burst the band."""
     left = -(-take // G)
     sizes: list[int] = []
-    size, repeats = 1, _SINGLE_COLUMNS
+    size, repeats = 1, tuning.SINGLE_COLUMNS
     while left > 0:
         for _ in range(repeats):
             if left <= 0:
@@ -119,7 +113,7 @@ def _run_sizes(take: int, G: int, E: int, band_items: float) -> list[int]:
             left -= sizes[-1]
         if 1.1 * E * 2 * size * G <= band_items * take:
             size *= 2
-        repeats = _RUNS
+        repeats = tuning.RUNS_OF_A_SIZE
     return sizes
 
 

@@ -16,18 +16,14 @@ from bisect import bisect_left
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
 from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: Share of their tokens up to which micro-steps fill well.
-WELL_FILLED = 0.97
-#: How often a level may rise to hold more tokens.
-_RISES = 8
 
 
 def well_filled(tokens: float, room: float) -> float:
     """Share of its room that a micro-step may fill: halfway to full where tokens are many."""
-    return max(WELL_FILLED, (1 + tokens / room) / 2)
+    return max(tuning.WELL_FILLED, (1 + tokens / room) / 2)
 
 
 def is_ruled(x: FloatArray, R: int, M: int) -> bool:
@@ -78,7 +74,7 @@ class _Filler:
         self.room = [self.budget] * self.R
         loads = [(0.0, b) for b in range(self.R)]
         cheapest = self.cost[-1] / max(self.tokens[-1], 1)
-        for _ in range(_RISES):
+        for _ in range(tuning.RISES):
             loads = self._fill_to(level, loads, first_bin)
             if self.left_tokens <= leave or not loads:
                 return

@@ -30,28 +30,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
-
-#: At most one of so many of a dispatch batch is held: outliers with company, or where ranks wait
-#: once a step; outliers that stand alone; without an outlier, where it is the shape of a packing
-#: that waits, which takes few to mend. More gains little and biases what is left.
-_HELD, _HELD_PER_STEP, _HELD_ALONE, _HELD_FOR_SHAPE = 4, 8, 8, 16
-#: An outlier has company if a sample for every fourth rank costs at least this part of it.
-_COMPANY_RANKS, _COMPANY_COST = 4, 0.6
-#: Outliers are common, as where lengths are capped, if there is one for every tenth rank, and four
-#: at least, that costs this part of the largest.
-_COMMON_RANKS, _COMMON_LEAST, _COMMON_COST = 10, 4, 0.9
-#: From one count to be held to the next.
-_GROWTH = 2.5
-#: How many columns' worth of the heaviest leave together, as tried in turn.
-_COMPANY = (1, 4)
-#: Columns from the heavy end that are watched for running into their deadline.
-_WATCHED_COLUMNS = 2
-#: Weight of a debt against waiting now.
-_DEBT_WEIGHT = 1.5
-#: Share of what is held that may differ from the window's lengths, besides what chance makes of
-#: so few, and the price of the rest where as many are held as are taken.
-_UNLIKE, _BIAS_WEIGHT = 0.05, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +78,29 @@ class Lane:
     def of(cls, pool: Pool, take: int) -> "Lane":
         """Find the heavy end; `charge` is what holding each watched item longer may cost."""
         order = pool.order
-        cost = pool.cost[order[: (_WATCHED_COLUMNS + 1) * pool.neighbours]]
+        cost = pool.cost[order[: (tuning.WATCHED_COLUMNS + 1) * pool.neighbours]]
         outliers = int(np.count_nonzero(pool.cost > pool.share))
-        companion = cost[min(pool.neighbours // _COMPANY_RANKS, len(cost) - 1)]
-        common = cost[min(max(pool.neighbours // _COMMON_RANKS, _COMMON_LEAST), len(cost)) - 1]
+        companion = cost[min(pool.neighbours // tuning.COMPANY_RANKS, len(cost) - 1)]
+        common = cost[
+            min(max(pool.neighbours // tuning.COMMON_RANKS, tuning.COMMON_LEAST), len(cost)) - 1
+        ]
         has_room = not outliers or 2 * (len(order) - take) >= take
-        count = _WATCHED_COLUMNS * pool.neighbours
+        count = tuning.WATCHED_COLUMNS * pool.neighbours
         opens = pool.lane and (outliers > 0 or pool.columns)
         opens = opens and bool(pool.forced[order[:count]].any())
         if not opens or count >= len(order):
             count = 0
         company = cost[np.minimum(np.arange(count) + pool.neighbours, len(cost) - 1)]
-        charge = _DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - company)
+        charge = tuning.DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - company)
         return cls(
             order=order,
             forced=pool.forced,
             neighbours=pool.neighbours,
             outliers=outliers,
-            has_company=bool(companion >= _COMPANY_COST * cost[0]),
-            held_share=_HELD_PER_STEP if pool.per_step else _HELD,
-            weighs_bias=not pool.columns and bool(has_room or common >= _COMMON_COST * cost[0]),
+            has_company=bool(companion >= tuning.COMPANY_COST * cost[0]),
+            held_share=tuning.HELD_PER_STEP if pool.per_step else tuning.HELD,
+            weighs_bias=not pool.columns
+            and bool(has_room or common >= tuning.COMMON_COST * cost[0]),
             shares=np.arange(1, len(order) + 1) / len(order),
             watched=order[:count],
             charge=charge / max(pool.share, 1e-300),
@@ -141,12 +124,12 @@ class Lane:
         count = max(int(held[-1]), 1)
         room = count / (len(held) - count)
         distance = float(np.abs(held / count - self.shares).max())
-        unlike = distance - _UNLIKE / math.sqrt(room) - 1 / math.sqrt(count)
-        return _BIAS_WEIGHT * room**2 * max(unlike, 0.0)
+        unlike = distance - tuning.UNLIKE / math.sqrt(room) - 1 / math.sqrt(count)
+        return tuning.BIAS_WEIGHT * room**2 * max(unlike, 0.0)
 
     def candidates(self, take: int) -> Iterator[BoolArray]:
         """The heaviest together; then some of the heaviest held, and the next ones together."""
-        company = [min(k * self.neighbours, take) for k in _COMPANY]
+        company = [min(k * self.neighbours, take) for k in tuning.COMPANY]
         for k in company:
             yield keep_oldest(self.forced, take, first=self.order[:k])
         for h in self._held_counts(take):
@@ -160,14 +143,14 @@ class Lane:
         """How many to hold, as tried in turn."""
         spare = len(self.order) - take
         if not self.outliers:
-            return _quarters(min(take // _HELD_FOR_SHAPE, spare))[1::-1]
+            return _quarters(min(take // tuning.HELD_FOR_SHAPE, spare))[1::-1]
         if not self.has_company:
-            return _quarters(min(take // _HELD_ALONE, spare))
+            return _quarters(min(take // tuning.HELD_ALONE, spare))
         most = max(min(take // self.held_share, spare), 1)
         counts, held = [], self.outliers
         while held < most:
             counts.append(held)
-            held = int(held * _GROWTH) + 1
+            held = int(held * tuning.HELD_GROWTH) + 1
         return [*counts, most]
 
 

@@ -16,28 +16,31 @@ it leaves with the heaviest company there is.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 #: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
 Judge = Callable[[BoolArray], float]
-#: Straggler excess below which a better selection is not worth disturbing the order of arrival.
-GOOD_ENOUGH = 1e-3
-#: Columns of the heaviest that leave together when something is due; with one the next to be due
-#: is left alone, four leave less to choose from.
-_TOGETHER = 2
-#: Price of skipping an item again: the share of what its column would wait that it has to bear
-#: once it has been skipped for long; half of that at this age.
-_RIPE, _RIPENING = 0.3, 1 / 8
-#: How late the price of an item's age rises: where micro-steps are columns, and elsewhere.
-_LATE_IN_COLUMNS, _LATE = 3, 2
-#: Price of skipping ahead of or behind an even share: where micro-steps are columns; elsewhere if
-#: as many are skipped as are taken, and more if fewer are.
-_PRICE_OF_COLUMNS, _PRICE = 3.5, 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Mask of the items to keep, what they are thought to wait, and what that costs later on."""
+
+    keep: BoolArray
+    waits: float = 0.0
+    later: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """What decides."""
+        return self.waits + self.later
 
 
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = None) -> BoolArray:
@@ -61,25 +64,25 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = N
     return forced
 
 
-def select(pool: Pool, take: int, judge: Judge) -> BoolArray:
-    """Mask of the `take` items that leave together with the least waiting."""
-    best = keep_oldest(pool.forced, take)
-    if take >= len(best):
-        return best
-    least = judge(best)
-    if least <= GOOD_ENOUGH:
-        return best
+def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
+    """The `take` items that leave together with the least waiting; then the oldest."""
+    keep = keep_oldest(pool.forced, take)
+    if take >= len(keep):
+        return [Selection(keep)]
+    waits = judge(keep)
+    if waits <= tuning.GOOD_ENOUGH:
+        return [Selection(keep, waits)]
     lane = Lane.of(pool, take)
-    least += lane.debt(best) + lane.bias(best)
-    for candidate in _candidates(pool, lane, take):
-        excess = judge(candidate)
-        if excess < least:  # else it has lost already
-            excess += lane.debt(candidate) + lane.bias(candidate)
-        if excess < least - 1e-9:
-            best, least = candidate, excess
-        if least <= GOOD_ENOUGH:
+    oldest = best = Selection(keep, waits, lane.debt(keep) + lane.bias(keep))
+    for keep in _candidates(pool, lane, take):
+        waits, later = judge(keep), 0.0
+        if waits < best.total:  # else it has lost already
+            later = lane.debt(keep) + lane.bias(keep)
+        if waits + later < best.total - 1e-9:
+            best = Selection(keep, waits, later)
+        if best.total <= tuning.GOOD_ENOUGH:
             break
-    return best
+    return [oldest] if best is oldest else [best, oldest]
 
 
 def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
@@ -88,7 +91,7 @@ def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
         yield from lane.candidates(take)
     yield _by_columns(pool, take)
     if pool.columns and pool.lane and pool.forced.any():
-        yield _by_columns(pool, take, together=_TOGETHER * pool.neighbours)
+        yield _by_columns(pool, take, together=tuning.TOGETHER * pool.neighbours)
 
 
 def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
@@ -96,10 +99,11 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
     age = np.minimum(pool.age[order], 1.0)
-    penalty = age ** (_LATE_IN_COLUMNS if pool.columns else _LATE) + 1000.0 * forced
+    penalty = age ** (tuning.LATE_IN_COLUMNS if pool.columns else tuning.LATE) + 1000.0 * forced
     penalty[:together] += 100.0
-    penalty = x.mean() * penalty + _RIPE * age / (age + _RIPENING) * _waits(x, pool.neighbours)
-    price = _PRICE_OF_COLUMNS if pool.columns else _PRICE * take / (len(order) - take)
+    ripe = tuning.RIPE * age / (age + tuning.RIPENING)
+    penalty = x.mean() * penalty + ripe * _waits(x, pool.neighbours)
+    price = tuning.SKIPS_IN_COLUMNS if pool.columns else tuning.SKIPS * take / (len(order) - take)
     keep = np.zeros(len(order), dtype=bool)
     keep[order] = column_dp(
         x, penalty, forced, take=take, G=pool.neighbours, band=pool.band, price=price

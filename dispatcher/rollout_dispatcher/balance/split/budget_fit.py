@@ -8,22 +8,19 @@ to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
 """
 
 import heapq
-from bisect import bisect_left, insort
 
 import numpy as np
 
-from rollout_dispatcher.balance.split.leveling import CHUNKED_FROM
+from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 Labels = IntArray
 
-#: Items a bin, the smallest ones, that may go by best fit where tokens are tight.
-_TAIL = 3
-
 
 def goes_by_chunks(n: int, bins: int) -> bool:
     """Whether so many items are better placed a round at a time than one by one."""
-    return n > CHUNKED_FROM and bins >= 32
+    return n > tuning.CHUNKED_FROM and bins >= tuning.CHUNKED_BINS
 
 
 def lpt_budget(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
@@ -43,7 +40,7 @@ def _lpt_budget_chunked(x: FloatArray, s: IntArray, bins: int, budget: int) -> L
     done, tail = 0, len(x)
     before = room
     while done < len(x):
-        if tail == len(x) and done >= len(x) - _TAIL * bins:
+        if tail == len(x) and done >= len(x) - tuning.TAIL * bins:
             tail, before = done, room.copy()
         fits = np.flatnonzero((room >= s[done]) | (room == budget))
         take = min(bins // 2, len(x) - done, len(fits))
@@ -90,30 +87,3 @@ def _lpt_budget_one_by_one(x: FloatArray, s: IntArray, bins: int, budget: int) -
         placed.append(b)
         heapq.heapreplace(heap, (load + cost, b))
     return np.array(placed, dtype=np.int64)
-
-
-def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:
-    """Each item of falling `s` into the bin where it leaves the least room; -1 if it fits nowhere.
-
-    room: tokens that each bin still takes; an item above the budget needs all of it. Only bins that
-    are in use and have room for the smallest item are searched, as one integer each.
-    """
-    tokens = np.minimum(s, budget).tolist()
-    if not tokens:
-        return np.zeros(0, dtype=np.int64)
-    smallest, bits = tokens[-1], len(room).bit_length()
-    used = np.flatnonzero((room < budget) & (room >= smallest))
-    open_bins = np.sort((room[used] << bits) | used).tolist()
-    unused = iter(np.flatnonzero(room == budget).tolist())
-    labels, low = [], (1 << bits) - 1
-    for needed in tokens:
-        at = bisect_left(open_bins, needed << bits)
-        if at < len(open_bins):
-            found = open_bins.pop(at)
-            b, left = found & low, (found >> bits) - needed
-        else:
-            b, left = next(unused, -1), budget - needed
-        labels.append(b)
-        if left >= smallest and b >= 0:
-            insort(open_bins, (left << bits) | b)
-    return np.array(labels, dtype=np.int64)

@@ -13,26 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
-
-#: Above this many items LPT goes by chunks: same idea, vectorised, and no longer item by item.
-CHUNKED_FROM = 3000
-#: Swap candidates a bin; more than this costs time and adds nothing, as many are alike.
-SWAP_SLOTS = 16
-#: Columns dealt to ranks by load; the ones after that differ too little to be worth it.
-_DEALT_BY_LOAD = 64
-#: When no pair can gain, bins are paired otherwise, this often (not under a token budget, where
-#: it is the budget that stands in the way).
-_OTHER_PAIRINGS = 3
-_OTHER_SLOTS = 1
-#: Loads within this of their mean count as level.
-TOLERANCE = 2e-4
 
 
 def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> IntArray:
     """Bin of each item of `x` (descending), at most `cap` items a bin, loads from `start`."""
     loads = np.zeros(bins) if start is None else start
-    if len(x) > CHUNKED_FROM and bins >= 32:
+    if len(x) > tuning.CHUNKED_FROM and bins >= tuning.CHUNKED_BINS:
         return _lpt_chunked(x, loads, cap)
     return lpt_one_by_one(x, loads, cap)
 
@@ -90,9 +78,9 @@ def spread_columns(cost: FloatArray) -> IntArray:
     falling = cost[rows, dearest_first]
     loads, order = np.zeros(R), np.arange(R)
     for turn, j in enumerate(np.argsort(-spread, kind="stable").tolist()):
-        order = loads.argsort(kind="stable") if turn < _DEALT_BY_LOAD else order[::-1]
+        order = loads.argsort(kind="stable") if turn < tuning.DEALT_BY_LOAD else order[::-1]
         orders[j] = order
-        if turn < _DEALT_BY_LOAD:
+        if turn < tuning.DEALT_BY_LOAD:
             loads[order] += falling[j]
     ranks = np.empty_like(orders)
     ranks[rows, dearest_first] = orders
@@ -106,7 +94,7 @@ def swap_level(
     budget: int = 0,
     *,
     parts: int = 1,
-    enough: float = TOLERANCE,
+    enough: float = tuning.TOLERANCE,
     rounds: int = 16,
 ) -> None:
     """Level the loads of bins within each row by pairwise swaps, in place.
@@ -124,7 +112,7 @@ def swap_level(
     cost, tokens = x[flat], None if s is None else s[flat]
     moved = [flat, cost] if tokens is None else [flat, cost, tokens]
     stalled = np.zeros(rows, dtype=np.int64)
-    patience = _OTHER_PAIRINGS if tokens is None else _OTHER_SLOTS
+    patience = tuning.OTHER_PAIRINGS if tokens is None else tuning.OTHER_PAIRINGS_IN_BUDGET
     mean = cost.reshape(rows, -1).sum(axis=1) / bins  # of a row: swaps do not change it
     for turn in range(rounds):
         loads = cost.sum(axis=1).reshape(rows, bins)
@@ -163,7 +151,7 @@ def _uneven(loads: FloatArray, mean: FloatArray, given_up: BoolArray, enough: fl
     loads: float64[rows, bins].
     """
     over = loads.max(axis=1) - mean
-    uneven = (over > mean * TOLERANCE) & ~given_up
+    uneven = (over > mean * tuning.TOLERANCE) & ~given_up
     if loads.shape[1] < 2 or float(over[uneven].sum()) <= enough * float(mean.sum()):
         uneven[:] = False
     rows: IntArray = uneven.nonzero()[0]
@@ -189,7 +177,7 @@ def _pairs(
     flat, mean = loads.ravel(), mean[rows, None]
     dear = flat[high]
     gap = (dear - flat[low]) / 2
-    worth = (dear > mean) & (gap > mean * (TOLERANCE / 4))
+    worth = (dear > mean) & (gap > mean * (tuning.TOLERANCE / 4))
     return high[worth], low[worth], gap[worth], worth.nonzero()[1] == 0
 
 
@@ -208,6 +196,6 @@ def _differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 def _slots(slots: int, turn: int) -> IntArray:
     """Which slots of a bin take part in a round: all, or a sample that shifts with the round."""
-    if slots <= SWAP_SLOTS:
+    if slots <= tuning.SWAP_SLOTS:
         return np.arange(slots)
-    return (np.arange(SWAP_SLOTS) * slots // SWAP_SLOTS + turn * 7) % slots
+    return (np.arange(tuning.SWAP_SLOTS) * slots // tuning.SWAP_SLOTS + turn * 7) % slots

@@ -17,6 +17,7 @@ rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4),
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
 from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import (
@@ -26,18 +27,6 @@ from rollout_dispatcher.balance.split.budgets.fewest import (
 )
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, round_up
-
-#: A packing of many items that waits no more than this is good enough as it is.
-_EVEN = 1.003
-#: Where tokens take more than this share of all budgets, many items are not tried to be packed by
-#: cost: the last of them never find room.
-_SCARCE = 0.99
-#: So few items that fill so much of all budgets are worth more than one packing: single ones
-#: matter, and it takes no time.
-_FEW, _FILLED = 64, 0.8
-#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
-#: error of any cost model is larger.
-_LEVEL, _ROUNDS = 1e-3, 8
 
 
 def fewest_micro_batches(
@@ -70,7 +59,7 @@ def pack(
     """
     found, M = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
     leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
-    if len(x) <= _FEW and float(s.sum()) > _FILLED * R * M * budget:
+    if len(x) <= tuning.FEW_ITEMS and float(s.sum()) > tuning.FEW_FILL * R * M * budget:
         tight = [each for each in tight_packings(s, budget, came) if num_bins(each) <= R * M]
         leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
     if len(leveled) == 1:
@@ -105,7 +94,7 @@ def fill(
     tight = _tight(s, R * least, budget, came)
     tightest = min(tight, key=num_bins)
     enough = max(round_up(-(-num_bins(tightest) // R), multiple), M)
-    if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * _EVEN:
+    if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.EVEN_PACKING:
         return [tightest], enough
     for M in range(max(enough if many else least, untried), enough + 1, multiple):
         labels = _fill(x, s, R, M, budget)
@@ -119,14 +108,14 @@ def _tight(s: IntArray, bins: int, budget: int, came: IntArray | None) -> list[L
     found: list[Labels] = []
     for labels in tight_packings(s, budget, came):
         found.append(labels)
-        if len(s) > _FEW and num_bins(labels) <= bins:
+        if len(s) > tuning.FEW_ITEMS and num_bins(labels) <= bins:
             break
     return found
 
 
 def is_scarce(s: IntArray, bins: int, budget: int) -> bool:
     """Whether so many bins have hardly more room than tokens `s` take."""
-    return float(np.minimum(s, budget).sum()) > _SCARCE * bins * budget
+    return float(np.minimum(s, budget).sum()) > tuning.SCARCE * bins * budget
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
@@ -138,7 +127,9 @@ def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | N
     ruled = is_ruled(x, R, M)
     if not ruled or goes_by_chunks(len(x), R * M):
         even = lpt_budget(x, s, R * M, budget)
-        if even is not None and (not ruled or _time(even, x, R, M) <= float(x.sum()) / R * _EVEN):
+        if even is not None and (
+            not ruled or _time(even, x, R, M) <= float(x.sum()) / R * tuning.EVEN_PACKING
+        ):
             return even
     labels: Labels | None = None
     if ruled:
@@ -166,8 +157,10 @@ def level_columns(
     rank[np.argsort(-load, kind="stable")] = np.arange(bins)
     labels = rank[labels]
     ids = members(labels, bins).reshape(M, R, -1)
-    enough = _EVEN - 1 if goes_by_chunks(len(x), bins) else _LEVEL
-    swap_level(ids, np.append(x, 0.0), np.append(s, 0), budget, enough=enough, rounds=_ROUNDS)
+    enough = tuning.EVEN_PACKING - 1 if goes_by_chunks(len(x), bins) else tuning.LEVEL_PACKING
+    swap_level(
+        ids, np.append(x, 0.0), np.append(s, 0), budget, enough=enough, rounds=tuning.PACKING_ROUNDS
+    )
     swapped = np.empty(len(x) + 1, dtype=np.int64)
     swapped[ids] = np.arange(bins).reshape(M, R, 1)
     return swapped[:-1]

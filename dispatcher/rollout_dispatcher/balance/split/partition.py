@@ -16,18 +16,13 @@ Example, R = 2, m = 1: [9, 8, 2, 1] in columns is 9 8 | 2 1: waits 1 + 1; equal 
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import levels, rank_bound
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
-from rollout_dispatcher.balance.split.leveling import TOLERANCE, lpt, spread_columns, swap_level
+from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.pipelines import for_pipelines
-from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: Rows of neighbours that wait no more than this are not worth another construction.
-_FAIR = 1.01
-#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
-#: error of any cost model is larger.
-_LEVEL, _ROUNDS = 3e-3, 5
+from rollout_dispatcher.plan import FloatArray, IntArray, Sync, step_time
 
 
 def step_partition(x: FloatArray, R: int, M: int, m: int, stages: int = 1) -> IntArray:
@@ -40,7 +35,8 @@ def step_partition(x: FloatArray, R: int, M: int, m: int, stages: int = 1) -> In
     swap_level(ids[None], x)
     bound = rank_bound(x, R, p)
     for other in (_from_kk, _from_crowd):
-        if x[ids].sum(axis=1).max() > bound * (1 + 5 * TOLERANCE) and len(x) <= 4096:
+        over = x[ids].sum(axis=1).max() > bound * (1 + tuning.OTHER_STARTS * tuning.TOLERANCE)
+        if over and len(x) <= tuning.OTHER_STARTS_UP_TO:
             ids = _better(ids, other(x, R), x)
     slots = into_micro_batches(np.sort(ids, axis=1), M)
     return slots if stages == 1 else for_pipelines(slots, x, stages)
@@ -124,7 +120,7 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     """
     columns = _row_columns(x, R, M, m)
     time, share = _time(columns, x), float(x.sum()) / R
-    if time > share * _FAIR:
+    if time > share * tuning.FAIR_COLUMNS:
         level = levels(x, R, M, company=(m - 1) * float(x[-1]))
         start = np.repeat(level[0] - level, R)
         filled = _by_label(lpt(x, R * M, m, start), R * M, m)
@@ -132,8 +128,8 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
         filled_time = _time(filled, x)
         if filled_time < time:
             columns, time = filled, filled_time
-    if time > share * (1 + _LEVEL):
-        swap_level(columns, x, enough=_LEVEL, rounds=_ROUNDS)
+    if time > share * (1 + tuning.LEVEL_COLUMNS):
+        swap_level(columns, x, enough=tuning.LEVEL_COLUMNS, rounds=tuning.COLUMN_ROUNDS)
     return columns
 
 
@@ -151,4 +147,4 @@ def _row_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
 
 
 def _time(columns: IntArray, x: FloatArray) -> float:
-    return float(x[columns].sum(axis=2).max(axis=1).sum())
+    return step_time(x[columns].sum(axis=2).T, Sync.MICRO_STEP)

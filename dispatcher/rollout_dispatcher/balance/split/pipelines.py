@@ -16,7 +16,8 @@ swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 
 import numpy as np
 
-from rollout_dispatcher.balance.split.leveling import TOLERANCE, lpt, swap_level
+from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.split.leveling import lpt, swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, even_time, step_time
 
 #: Rounds of swaps, pairs of a slow and a fast rank in each, micro-batches of both that are looked
@@ -66,7 +67,7 @@ def _swapped(load: FloatArray, stages: int) -> IntArray:
     """Swap micro-batches of slow and fast ranks while that helps: where each of load[R, M] goes."""
     R, M = load.shape
     ids, load = np.arange(R * M).reshape(R, M), load.copy()
-    enough = even_time(load, stages) * (1 + TOLERANCE)
+    enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
     pairs, looked_at, stalled = min(R // 2, _PAIRS), min(M, _LOOKED_AT), 0
     for turn in range(_ROUNDS):
         times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)

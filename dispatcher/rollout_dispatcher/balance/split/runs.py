@@ -9,6 +9,7 @@ Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.plan import FloatArray, IntArray
@@ -23,6 +24,8 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
     fits = np.searchsorted(held, held[:-1] + budget, "right") - 1
     stops = np.append(np.maximum(fits, np.arange(1, len(s) + 1)), len(s))  # of a run from here on
     ends = np.cumsum(sizes)
+    if held[-1] > tuning.MANY_RUNS * len(sizes) * budget:
+        return _rank_by_rank(stops.tolist(), (ends - sizes).tolist(), ends.tolist())
     at = ends - sizes
     counts: list[IntArray] = []
     while not counts or (at < ends).any():
@@ -30,6 +33,22 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
         counts.append(to - at)
         at = to
     return np.stack(counts, axis=1)
+
+
+def _rank_by_rank(stops: list[int], starts: list[int], ends: list[int]) -> IntArray:
+    """From run to run in each rank, instead of in all ranks at once."""
+    ranks: list[list[int]] = []
+    for start, end in zip(starts, ends, strict=True):
+        at, counts = start, []
+        while at < end:
+            to = min(stops[at], end)
+            counts.append(to - at)
+            at = to
+        ranks.append(counts)
+    table = np.zeros((len(ranks), max(map(len, ranks))), dtype=np.int64)
+    for r, counts in enumerate(ranks):
+        table[r, : len(counts)] = counts
+    return table
 
 
 def first_fit(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntArray]]:

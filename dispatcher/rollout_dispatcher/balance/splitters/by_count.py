@@ -9,12 +9,14 @@ from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
 
 
 def split_by_count(batch: Batch, config: PlanConfig) -> Parts:
-    """Equal sums where ranks meet once a step, else sorted columns."""
+    """Equal sums where ranks meet once a step, or have one micro-batch; else sorted columns."""
     R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
     M = micro_batches_for(n, config)
     x, order = filled_up(batch, R * M * m)
     if config.sync is Sync.STEP:
         slots = step_partition(x, R, M, m, config.pipeline_stages)
+    elif M == 1 and m > 1:
+        slots = step_partition(x, R, M, m)
     else:
         slots = column_partition(x, R, M, m)
     return Parts.of_slots(order[slots], n)

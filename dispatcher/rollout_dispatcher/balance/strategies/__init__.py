@@ -10,6 +10,7 @@ from importlib import import_module
 
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import PlanConfig, Strategy
 
 STRATEGIES: Mapping[Strategy, PlanningStrategy] = {
@@ -24,4 +25,4 @@ def looks_ahead(strategy: str) -> bool:
 
 def plain_split(batch: Batch, config: PlanConfig) -> Parts:
     """What a trainer does without any of this: samples dealt to ranks as they came."""
-    return STRATEGIES[Strategy.ROUND_ROBIN].split(replace(batch, group=None), config)
+    return STRATEGIES[Strategy.ROUND_ROBIN].split(replace(batch, group=None), config, Work(0.0))

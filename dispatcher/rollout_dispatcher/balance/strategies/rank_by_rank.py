@@ -11,6 +11,7 @@ import numpy as np
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
 from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
 
 #: Rank of each item of falling cost `x` among R ranks, which may take so many items each.
@@ -24,7 +25,7 @@ class RankByRank:
     assign: Assign
     looks_ahead: bool = False
 
-    def split(self, batch: Batch, config: PlanConfig) -> Parts:
+    def split(self, batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
         if batch.group is not None:
             ranks, M = ranks_of_groups(batch, batch.group, config)

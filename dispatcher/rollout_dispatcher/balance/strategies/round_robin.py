@@ -7,6 +7,7 @@ from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
 from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
 from rollout_dispatcher.balance.split.runs import next_fit
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import IntArray, Layout, PlanConfig, round_up
 
 
@@ -15,7 +16,7 @@ class RoundRobin:
 
     looks_ahead = False
 
-    def split(self, batch: Batch, config: PlanConfig) -> Parts:
+    def split(self, batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         """See `PlanningStrategy`; what nobody asked to be more micro-batches stays as it came."""
         parts = self._as_they_came(batch, config)
         asked = config.micro_batches(1) > 1

@@ -3,6 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import PlanConfig
 
 
@@ -18,5 +19,8 @@ class PlanningStrategy(Protocol):
     def looks_ahead(self) -> bool:
         """See above."""
 
-    def split(self, batch: Batch, config: PlanConfig) -> Parts:
-        """The micro-batches of every rank, the same number for each, within the config's caps."""
+    def split(self, batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
+        """The micro-batches of every rank, the same number for each, within the config's caps.
+
+        work: what it may spend on comparing several ways.
+        """

@@ -1,61 +1,70 @@
 """The window strategy: samples are chosen from the whole window, and split as its limits ask.
 
-Invariant: where the splitter's micro-steps are not the optimum, its parts wait no longer than the
-greedy split's.
+Invariant: what it splits never waits longer than what a plain method that it compared makes of the
+same samples, and never needs more micro-batches.
 """
 
-from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.objective import estimate, lower_bound
 from rollout_dispatcher.balance.split.padded.runs import begin_cost
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.splitters import splitter_for
-from rollout_dispatcher.balance.strategies import greedy
+from rollout_dispatcher.balance.strategies import greedy, kk
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
-from rollout_dispatcher.plan import Layout, PlanConfig, Sync, bubble
+from rollout_dispatcher.balance.work import Work
+from rollout_dispatcher.plan import Layout, PlanConfig, bubble
 
-#: Steps up to this many samples are always compared with the greedy split. Larger ones are if they
-#: wait longer than this: with a fixed count, where greedy is cheap; with a token budget, where it
-#: goes sample by sample, only up to a size, and if they wait longer than was thought as well.
-_ALWAYS_COMPARED = 200
-_CLOSE_BY_COUNT, _CLOSE_BY_TOKENS, _MOST_BY_TOKENS = 1.05, 1.01, 512
+#: The plain methods, the cheapest first, with their prices by count and by tokens.
+_PLAIN = (
+    (greedy.STRATEGY, tuning.GREEDY_BY_COUNT, tuning.GREEDY_BY_TOKENS),
+    (kk.STRATEGY, tuning.KK_BY_COUNT, tuning.KK_BY_TOKENS),
+)
 
 
 class WindowStrategy:
-    """The splitter for the limits in force, or the greedy split where that is better."""
+    """The splitter for the limits in force, or a plain method where that waits less."""
 
     looks_ahead = True
 
-    def split(self, batch: Batch, config: PlanConfig) -> Parts:
+    def split(self, batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
-        ours = without_fillers(batch, splitter_for(batch, config)(batch, config), config)
-        if _settled(batch, ours, config):
-            return ours
-        time = time_of(batch, ours, config)
-        if _good(batch, time / bubble(config.pipeline_stages, ours.num_micro_batches), config):
-            return ours
-        other = greedy.STRATEGY.split(batch, config)
-        if not _may_be_better(other, ours, config):
-            return ours
-        return min(ours, other, key=lambda parts: _rating(batch, parts, config))
+        best = without_fillers(batch, splitter_for(batch, config)(batch, config), config)
+        if batch.group is not None:
+            return best  # the plain methods keep groups whole in the same way
+        small = len(batch) <= tuning.ALWAYS_COMPARED
+        for plain, by_count, by_tokens in _PLAIN:
+            if _is_enough(batch, best, config, whatever_it_waits=small):
+                break
+            price = by_tokens if config.micro_batch_size is None else by_count
+            if not work.affords(price.of(len(batch), *best.counts.shape)):
+                break
+            other = plain.split(batch, config, work)
+            if _may_be_better(other, best, config):
+                best = min(best, other, key=lambda parts: _rating(batch, parts, config))
+            small = False
+        return best
 
 
-def _settled(batch: Batch, parts: Parts, config: PlanConfig) -> bool:
-    """Whether the splitter starts from the greedy split, or has found the optimum."""
-    if batch.group is not None:
-        return True
-    m = config.micro_batch_size
-    if m is None and config.layout is Layout.PADDED:
-        return len(batch) > _ALWAYS_COMPARED
-    if m is None:
-        return parts.num_micro_batches == 1
-    padded = config.layout is Layout.PADDED and m > 1
-    return not padded and (config.sync is Sync.STEP or m == 1)
+def _is_enough(batch: Batch, parts: Parts, config: PlanConfig, *, whatever_it_waits: bool) -> bool:
+    """Whether no comparison would improve on these, or not by enough to be worth it."""
+    time, M = time_of(batch, parts, config), parts.num_micro_batches
+    if not whatever_it_waits:
+        worked = time / bubble(config.pipeline_stages, M)
+        share = float(batch.cost.sum()) / config.dp_size
+        if worked <= share * (1 + config.target_excess):
+            return True
+        if config.micro_batch_size is None:
+            thought = estimate(batch.x, batch.s, config)
+            if worked <= thought * (1 + tuning.AS_THOUGHT):
+                return True
+    return time <= lower_bound(batch.x, M, config) * (1 + 1e-9)
 
 
 def _may_be_better(other: Parts, ours: Parts, config: PlanConfig) -> bool:
     """Whether another split keeps to what comes before waiting."""
     if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
         return bool(other.counts.all()) or not ours.counts.all()  # no fillers if need not be
-    return other.num_micro_batches <= ours.num_micro_batches  # greedy may need more
+    return other.num_micro_batches <= ours.num_micro_batches  # fewer micro-batches come first
 
 
 def _rating(batch: Batch, parts: Parts, config: PlanConfig) -> float:
@@ -64,18 +73,6 @@ def _rating(batch: Batch, parts: Parts, config: PlanConfig) -> float:
     if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
         time += begin_cost(batch.x, batch.s, config.micro_batch_tokens) * parts.num_micro_batches
     return time
-
-
-def _good(batch: Batch, time: float, config: PlanConfig) -> bool:
-    """Whether comparing with the greedy split is not worth its time."""
-    share = float(batch.cost.sum()) / config.dp_size
-    if len(batch) <= _ALWAYS_COMPARED:
-        return time <= share * (1 + 1e-9)
-    if config.micro_batch_size is not None:
-        return time <= share * _CLOSE_BY_COUNT
-    if time <= share * _CLOSE_BY_TOKENS or len(batch) > _MOST_BY_TOKENS:
-        return True
-    return time <= _CLOSE_BY_TOKENS * estimate(batch.x, batch.s, config)
 
 
 STRATEGY: PlanningStrategy = WindowStrategy()

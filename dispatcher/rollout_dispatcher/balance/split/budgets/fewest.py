@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from rollout_dispatcher.balance.order import running_sums
-from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit
+from rollout_dispatcher.balance.split.best_fit import best_fit
+from rollout_dispatcher.balance.split.budget_fit import Labels
 from rollout_dispatcher.plan import IntArray
 
 #: Batches up to this size also go by first fit: in falling order it hardly ever beats best fit, in

@@ -15,7 +15,8 @@ cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5
 import numpy as np
 
 from rollout_dispatcher.balance.bounds import rank_bound
-from rollout_dispatcher.balance.split.budget_fit import Labels, best_fit, lpt_budget
+from rollout_dispatcher.balance.split.best_fit import best_fit
+from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import num_bins, tight_packings
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.leveling import swap_level
