@@ -260,7 +260,8 @@ def _split_padded(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts
     if len(batch) > _ALWAYS_COMPARED:
         return ours
     greedy, begin = _split_padded(batch, config, Strategy.GREEDY), begin_cost(x, s, budget)
-    if ours.counts.all() and not greedy.counts.all():
+    more = greedy.counts.shape[1] > runs.M
+    if more or (ours.counts.all() and not greedy.counts.all()):
         return ours  # no fillers where there are samples enough
 
     def time(parts: Parts) -> float:
