@@ -23,6 +23,7 @@ from rollout_dispatcher.plan import (
     Grouping,
     IntArray,
     Layout,
+    Oversize,
     PlanConfig,
     Sync,
     Window,
@@ -155,6 +156,26 @@ def test_more_micro_batches_are_made_only_while_they_pay(per_step: bool) -> None
     assert fewest < runs.M <= 2 * fewest
     alike = padded_runs(x * 0 + 1, s * 0 + 8192, 16, 131072, per_step=per_step)
     assert alike.M == 2  # 512 samples of 8,192 tokens fill 2 x 16 micro-batches, and none pads
+
+
+@settings(max_examples=200)
+@given(LENGTHS, st.integers(1, 5), st.integers(1, 4000), st.sampled_from(Sync))
+def test_a_plan_has_at_most_twice_the_fewest_micro_batches(
+    lengths: list[int], ranks: int, budget: int, sync: Sync
+) -> None:
+    """Whatever it was compared with: what is dealt by work alone may need more."""
+    config = replace(
+        PADDED,
+        dp_size=ranks,
+        dispatch_batch_size=len(lengths),
+        micro_batch_tokens=budget,
+        oversize=Oversize.ALONE,
+        sync=sync,
+    )
+    none = np.full(len(lengths), -1)
+    step = plan(Window(np.array(lengths), none + 1, none, none > 0), config)
+    fewest = -(-fewest_runs(np.sort(np.array(lengths))[::-1], budget) // ranks)
+    assert fewest <= step.num_micro_batches <= 2 * fewest
 
 
 def test_many_samples_are_split_without_following_each_run() -> None:

@@ -20,7 +20,7 @@ from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 #: How often runs are exchanged, from each start, and climb, from so many of the best.
 _EXCHANGES, _CLIMBS, _CLIMBING = 2, 8, 2
 #: With no more runs than this, where each counts: so often, from more starts.
-_FEW, _EXCHANGES_OF_FEW, _CLIMBING_OF_FEW = 48, 4, 5
+_FEW, _EXCHANGES_OF_FEW, _CLIMBING_OF_FEW = 72, 4, 5
 #: How often the interval is halved in which the factor lies.
 _HALVINGS = 6
 
