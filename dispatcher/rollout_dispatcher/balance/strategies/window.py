@@ -61,10 +61,11 @@ def _is_enough(batch: Batch, parts: Parts, config: PlanConfig, *, whatever_it_wa
 
 
 def _may_be_better(other: Parts, ours: Parts, config: PlanConfig) -> bool:
-    """Whether another split keeps to what comes before waiting."""
-    if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
-        return bool(other.counts.all()) or not ours.counts.all()  # no fillers if need not be
-    return other.num_micro_batches <= ours.num_micro_batches  # fewer micro-batches come first
+    """Whether another split keeps to what comes before waiting: few micro-batches, no fillers."""
+    if other.num_micro_batches > ours.num_micro_batches:
+        return False
+    by_padded = config.layout is Layout.PADDED and config.micro_batch_tokens is not None
+    return not by_padded or bool(other.counts.all()) or not ours.counts.all()
 
 
 def _rating(batch: Batch, parts: Parts, config: PlanConfig) -> float:
