@@ -83,12 +83,20 @@ def grouped(window: Window, config: PlanConfig) -> bool:
     return config.grouping is not Grouping.IGNORE and bool((window.group >= 0).any())
 
 
+def is_one_item(window: Window, config: PlanConfig, part: IntArray) -> bool:
+    """Whether a micro-batch has a single sample, or a single group where groups stay in one."""
+    if len(part) <= 1:
+        return True
+    groups = set(window.group[part].tolist())
+    return config.grouping is Grouping.MICRO_BATCH and len(groups) == 1 and groups != {-1}
+
+
 def try_plan(window: Window, config: PlanConfig) -> Plan | None:
-    """The plan, or None where every group is larger than the step."""
+    """The plan, or None where every group is larger than the step, or one than its micro-batch."""
     try:
         return plan(window, config)
     except PlanError as error:
-        if "smallest group" not in str(error):
+        if "smallest group" not in str(error) and "stay in one micro-batch" not in str(error):
             raise
         return None
 
@@ -112,8 +120,8 @@ def test_a_plan_places_each_chosen_sample_once_and_keeps_every_cap(
     for part in (part for rank in step.micro_batches for part in rank):
         if config.micro_batch_size is not None:
             assert len(part) <= config.micro_batch_size
-        else:
-            assert len(part) <= 1 or window.tokens[part].sum() <= (config.micro_batch_tokens or 0)
+        elif not is_one_item(window, config, part):
+            assert window.tokens[part].sum() <= (config.micro_batch_tokens or 0)
 
 
 @settings(max_examples=200)
@@ -167,7 +175,7 @@ def test_the_stated_costs_and_bounds_are_those_of_the_plan(
 
 @settings(max_examples=200)
 @given(windows(), configs())
-def test_groups_stay_whole_and_on_their_rank_where_asked(
+def test_groups_stay_whole_and_on_their_rank_or_in_their_micro_batch_where_asked(
     window: Window, config: PlanConfig
 ) -> None:
     step = try_plan(window, config)
@@ -177,12 +185,15 @@ def test_groups_stay_whole_and_on_their_rank_where_asked(
     for group in set(window.group[list(chosen)].tolist()) - {-1}:
         members = set(np.flatnonzero(window.group == group).tolist())
         assert members <= chosen
+        homes = {
+            (r, j)
+            for r, rank in enumerate(step.micro_batches)
+            for j, part in enumerate(rank)
+            if members & set(part.tolist())
+        }
         if config.grouping is Grouping.RANK:
-            homes = {
-                r
-                for r, rank in enumerate(step.micro_batches)
-                if members & {int(i) for part in rank for i in part}
-            }
+            assert len({r for r, _ in homes}) == 1
+        if config.grouping is Grouping.MICRO_BATCH:
             assert len(homes) == 1
 
 
@@ -203,8 +214,19 @@ def test_window_never_waits_longer_than_greedy_for_the_same_samples(
     lengths: list[int], config: PlanConfig
 ) -> None:
     config = replace(config, grouping=Grouping.IGNORE, dispatch_batch_size=len(lengths))
-    ours = plan(window_of(lengths), replace(config, strategy=Strategy.WINDOW))
-    greedy = plan(window_of(lengths), replace(config, strategy=Strategy.GREEDY))
+    no_longer_than_greedy(window_of(lengths), config)
+
+
+@settings(max_examples=300)
+@given(windows(), configs())
+def test_nor_where_groups_stay_on_one_rank(window: Window, config: PlanConfig) -> None:
+    config = replace(config, grouping=Grouping.RANK, dispatch_batch_size=len(window))
+    no_longer_than_greedy(window, config)
+
+
+def no_longer_than_greedy(window: Window, config: PlanConfig) -> None:
+    ours = plan(window, replace(config, strategy=Strategy.WINDOW))
+    greedy = plan(window, replace(config, strategy=Strategy.GREEDY))
     assert ours.num_micro_batches <= greedy.num_micro_batches
     if ours.num_micro_batches == greedy.num_micro_batches:
         assert time_of(ours) <= time_of(greedy) * (1 + 1e-9)

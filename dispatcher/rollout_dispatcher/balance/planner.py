@@ -9,15 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.objective import lower_bound
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
-from rollout_dispatcher.balance.split.split import Batch, matrix, plain_split, split
+from rollout_dispatcher.balance.split.parts import Batch, matrix
+from rollout_dispatcher.balance.split.split import plain_split, split
 from rollout_dispatcher.balance.validate import validate_config
-from rollout_dispatcher.errors import PlanError, SampleTooLong
+from rollout_dispatcher.errors import GroupTooLong, PlanError, SampleTooLong
 from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
+    IntArray,
     Oversize,
     Plan,
     PlanConfig,
@@ -33,8 +36,9 @@ __all__ = ["plan", "plan_digest", "validate_config"]
 def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
     """Choose `take` samples (default: a dispatch batch, or all if fewer) and split them.
 
-    Raises SampleTooLong for a sample above the token budget unless such samples go alone, and
-    PlanError for a window whose columns disagree or that no group fits.
+    Raises SampleTooLong or GroupTooLong for a sample above the token budget, or a group that has to
+    stay in one micro-batch, unless such go alone; and PlanError for a window whose columns disagree
+    or that no group fits, and for a group of more samples than a micro-batch has.
     """
     window = _padded(window, config.sample_length_multiple)
     cost = _checked_cost(window, config)
@@ -42,8 +46,7 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
     chosen = choose(window, cost, config, take)
-    by_rank = config.grouping is Grouping.RANK
-    group = group_index(window.group[chosen]) if by_rank else None
+    group = _groups(window.group[chosen], config)
     batch = Batch.of(cost[chosen], window.tokens[chosen], group)
     parts = split(batch, config, config.strategy)
     costs = matrix(batch, parts, config.layout)
@@ -54,7 +57,7 @@ def plan(window: Window, config: PlanConfig, take: int | None = None) -> Plan:
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync),
-        lower_bound=lower_bound(batch.x, parts.counts.shape[1], config),
+        lower_bound=_bound(batch, parts.counts.shape[1], config),
     )
 
 
@@ -66,6 +69,22 @@ def plan_digest(plan: Plan) -> str:
     digest.update(np.array(counts, dtype="<i8").tobytes())
     digest.update(plan.chosen.astype("<i8").tobytes())
     return digest.hexdigest()[:32]
+
+
+def _groups(group: IntArray, config: PlanConfig) -> IntArray | None:
+    """Dense group numbers where groups matter to the split, and there are any."""
+    if config.grouping in (Grouping.IGNORE, Grouping.STEP) or not (group >= 0).any():
+        return None
+    return group_index(group)
+
+
+def _bound(batch: Batch, M: int, config: PlanConfig) -> float:
+    """Time that no split can beat; no rank has less than the dearest group that stays on one."""
+    bound = lower_bound(batch.x, M, config)
+    if batch.group is None:
+        return bound
+    load = np.bincount(batch.group, weights=batch.cost).astype(np.float64)
+    return max(bound, rank_bound(-np.sort(-load), config.dp_size))
 
 
 def _padded(window: Window, multiple: int) -> Window:
@@ -84,7 +103,18 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
         longest = int(window.tokens.max())
         if longest > budget:
             raise SampleTooLong(longest, budget)
+        if config.grouping is Grouping.MICRO_BATCH:
+            _check_groups(window, budget)
     cost = config.cost(window.tokens)
     if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) < np.inf):
         raise PlanError("the cost model gave a cost that is negative or not finite; check it")
     return cost
+
+
+def _check_groups(window: Window, budget: int) -> None:
+    """Raise GroupTooLong if a group has more tokens than the micro-batch that it has to stay in."""
+    index = group_index(window.group)
+    tokens = np.bincount(index, weights=window.tokens)
+    longest = int(tokens.argmax())
+    if tokens[longest] > budget:
+        raise GroupTooLong(int(np.count_nonzero(index == longest)), int(tokens[longest]), budget)

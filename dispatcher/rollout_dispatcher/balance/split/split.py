@@ -4,13 +4,13 @@ Invariant: every sample is in exactly one micro-batch and every rank has the sam
 Indices are into the chosen samples, in arrival order.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rollout_dispatcher.balance.objective import estimate, micro_batches_for
-from rollout_dispatcher.balance.order import by_falling_tokens
+from rollout_dispatcher.balance.split.groups.items import group_items, members_of_items
+from rollout_dispatcher.balance.split.groups.ranks import split_by_rank
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns
 from rollout_dispatcher.balance.split.packing import pack
@@ -19,10 +19,11 @@ from rollout_dispatcher.balance.split.partition import (
     padded_partition,
     step_partition,
 )
-from rollout_dispatcher.balance.split.rank_groups import cut, deal, ranks_of_groups
+from rollout_dispatcher.balance.split.parts import Batch, Parts, step_time
 from rollout_dispatcher.balance.split.runs import first_fit, next_fit
 from rollout_dispatcher.plan import (
     FloatArray,
+    Grouping,
     IntArray,
     Layout,
     PlanConfig,
@@ -38,74 +39,13 @@ _ALWAYS_COMPARED = 200
 _CLOSE_BY_COUNT, _CLOSE_BY_TOKENS, _MOST_BY_TOKENS = 1.05, 1.01, 512
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The chosen samples in arrival order, and `order`, the same by falling tokens and cost.
-
-    group: dense group number of each sample, where groups have to stay on one rank.
-    """
-
-    cost: FloatArray
-    tokens: IntArray
-    group: IntArray | None
-    order: IntArray
-
-    @classmethod
-    def of(cls, cost: FloatArray, tokens: IntArray, group: IntArray | None = None) -> "Batch":
-        """Sorts once."""
-        return cls(cost, tokens, group, by_falling_tokens(tokens))
-
-    def __len__(self) -> int:
-        return len(self.cost)
-
-    @property
-    def x(self) -> FloatArray:
-        """Costs in falling order."""
-        return self.cost[self.order]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Micro-batches as one sequence of samples, rank by rank, and counts int64[R, M]."""
-
-    sequence: IntArray
-    counts: IntArray
-
-    @classmethod
-    def of_slots(cls, slots: IntArray, n: int) -> "Parts":
-        """From slots[R, M, m], where slots of n or beyond are empty."""
-        R, M, m = slots.shape
-        if slots.size == n:
-            return cls(slots.ravel(), np.full((R, M), m))
-        return cls(slots[slots < n], (slots < n).sum(axis=2))
-
-    @classmethod
-    def of_lists(cls, ranks: Sequence[Sequence[IntArray]], multiple: int) -> "Parts":
-        """From lists that may differ in length: shorter ranks get fillers."""
-        M = round_up(max(1, *(len(rank) for rank in ranks)), multiple)
-        counts = np.zeros((len(ranks), M), dtype=np.int64)
-        for r, rank in enumerate(ranks):
-            counts[r, : len(rank)] = [len(part) for part in rank]
-        return cls(np.concatenate([part for rank in ranks for part in rank]), counts)
-
-    def positions(self, chosen: IntArray) -> tuple[tuple[IntArray, ...], ...]:
-        """Window positions of every micro-batch."""
-        where, (R, M) = chosen[self.sequence], self.counts.shape
-        if self.counts.min() == self.counts.max():
-            return tuple(tuple(rank) for rank in where.reshape(R, M, -1))
-        ends = np.cumsum(self.counts).reshape(R, M).tolist()
-        start, ranks = 0, []
-        for row in ends:
-            starts = [start, *row[:-1]]
-            ranks.append(tuple([where[a:b] for a, b in zip(starts, row, strict=True)]))
-            start = row[-1]
-        return tuple(ranks)
-
-
 def split(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
     """The micro-batches of every rank."""
+    if batch.group is not None and config.grouping is Grouping.RANK:
+        return split_by_rank(batch, batch.group, config, strategy)
     if batch.group is not None:
-        return _split_by_group(batch, batch.group, config, strategy)
+        items, own = group_items(batch, batch.group, config)
+        return members_of_items(split(items, own, strategy), batch.group)
     if config.micro_batch_size is None:
         return _split_by_tokens(batch, config, strategy)
     return _split_by_count(batch, config, strategy)
@@ -114,29 +54,6 @@ def split(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
 def plain_split(batch: Batch, config: PlanConfig) -> Parts:
     """What a trainer does without any of this: samples dealt to ranks as they came."""
     return split(replace(batch, group=None), config, Strategy.ROUND_ROBIN)
-
-
-def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
-    """Cost of each micro-batch, float64[R, M]; where the layout pads, of its padded shape."""
-    counts = parts.counts.ravel()
-    full = counts.nonzero()[0]
-    counts = counts[full]
-    starts = counts.cumsum() - counts
-    cost = batch.cost[parts.sequence]
-    if layout is Layout.PADDED:
-        found = np.maximum.reduceat(cost, starts) * counts
-    else:
-        found = np.add.reduceat(cost, starts)
-    out = np.zeros(parts.counts.shape)
-    out.ravel()[full] = found
-    return out
-
-
-def _time(batch: Batch, parts: Parts, config: PlanConfig) -> float:
-    cost = matrix(batch, parts, config.layout)
-    if config.sync is Sync.STEP:
-        return float(cost.sum(axis=1).max())
-    return float(cost.max(axis=0).sum())
 
 
 def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Parts:
@@ -157,11 +74,11 @@ def _split_by_count(batch: Batch, config: PlanConfig, strategy: Strategy) -> Par
     ours = Parts.of_slots(order[slots], n)
     if not padded and (per_step or m == 1):
         return ours  # starts from the greedy split, or is the optimum
-    time = _time(batch, ours, config)
+    time = step_time(batch, ours, config)
     if _good(batch, time, config):
         return ours
     greedy = Parts.of_slots(order[_ranks(x, R, Strategy.GREEDY)].reshape(R, M, m), n)
-    return greedy if _time(batch, greedy, config) < time else ours
+    return greedy if step_time(batch, greedy, config) < time else ours
 
 
 def _good(batch: Batch, time: float, config: PlanConfig) -> bool:
@@ -205,13 +122,13 @@ def _split_by_tokens(batch: Batch, config: PlanConfig, strategy: Strategy) -> Pa
         fitted = first_fit(ranks, batch.tokens, budget)
         return Parts.of_lists(fitted, config.micro_batch_multiple)
     ours = _packed(batch, config)
-    time = _time(batch, ours, config)
+    time = step_time(batch, ours, config)
     if ours.counts.shape[1] == 1 or _good(batch, time, config):
         return ours
     greedy = _split_by_tokens(batch, config, Strategy.GREEDY)
     # Fewer micro-batches come first: greedy may need more.
     fits = greedy.counts.shape[1] <= ours.counts.shape[1]
-    return greedy if fits and _time(batch, greedy, config) < time else ours
+    return greedy if fits and step_time(batch, greedy, config) < time else ours
 
 
 def _rounded(counts: IntArray, config: PlanConfig) -> IntArray:
@@ -246,17 +163,3 @@ def _token_ranks(batch: Batch, R: int, strategy: Strategy) -> list[IntArray]:
     labels = lpt(x, R, n)
     ends = np.cumsum(np.bincount(labels, minlength=R))[:-1]
     return np.split(batch.order[np.argsort(labels, kind="stable")], ends)
-
-
-def _split_by_group(batch: Batch, group: IntArray, config: PlanConfig, strategy: Strategy) -> Parts:
-    """Whole groups onto ranks; the window strategy tries both ways to cut a rank's samples."""
-    ranks, M = ranks_of_groups(batch.cost, group, batch.order, config, strategy)
-    multiple = config.micro_batch_multiple
-    if config.micro_batch_size is None:
-        budget = config.micro_batch_tokens or 1
-        return Parts.of_lists(first_fit(ranks, batch.tokens, budget), multiple)
-    runs = Parts.of_lists(cut(ranks, M, config.micro_batch_size), multiple)
-    if strategy is not Strategy.WINDOW:
-        return runs
-    dealt = Parts.of_lists(deal(ranks, M), multiple)
-    return dealt if _time(batch, dealt, config) < _time(batch, runs, config) else runs
