@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import Quadratic, karmarkar_karp, plan, tokens
+from rollout_dispatcher.balance import Quadratic, plan, tokens
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.groups.alike import layers_of, make_alike
 from rollout_dispatcher.balance.split.groups.assign import Groups, assignments, by_weight
@@ -23,74 +23,14 @@ from rollout_dispatcher.plan import (
     Plan,
     PlanConfig,
     Sync,
-    Window,
     straggler_excess,
 )
-from tests.bench.cells import TRACES, read_trace
+from tests.support.groups import KINDS, cut_by_count, cut_by_tokens, lengths_of, window_of
 
-#: Lengths of each kind and the token budget that suits them.
-KINDS = {
-    "deepseek_r1_arc_g2": 32768,
-    "lineage_open_reasoning": 131072,
-    "reasoning_gym_rlvr_g3": 16384,
-    "azure2023_conv": 32768,
-    "lognormal": 131072,
-}
 SHAPES = [(32, 4), (64, 8), (64, 16), (128, 32), (96, 32)]
 
 
-def window_of(lengths: IntArray) -> Window:
-    """A window of lengths int[groups, size], one group after the other."""
-    n = lengths.size
-    group = np.repeat(np.arange(len(lengths)), lengths.shape[1])
-    none = np.zeros(n, dtype=np.int64)
-    return Window(lengths.ravel().astype(np.int64), none, group, none > 0)
-
-
-def drawn(kind: str, groups: int, size: int) -> IntArray:
-    """Lengths of groups as neighbours in a trace, or of lognormal prompts."""
-    generator = np.random.default_rng(1)
-    path = TRACES / f"{kind}.csv.gz"
-    if kind == "lognormal" or not path.exists():
-        prompt = generator.lognormal(np.log(8192), 0.6, (groups, 1))
-        found = prompt * generator.lognormal(0, 0.5, (groups, size))
-        return np.clip(found, 16, 65536).astype(np.int64)
-    rows = np.maximum(read_trace(path), 1)
-    first = generator.integers(0, len(rows) // size, groups) * size
-    return rows[first[:, None] + np.arange(size)]
-
-
 CASES = [(kind, size, *shape) for kind in KINDS for size in (4, 8, 16) for shape in SHAPES]
-
-
-def by_sums(lengths: IntArray, dp_size: int) -> list[IntArray]:
-    """Samples of each rank when equal-count KK shares out the sums of groups, as verl does."""
-    work = (lengths**2 + 24576 * lengths).sum(axis=1)
-    parts = karmarkar_karp(work, dp_size, equal_size=True)
-    place = np.arange(lengths.size).reshape(lengths.shape)
-    return [place[sorted(part)].ravel() for part in parts]
-
-
-def cut_by_count(lengths: IntArray, dp_size: int, m: int) -> FloatArray:
-    """Costs of runs of m of each rank's samples, dearest first."""
-    x = Quadratic()(lengths.ravel())
-    runs = [x[np.sort(rank)].reshape(-1, m).sum(axis=1) for rank in by_sums(lengths, dp_size)]
-    return -np.sort(-np.array(runs), axis=1)
-
-
-def cut_by_tokens(lengths: IntArray, dp_size: int, budget: int) -> FloatArray:
-    """Costs of micro-batches that unequal KK makes of each rank's samples, dearest first."""
-    s, x = lengths.ravel(), Quadratic()(lengths.ravel())
-    ranks = by_sums(lengths, dp_size)
-    M = max(-(-int(s[rank].sum()) // budget) for rank in ranks)
-    while True:
-        parts = [karmarkar_karp(x[rank], M, equal_size=False) for rank in ranks]
-        loads = [[s[rank[p]].sum() for p in own] for rank, own in zip(ranks, parts, strict=True)]
-        if np.max(loads) <= budget:
-            break
-        M += 1
-    costs = [[x[rank[p]].sum() for p in own] for rank, own in zip(ranks, parts, strict=True)]
-    return -np.sort(-np.array(costs), axis=1)
 
 
 @pytest.mark.parametrize("sync", Sync)
@@ -98,7 +38,7 @@ def cut_by_tokens(lengths: IntArray, dp_size: int, budget: int) -> FloatArray:
 def test_ranks_of_whole_groups_wait_no_longer_than_by_kk_on_their_sums(
     kind: str, size: int, groups: int, dp_size: int, sync: Sync
 ) -> None:
-    lengths = drawn(kind, groups, size)
+    lengths = lengths_of(kind, groups, size)
     config = PlanConfig(
         dp_size=dp_size,
         dispatch_batch_size=lengths.size,

@@ -114,4 +114,5 @@ class _Swaps:
         others[high] = 0.0
         first, largest = others.argmax(axis=0), others.max(axis=0)
         others[first, np.arange(others.shape[1])] = 0.0
-        return np.where(low[:, None] == first, others.max(axis=0), largest).astype(np.float64)
+        without: FloatArray = np.where(low[:, None] == first, others.max(axis=0), largest)
+        return without

@@ -26,6 +26,8 @@ from rollout_dispatcher.plan import FloatArray, IntArray
 #: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
 #: error of any cost model is larger.
 _LEVEL, _ROUNDS = 1e-4, 12
+#: Beyond so many samples there are fewer rounds and one try, as each micro-batch matters less.
+_MANY, _ROUNDS_OF_MANY = 2048, 6
 #: Micro-steps that together take more than this over their levels are levelled otherwise as well.
 _UNEVEN = 1.01
 #: Levels whose last is this share of the first or more are as good as even.
@@ -118,7 +120,8 @@ def filled(ranks: Ranks, M: int, cap: int, levels: FloatArray | None) -> Parts |
     x, w = np.append(ranks.cost[has], 0.0), np.append(ranks.weight[has], 0)
     good = np.inf if levels is None else float(levels.sum()) * _UNEVEN
     even = levels is None or levels[-1] >= _EVEN * levels[0]
-    for fill in (_to_levels, _by_differences) if even and w.max() > 1 else (_to_levels,):
+    again = even and w.max() > 1 and len(x) - 1 <= _MANY
+    for fill in (_to_levels, _by_differences) if again else (_to_levels,):
         labels = _labels(ranks, M, cap, levels, fill)
         if labels is not None:
             bins = members(labels, len(ranks.ids) * M).reshape(len(ranks.ids), M, -1)
@@ -142,12 +145,13 @@ def _levelled(
     """
     best = bins = _falling(bins, x)
     least, good = _time(best, x), float(levels.sum())
+    rounds = _ROUNDS if len(x) - 1 <= _MANY else _ROUNDS_OF_MANY
     for target, over in ((levels, 1.0), (x[bins].sum(axis=2).mean(axis=0), _UNEVEN)):
-        if least <= good * (over + 1e-9):
+        if least <= good * (over + 1e-9) or (over > 1 and len(x) - 1 > _MANY):
             break
         swapped = bins.copy()
         base = np.broadcast_to(target[0] - target, bins.shape[:2])
-        swap_level(swapped, x, w, cap, base=base, enough=_LEVEL, rounds=_ROUNDS)
+        swap_level(swapped, x, w, cap, base=base, enough=_LEVEL, rounds=rounds)
         swapped = _falling(swapped, x)
         if _time(swapped, x) < least:
             best, least = swapped, _time(swapped, x)

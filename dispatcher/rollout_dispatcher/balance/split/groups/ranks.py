@@ -176,7 +176,8 @@ def _by_tokens(task: _Task) -> Parts:
         if found is not None:
             return found
         for ways in _tight(task.groups, R, cap):
-            found = task.best(task.ranks(ways), M)
+            worth = [each for each in task.ranks(ways) if task.estimate(each, M) <= enough]
+            found = task.best(worth, M)
             if found is not None and task.time(found) <= enough:
                 return found
         M += task.config.micro_batch_multiple
