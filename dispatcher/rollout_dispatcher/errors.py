@@ -5,6 +5,7 @@
     +-- PlanError            a window cannot be planned as asked
     |   +-- SampleTooLong    a sample exceeds the micro-batch token budget
     |   +-- UnequalPartitions  numbers cannot be split as asked, or are none
+    |   +-- GroupTooLong     so does a group that has to stay in one micro-batch
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
     |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
@@ -87,6 +88,20 @@ class UnequalPartitions(PlanError, AssertionError):
     """
 
     code = "unequal-partitions"
+
+
+class GroupTooLong(PlanError):
+    """A group has more tokens than the one micro-batch that it has to stay in may hold."""
+
+    code = "group-too-long"
+
+    def __init__(self, samples: int, tokens: int, budget: int) -> None:
+        super().__init__(
+            f"a group of {samples} samples has {tokens} tokens, which exceeds the micro-batch "
+            f"budget of {budget} tokens that it has to stay in; raise --micro-batch-tokens, set "
+            "--oversize alone, or --groups rank"
+        )
+        self.samples, self.tokens, self.budget = samples, tokens, budget
 
 
 class ProtocolError(DispatcherError):

@@ -45,11 +45,12 @@ class Strategy(StrEnum):
 
 
 class Grouping(StrEnum):
-    """What must stay together: nothing, a group in one step, or a group in one step on one rank."""
+    """What stays together: nothing; a group in one step; there on one rank; in one micro-batch."""
 
     IGNORE = "ignore"
     STEP = "step"
     RANK = "rank"
+    MICRO_BATCH = "micro-batch"
 
 
 class MicroBatchOrder(StrEnum):

@@ -84,12 +84,20 @@ def grouped(window: Window, config: PlanConfig) -> bool:
     return config.grouping is not Grouping.IGNORE and bool((window.group >= 0).any())
 
 
+def is_one_item(window: Window, config: PlanConfig, part: IntArray) -> bool:
+    """Whether a micro-batch has a single sample, or a single group where groups stay in one."""
+    if len(part) <= 1:
+        return True
+    groups = set(window.group[part].tolist())
+    return config.grouping is Grouping.MICRO_BATCH and len(groups) == 1 and groups != {-1}
+
+
 def try_plan(window: Window, config: PlanConfig) -> Plan | None:
-    """The plan, or None where every group is larger than the step."""
+    """The plan, or None where every group is larger than the step, or one than its micro-batch."""
     try:
         return plan(window, config)
     except PlanError as error:
-        if "smallest group" not in str(error):
+        if "smallest group" not in str(error) and "stay in one micro-batch" not in str(error):
             raise
         return None
 
@@ -114,7 +122,7 @@ def test_a_plan_places_each_chosen_sample_once_and_keeps_every_cap(
     for part in (part for rank in step.micro_batches for part in rank):
         if config.micro_batch_size is not None:
             assert len(part) <= config.micro_batch_size
-        elif len(part) > 1:
+        elif not is_one_item(window, config, part):
             assert computed(window.tokens[part], config.layout) <= (config.micro_batch_tokens or 0)
 
 
@@ -131,6 +139,8 @@ def test_no_micro_batch_is_empty_while_one_that_may_give_has_two_samples(
     step = try_plan(window, config)
     if step is None or config.strategy is Strategy.ROUND_ROBIN:
         return
+    if config.grouping is Grouping.MICRO_BATCH and (window.group >= 0).any():
+        return  # groups are not split
     ranks = [[len(part) for part in rank] for rank in step.micro_batches]
     if config.grouping is not Grouping.RANK:  # samples may go to any rank
         ranks = [[count for rank in ranks for count in rank]]
@@ -189,7 +199,7 @@ def test_the_stated_costs_and_bounds_are_those_of_the_plan(
 
 @settings(max_examples=200)
 @given(windows(), configs())
-def test_groups_stay_whole_and_on_their_rank_where_asked(
+def test_groups_stay_whole_and_on_their_rank_or_in_their_micro_batch_where_asked(
     window: Window, config: PlanConfig
 ) -> None:
     step = try_plan(window, config)
@@ -199,12 +209,15 @@ def test_groups_stay_whole_and_on_their_rank_where_asked(
     for group in set(window.group[list(chosen)].tolist()) - {-1}:
         members = set(np.flatnonzero(window.group == group).tolist())
         assert members <= chosen
+        homes = {
+            (r, j)
+            for r, rank in enumerate(step.micro_batches)
+            for j, part in enumerate(rank)
+            if members & set(part.tolist())
+        }
         if config.grouping is Grouping.RANK:
-            homes = {
-                r
-                for r, rank in enumerate(step.micro_batches)
-                if members & {int(i) for part in rank for i in part}
-            }
+            assert len({r for r, _ in homes}) == 1
+        if config.grouping is Grouping.MICRO_BATCH:
             assert len(homes) == 1
 
 
@@ -225,12 +238,23 @@ def test_window_never_waits_longer_than_greedy_for_the_same_samples(
     lengths: list[int], config: PlanConfig
 ) -> None:
     config = replace(config, grouping=Grouping.IGNORE, dispatch_batch_size=len(lengths))
-    ours = plan(window_of(lengths), replace(config, strategy=Strategy.WINDOW))
-    greedy = plan(window_of(lengths), replace(config, strategy=Strategy.GREEDY))
+    no_longer_than_greedy(window_of(lengths), config)
+
+
+@settings(max_examples=300)
+@given(windows(), configs())
+def test_nor_where_groups_stay_on_one_rank(window: Window, config: PlanConfig) -> None:
+    config = replace(config, grouping=Grouping.RANK, dispatch_batch_size=len(window))
+    no_longer_than_greedy(window, config)
+
+
+def no_longer_than_greedy(window: Window, config: PlanConfig) -> None:
+    ours = plan(window, replace(config, strategy=Strategy.WINDOW))
+    greedy = plan(window, replace(config, strategy=Strategy.GREEDY))
     if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
         # Its number of micro-batches is chosen, and ranks with samples enough get no fillers.
         fillers = len([part for rank in greedy.micro_batches for part in rank if not len(part)])
-        if fillers and len(lengths) >= greedy.cost.size:
+        if fillers and len(window) >= greedy.cost.size:
             return
     else:
         assert ours.num_micro_batches <= greedy.num_micro_batches

@@ -27,6 +27,7 @@ _SPLIT = "--dp-size 4 --dispatch-batch-size 32 --micro-batch-size 2"
 COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
     "approaches": "python -m tests.bench.approaches --json FILE",
+    "groups": "python -m tests.bench.groups --json FILE",
     "lane": "python -m tests.bench.lane --json FILE",
     "windows": "python -m tests.bench.windows --json FILE",
     "plain": "python -m tests.bench.plain --json FILE",

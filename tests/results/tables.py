@@ -10,7 +10,7 @@ from typing import Any
 
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
-from tests.bench import approaches, orders, plain, planner
+from tests.bench import approaches, groups, orders, plain, planner
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
@@ -42,6 +42,14 @@ def approaches_table() -> str:
     found = load("approaches")
     lines = [approaches.line(approaches.Row(**row)) for row in found.figures]
     return _printed([approaches.HEADING, *lines], found)
+
+
+def groups_table() -> str:
+    """docs/balance.md: groups that stay on one rank."""
+    found = load("groups")
+    return _printed(
+        [groups.HEADING, *(groups.line(groups.Row(**row)) for row in found.figures)], found
+    )
 
 
 def plain_table() -> str:
@@ -306,6 +314,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "peers": peers_table,
         "random": random_table,
         "approaches": approaches_table,
+        "groups": groups_table,
         "lane": lane_table,
         "windows": windows_table,
         "lengths": lengths_table,

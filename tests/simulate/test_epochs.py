@@ -1,10 +1,12 @@
 """Arrivals: whole epochs, each in an order of its own, the same for everyone who asks."""
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 
+from rollout_dispatcher.core.buffer.limits import MicroBatchLimits
 from rollout_dispatcher.simulate import epochs as module
 from rollout_dispatcher.simulate.epochs import Epochs, doomed
 from tests.simulate.bench import make_trace
@@ -63,3 +65,13 @@ def test_a_sample_that_is_too_long_dooms_its_group_where_groups_matter() -> None
     assert np.flatnonzero(doomed(trace, 7, whole_groups=False)).tolist() == [7, 8]
     assert np.flatnonzero(doomed(trace, 7, whole_groups=True)).tolist() == [0, 1, 2, 6, 7, 8]
     assert not doomed(trace, None, whole_groups=True).any()
+
+
+def test_a_group_that_fits_no_micro_batch_is_doomed_where_it_has_to_stay_in_one() -> None:
+    trace = make_trace([3, 3, 3, 4, 4, 9], [0, 0, 0, 1, 1, -1])
+    limits = MicroBatchLimits(tokens=8, drops=True)
+    gone = doomed(trace, 10, whole_groups=True, micro_batch=limits)
+    assert np.flatnonzero(gone).tolist() == [0, 1, 2]
+    padded = replace(limits, tokens=11, length_multiple=4)
+    gone = doomed(trace, 10, whole_groups=True, micro_batch=padded)
+    assert np.flatnonzero(gone).tolist() == [0, 1, 2]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.micro_batch_order import in_order
 from rollout_dispatcher.balance.objective import lower_bound
 from rollout_dispatcher.balance.rank_cap import (
@@ -22,10 +23,10 @@ from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.select.selection import Selection
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
-from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split
+from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split, split
 from rollout_dispatcher.balance.validate import validate_config
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.errors import PlanError, SampleTooLong
+from rollout_dispatcher.errors import GroupTooLong, PlanError, SampleTooLong
 from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
@@ -50,8 +51,9 @@ def plan(
 
     Fewer are chosen where ranks would have more than `rank_tokens`, but for a sample or group that
     alone exceeds it; `whole`: all are, whatever ranks have then.
-    Raises SampleTooLong for a sample above the token budget unless such samples go alone, and
-    PlanError for a window whose columns disagree or that no group fits.
+    Raises SampleTooLong or GroupTooLong for a sample above the token budget, or a group that has to
+    stay in one micro-batch, unless such go alone; and PlanError for a window whose columns disagree
+    or that no group fits, and for a group of more samples than a micro-batch has.
     """
     window = _padded(window, config.sample_length_multiple)
     cost = _checked_cost(window, config)
@@ -68,7 +70,7 @@ def plan(
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync, config.pipeline_stages),
-        lower_bound=lower_bound(batch.x, parts.num_micro_batches, config),
+        lower_bound=_bound(batch, parts.num_micro_batches, config),
         pipeline_stages=config.pipeline_stages,
     )
 
@@ -108,12 +110,11 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
     strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
     price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
 
-    def split(selection: Selection) -> _Choice:
+    def choice_of(selection: Selection) -> _Choice:
         chosen = np.flatnonzero(selection.keep)
-        by_rank = config.grouping is Grouping.RANK
-        group = group_index(window.group[chosen]) if by_rank else None
+        group = _groups(window.group[chosen], config)
         batch = Batch.of(cost[chosen], window.tokens[chosen], group)
-        return _Choice(chosen, batch, strategy.split(batch, config, work))
+        return _Choice(chosen, batch, split(batch, config, work))
 
     def waits(choice: _Choice) -> float:
         stages, M = config.pipeline_stages, choice.parts.num_micro_batches
@@ -122,12 +123,12 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         return waiting / max(float(cost.mean()) * len(choice.chosen), 1e-300)
 
     first, *others = choose(window, cost, config, take, ahead=strategy.looks_ahead)
-    best = split(first)
+    best = choice_of(first)
     least = waits(best) + first.later if others else 0.0
     for selection in others:
         if selection.total >= least or not work.affords(price.of(take, config.dp_size, 0)):
             break
-        choice = split(selection)
+        choice = choice_of(selection)
         found = waits(choice) + selection.later
         if found < least:
             best, least = choice, found
@@ -142,6 +143,22 @@ def plan_digest(plan: Plan) -> str:
     digest.update(np.array(counts, dtype="<i8").tobytes())
     digest.update(plan.chosen.astype("<i8").tobytes())
     return digest.hexdigest()[:32]
+
+
+def _groups(group: IntArray, config: PlanConfig) -> IntArray | None:
+    """Dense group numbers where groups matter to the split, and there are any."""
+    if config.grouping in (Grouping.IGNORE, Grouping.STEP) or not (group >= 0).any():
+        return None
+    return group_index(group)
+
+
+def _bound(batch: Batch, M: int, config: PlanConfig) -> float:
+    """Time that no split can beat; no rank has less than the dearest group that stays on one."""
+    bound = lower_bound(batch.x, M, config)
+    if batch.group is None:
+        return bound
+    load = np.bincount(batch.group, weights=batch.cost).astype(np.float64)
+    return max(bound, rank_bound(-np.sort(-load), config.dp_size))
 
 
 def _padded(window: Window, multiple: int) -> Window:
@@ -160,7 +177,18 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
         longest = int(window.tokens.max())
         if longest > budget:
             raise SampleTooLong(longest, budget)
+        if config.grouping is Grouping.MICRO_BATCH:
+            _check_groups(window, budget)
     cost = config.cost(window.tokens)
     if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) < np.inf):
         raise PlanError("the cost model gave a cost that is negative or not finite; check it")
     return cost
+
+
+def _check_groups(window: Window, budget: int) -> None:
+    """Raise GroupTooLong if a group has more tokens than the micro-batch that it has to stay in."""
+    index = group_index(window.group)
+    tokens = np.bincount(index, weights=window.tokens)
+    longest = int(tokens.argmax())
+    if tokens[longest] > budget:
+        raise GroupTooLong(int(np.count_nonzero(index == longest)), int(tokens[longest]), budget)

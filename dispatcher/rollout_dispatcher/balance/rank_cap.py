@@ -21,7 +21,7 @@ from rollout_dispatcher.balance.micro_batch_order import rearranged, tokens_of
 from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.parts import Batch, Parts
-from rollout_dispatcher.balance.strategies import STRATEGIES
+from rollout_dispatcher.balance.strategies import split
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import Grouping, IntArray, PlanConfig, Window
 
@@ -56,13 +56,12 @@ def _most(batch: Batch, parts: Parts, config: PlanConfig) -> float:
 def _candidates(batch: Batch, plain: Parts, config: PlanConfig) -> Iterator[Parts]:
     """By rising price in waiting."""
     yield from _dealt_anew(batch, plain, config)
-    strategy = STRATEGIES[config.strategy]
     dear = float(batch.cost.mean())
     for weight in _WEIGHTS if dear > 0 else _WEIGHTS[-1:]:
         work = batch.tokens.astype(np.float64)
         if weight < np.inf:
             work = batch.cost / dear + weight * work / work.mean()
-        parts = strategy.split(replace(batch, cost=work), config, Work(config.planning_budget))
+        parts = split(replace(batch, cost=work), config, Work(config.planning_budget))
         yield parts
         yield from _dealt_anew(batch, parts, config)
 

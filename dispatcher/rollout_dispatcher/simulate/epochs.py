@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rollout_dispatcher.plan import BoolArray, IntArray
+from rollout_dispatcher.core.buffer.limits import NO_LIMITS, MicroBatchLimits
+from rollout_dispatcher.plan import BoolArray, IntArray, round_up
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.simulate.trace import Trace
 
@@ -77,9 +78,22 @@ class Epochs:
         )
 
 
-def doomed(trace: Trace, longest: int | None, *, whole_groups: bool) -> BoolArray:
-    """Samples of more than `longest` tokens (None: none are), where groups matter with theirs."""
+def doomed(
+    trace: Trace,
+    longest: int | None,
+    *,
+    whole_groups: bool,
+    micro_batch: MicroBatchLimits = NO_LIMITS,
+) -> BoolArray:
+    """Samples of more than `longest` tokens (None: none are), where groups matter with theirs.
+
+    micro_batch: what groups have to fit; those that are dropped else are among them.
+    """
     gone: BoolArray = np.zeros(len(trace), np.bool_) if longest is None else trace.tokens > longest
+    if micro_batch.drops and micro_batch.tokens is not None:
+        tokens = round_up(trace.tokens, micro_batch.length_multiple)
+        _, inverse = np.unique(trace.group, return_inverse=True)
+        gone |= (trace.group >= 0) & (np.bincount(inverse, tokens)[inverse] > micro_batch.tokens)
     if whole_groups:
         gone |= (trace.group >= 0) & np.isin(trace.group, trace.group[gone])
     return gone

@@ -86,7 +86,12 @@ def _no_search_for_cycles() -> Iterator[None]:
 def _kept(trace: Trace, setting: Setting) -> IntArray:
     """Tokens of the samples that are not dropped; refuses a trace of which none is left."""
     longest = longest_kept(setting.plan)
-    gone = doomed(trace, longest, whole_groups=setting.core.groups_matter)
+    gone = doomed(
+        trace,
+        longest,
+        whole_groups=setting.core.groups_matter,
+        micro_batch=setting.core.limits.micro_batch,
+    )
     if gone.all():
         raise ConfigError(
             f"every sample of {trace.name} is dropped as longer than --micro-batch-tokens "

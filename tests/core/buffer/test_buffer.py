@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.limits import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
@@ -20,8 +20,11 @@ def make_buffer(
     groups_matter: bool = True,
     by_groups: bool = False,
     too_long: int | None = None,
+    micro_batch: MicroBatchLimits = NO_LIMITS,
 ) -> SampleBuffer:
-    limits = BufferLimits(samples, group, tokens, nbytes, max_sample_tokens)
+    limits = BufferLimits(
+        samples, group, tokens, nbytes, max_sample_tokens, micro_batch=micro_batch
+    )
     groups = OpenGroups(lambda _: True, 60.0)
     return SampleBuffer(
         limits, groups, groups_matter=groups_matter, by_groups=by_groups, too_long=too_long
@@ -238,6 +241,19 @@ def test_a_group_that_no_step_could_take_is_refused(reason: str, size: int) -> N
     with pytest.raises(SampleRefused) as caught:
         make_buffer().check_group(member("g0", "g", size))
     assert caught.value.reason == reason
+
+
+def test_a_group_that_no_micro_batch_could_hold_is_refused_where_it_has_to_stay_in_one() -> None:
+    by_count = make_buffer(micro_batch=MicroBatchLimits(samples=3))
+    with pytest.raises(SampleRefused, match=r"a micro-batch takes at most 3.*--micro-batch-size"):
+        by_count.check_group(member("g0", "g", 4))
+    by_count.check_group(member("g0", "g", 3))
+    by_tokens = make_buffer(micro_batch=MicroBatchLimits(tokens=16, length_multiple=4))
+    by_tokens.add(make_sample("g0", 5, group_id="g", group_size=2), "p", 0.0)
+    by_tokens.check_group(make_sample("g1", 8, group_id="g", group_size=2))
+    with pytest.raises(SampleRefused, match=r"has 20 tokens with sample g1.*at most 16") as caught:
+        by_tokens.check_group(make_sample("g1", 9, group_id="g", group_size=2))
+    assert caught.value.reason == "group-too-long"
 
 
 def test_a_member_that_contradicts_its_groups_size_is_refused() -> None:

@@ -82,6 +82,7 @@ def test_addresses_and_quantities_are_read() -> None:
         ({"max_skips": 2, "window_multiple": 5}, "raise it to 4"),
         ({"dispatch_batch_size": 9}, "use 8 or 12"),
         ({"retain": "checkpoint"}, "set --journal-dir"),
+        ({"groups": "micro-batch", "group_size": 4}, "raise it to 4 or more"),
     ],
 )
 def test_a_contradiction_names_its_remedy(changes: dict[str, Any], remedy: str) -> None:

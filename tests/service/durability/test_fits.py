@@ -110,6 +110,25 @@ async def test_a_sample_longer_than_the_token_budget_is_dropped_if_so_asked(tmp_
     second.end()
 
 
+async def test_a_group_that_fits_no_micro_batch_is_refused_at_start_or_dropped(
+    tmp_path: Path,
+) -> None:
+    first = Life(tmp_path)
+    await first.push(*group("g", 4, 4, tokens=20), *group("h", 2, 2, tokens=20), first=0)
+    first.end()
+    said = refused(tmp_path, groups="micro-batch", micro_batch_tokens=79)
+    assert "has 4 samples in groups that are larger than a micro-batch, such as g" in said
+    assert "start with --groups step or rank" in said
+    said = refused(tmp_path, groups="micro-batch", micro_batch_tokens=None, micro_batch_size=2)
+    assert "has 4 samples in groups that are larger than a micro-batch, such as g" in said
+    Life(tmp_path, groups="micro-batch", micro_batch_tokens=80).end()
+    second = Life(tmp_path, groups="micro-batch", micro_batch_tokens=79, oversize="drop")
+    await second.plan()
+    at = second.core.statistics()
+    assert (at.in_flight, at.dropped[DropReason.OVERSIZE]) == (2, 4)
+    second.end()
+
+
 @pytest.mark.parametrize("oversize", ["error", "drop"])
 async def test_an_open_step_goes_on_under_a_smaller_token_budget(
     tmp_path: Path, oversize: str

@@ -8,6 +8,7 @@ _REFUSALS: dict[str, type[errors.DispatcherError]] = {
     errors.ConfigError.code: errors.ConfigError,
     errors.PlanError.code: errors.PlanError,
     errors.SampleTooLong.code: errors.PlanError,
+    errors.GroupTooLong.code: errors.PlanError,
     errors.Unauthorized.code: errors.Unauthorized,
     errors.TlsFailed.code: errors.TlsFailed,
     errors.RankRefused.code: errors.RankRefused,

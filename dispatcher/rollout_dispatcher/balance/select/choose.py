@@ -4,17 +4,18 @@ Invariant: exactly `take` positions (with groups, the largest total that whole g
 and the same ones for the same window and config.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.objective import estimate, ruling_cost
 from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
 from rollout_dispatcher.balance.select.lane import Pool, keep_oldest
-from rollout_dispatcher.balance.select.selection import Selection, due, select
+from rollout_dispatcher.balance.select.selection import Judge, Selection, due, select
+from rollout_dispatcher.balance.split.groups.items import config_of_items, cost_of_groups
 from rollout_dispatcher.errors import PlanError
 from rollout_dispatcher.plan import (
     BoolArray,
@@ -91,22 +92,56 @@ def _choose_groups(
     plain = realise(np.ones(len(size), dtype=bool))
     if not ahead:
         return [Selection(plain[index])]
-    dearest = group_max(cost, index)
+    # What rules a rank or a micro-step: a sample, or a group where it stays in one piece there.
+    together = config.grouping is not Grouping.STEP
+    item = cost_of_groups(cost, index, config) if together else group_max(cost, index)
     pool = Pool(
-        cost=dearest,
-        order=np.argsort(-dearest, kind="stable"),
+        cost=item,
+        order=np.argsort(-item, kind="stable"),
         age=_age(group_max(window.skips, index), group_left),
         forced=forced,
-        neighbours=max(_neighbours(config) // members, 1),
+        neighbours=max(_neighbours(config) // members, config.dp_size if together else 1),
         columns=_waits_in_columns(config),
         band=_band(config),
         share=ruling_cost(cost, window.tokens, samples, config),
         per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )
-    judge = _judge(window, cost, by_falling_tokens(window.tokens), config)
-    found = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)[index]))
+    judge = _judge_of_groups(window, cost, index, config)
+    found = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)))
     return [replace(each, keep=realise(each.keep)[index]) for each in found]
+
+
+def _judge_of_groups(
+    window: Window, cost: FloatArray, index: IntArray, config: PlanConfig
+) -> Judge:
+    """As `_judge`, of whole groups, whose masks are over groups; index: group of each sample."""
+    by_sample = _judge(window, cost, by_falling_tokens(window.tokens), config)
+    if config.grouping is Grouping.STEP:
+        return lambda keep: by_sample(keep[index])
+    load = cost_of_groups(cost, index, config)
+    mean = float(load.sum()) / len(cost)
+    size = np.bincount(index)
+    own, tokens = config, size
+    if config.grouping is Grouping.MICRO_BATCH:
+        own = config_of_items(size, config)
+        if config.micro_batch_tokens is not None:
+            tokens = np.bincount(index, weights=window.tokens).astype(np.int64)
+    order = np.argsort(-load if own.micro_batch_tokens is None else -tokens, kind="stable")
+
+    def judge(keep: BoolArray) -> float:
+        kept = order[keep[order]]
+        x, work = load[kept], mean * float(size[kept].sum())
+        if config.grouping is Grouping.MICRO_BATCH:
+            time = estimate(x, tokens[kept], own)
+        else:
+            time = rank_bound(-np.sort(-x), config.dp_size)
+        excess = (time * config.dp_size - float(x.sum())) / work if work > 0 else 0.0
+        if config.grouping is Grouping.RANK:
+            return max(excess, by_sample(keep[index]))
+        return excess
+
+    return judge
 
 
 def _surely_taken(size: IntArray, take: int) -> int:
@@ -116,9 +151,7 @@ def _surely_taken(size: IntArray, take: int) -> int:
     return max(take - take % int(size[0]), 1)
 
 
-def _judge(
-    window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConfig
-) -> Callable[[BoolArray], float]:
+def _judge(window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConfig) -> Judge:
     """Waiting that a good split of what a mask keeps will have, over the work of a mean batch.
 
     Not over the batch's own work: taking the dear samples early would seem to wait less, and it

@@ -23,19 +23,28 @@ def goes_by_chunks(n: int, bins: int) -> bool:
     return n > tuning.CHUNKED_FROM and bins >= tuning.CHUNKED_BINS
 
 
-def lpt_budget(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
-    """LPT on `x` into bins of at most `budget` tokens; None when an item finds no room."""
+def lpt_budget(
+    x: FloatArray, s: IntArray, bins: int, budget: int, start: FloatArray | None = None
+) -> Labels | None:
+    """LPT on `x` into bins of at most `budget` tokens; None when an item finds no room.
+
+    start: what each bin counts as loaded with before, float64[bins].
+    """
+    loads = np.zeros(bins) if start is None else start
     if not goes_by_chunks(len(x), bins):
-        return _lpt_budget_one_by_one(x, s, bins, budget)
-    return _lpt_budget_chunked(x, s, bins, budget)
+        return _lpt_budget_one_by_one(x, s, loads.tolist(), budget)
+    return _lpt_budget_chunked(x, s, loads.copy(), budget)
 
 
-def _lpt_budget_chunked(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
+def _lpt_budget_chunked(
+    x: FloatArray, s: IntArray, loads: FloatArray, budget: int
+) -> Labels | None:
     """LPT where each round gives the least loaded half of the bins that have room one item.
 
     If the last and smallest items find no room that way, they go by best fit instead.
     """
-    loads, room = np.zeros(bins), np.full(bins, budget)
+    bins = len(loads)
+    room = np.full(bins, budget)
     labels = np.empty(len(x), dtype=np.int64)
     done, tail = 0, len(x)
     before = room
@@ -64,11 +73,14 @@ def _end_by_fit(
     return labels
 
 
-def _lpt_budget_one_by_one(x: FloatArray, s: IntArray, bins: int, budget: int) -> Labels | None:
+def _lpt_budget_one_by_one(
+    x: FloatArray, s: IntArray, loads: list[float], budget: int
+) -> Labels | None:
     """A bin without room for an item is parked until items are small enough for it."""
-    heap = [(0.0, b) for b in range(bins)]
+    heap = [(load, b) for b, load in enumerate(loads)]
+    heapq.heapify(heap)
     parked: list[tuple[int, float, int]] = []
-    room = [budget] * bins
+    room = [budget] * len(loads)
     placed = []
     for cost, tokens in zip(x.tolist(), s.tolist(), strict=True):
         while parked and -parked[0][0] >= tokens:

@@ -25,6 +25,7 @@ import numpy as np
 
 from rollout_dispatcher.balance.numbers import as_plain
 from rollout_dispatcher.errors import UnequalPartitions
+from rollout_dispatcher.plan import IntArray
 
 
 def get_seqlen_balanced_partitions(
@@ -54,6 +55,14 @@ def get_seqlen_balanced_partitions(
 def karmarkar_karp(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[list[int]]:
     """As `get_seqlen_balanced_partitions`, but sets may be empty. Largest sum first."""
     return _partition(_integers(seqlen_list), k_partitions, equal_size)
+
+
+def labels_of(partitions: Sequence[Sequence[int]], n: int) -> IntArray:
+    """The set of each of the first n numbers, int64[n]."""
+    labels = np.empty(sum(map(len, partitions)), dtype=np.int64)
+    for i, members in enumerate(partitions):
+        labels[members] = i
+    return labels[:n]
 
 
 def _integers(values: Any) -> list[int]:

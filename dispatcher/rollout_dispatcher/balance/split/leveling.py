@@ -94,6 +94,7 @@ def swap_level(
     budget: int = 0,
     *,
     parts: int = 1,
+    base: FloatArray | None = None,
     enough: float = tuning.TOLERANCE,
     rounds: int = 16,
 ) -> None:
@@ -102,6 +103,8 @@ def swap_level(
     ids: int64[rows, bins, slots] into `x` (and `s`, the tokens, where `budget` caps a bin), whose
     last entry is the empty slot: it costs nothing, so that swapping with it is a move.
     parts: equal parts of a bin's slots, each with the budget to itself: a rank's micro-batches.
+    base: float64[rows, bins], what each bin counts as loaded with beside its items: bins that
+    should cost less than others have more.
     Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
     pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
     loaded bin nobody can help, are left alone; all ends when the largest loads are within
@@ -113,9 +116,11 @@ def swap_level(
     moved = [flat, cost] if tokens is None else [flat, cost, tokens]
     stalled = np.zeros(rows, dtype=np.int64)
     patience = tuning.OTHER_PAIRINGS if tokens is None else tuning.OTHER_PAIRINGS_IN_BUDGET
-    mean = cost.reshape(rows, -1).sum(axis=1) / bins  # of a row: swaps do not change it
+    beside = np.zeros((rows, bins)) if base is None else base
+    # Of a row: swaps do not change it.
+    mean = (cost.reshape(rows, -1).sum(axis=1) + beside.sum(axis=1)) / bins
     for turn in range(rounds):
-        loads = cost.sum(axis=1).reshape(rows, bins)
+        loads = cost.sum(axis=1).reshape(rows, bins) + beside
         uneven = _uneven(loads, mean, stalled > patience, enough)
         if not len(uneven):
             break
@@ -151,7 +156,7 @@ def _uneven(loads: FloatArray, mean: FloatArray, given_up: BoolArray, enough: fl
     loads: float64[rows, bins].
     """
     over = loads.max(axis=1) - mean
-    uneven = (over > mean * tuning.TOLERANCE) & ~given_up
+    uneven = (over > mean * min(tuning.TOLERANCE, enough)) & ~given_up
     if loads.shape[1] < 2 or float(over[uneven].sum()) <= enough * float(mean.sum()):
         uneven[:] = False
     rows: IntArray = uneven.nonzero()[0]

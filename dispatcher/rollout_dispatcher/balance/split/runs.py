@@ -12,7 +12,9 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.balance.split.padded.runs import cut_padded
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig
 
 
 def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
@@ -81,3 +83,28 @@ def _first_fit(items: IntArray, tokens: list[int], budget: int) -> list[IntArray
         rooms[b] -= min(count, rooms[b])
         bins[b].append(item)
     return [np.array(members, dtype=np.int64) for members in bins]
+
+
+def cut_ranks(ranks: list[IntArray], M: int, batch: Batch, config: PlanConfig) -> Parts:
+    """Each rank's samples, in their order, in micro-batches as full as the limit allows."""
+    if config.micro_batch_size is None:
+        fitted = _fitted(ranks, batch, config)
+    else:
+        fitted = _cut(ranks, M, config.micro_batch_size)
+    return Parts.of_lists(fitted, config)
+
+
+def _fitted(ranks: list[IntArray], batch: Batch, config: PlanConfig) -> list[list[IntArray]]:
+    """Each rank's samples, falling, by first fit, or evenly where there must be more than that."""
+    budget = config.micro_batch_tokens or 1
+    if config.layout is Layout.PADDED:
+        return cut_padded(ranks, batch.tokens, budget)
+    fitted = first_fit(ranks, batch.tokens, budget)
+    needed = max(len(rank) for rank in fitted)
+    M = config.micro_batches(needed)
+    return fitted if needed == M else spread(ranks, batch.cost, batch.tokens, M, budget)
+
+
+def _cut(ranks: list[IntArray], M: int, m: int) -> list[list[IntArray]]:
+    """Runs of at most m in each rank's order; M micro-batches, empty ones at the end."""
+    return [[rank[j * m : (j + 1) * m] for j in range(M)] for rank in ranks]

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
+from rollout_dispatcher.balance.split.groups.items import group_items, members_of_items
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import PlanConfig, Strategy
+from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
 
 STRATEGIES: Mapping[Strategy, PlanningStrategy] = {
     name: import_module(f"{__name__}.{name.name.lower()}").STRATEGY for name in Strategy
@@ -21,6 +22,15 @@ STRATEGIES: Mapping[Strategy, PlanningStrategy] = {
 def looks_ahead(strategy: str) -> bool:
     """Whether the strategy of this name chooses from a window; the others take the oldest."""
     return STRATEGIES[Strategy(strategy)].looks_ahead
+
+
+def split(batch: Batch, config: PlanConfig, work: Work) -> Parts:
+    """By the config's strategy; groups that stay in one micro-batch as samples are elsewhere."""
+    strategy = STRATEGIES[config.strategy]
+    if batch.group is None or config.grouping is not Grouping.MICRO_BATCH:
+        return strategy.split(batch, config, work)
+    items, own = group_items(batch, batch.group, config)
+    return members_of_items(strategy.split(items, own, work), batch.group)
 
 
 def plain_split(batch: Batch, config: PlanConfig) -> Parts:

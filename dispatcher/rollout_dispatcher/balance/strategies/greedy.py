@@ -1,5 +1,6 @@
 """LPT: the largest sample first, always to the least loaded rank."""
 
+from rollout_dispatcher.balance.split.groups.assign import greedily
 from rollout_dispatcher.balance.split.leveling import lpt
 from rollout_dispatcher.balance.strategies.rank_by_rank import RankByRank
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
@@ -11,4 +12,4 @@ def least_loaded(x: FloatArray, R: int, cap: int) -> IntArray:
     return lpt(x, R, cap)
 
 
-STRATEGY: PlanningStrategy = RankByRank(least_loaded)
+STRATEGY: PlanningStrategy = RankByRank(least_loaded, greedily)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from rollout_dispatcher.balance.split.groups.assign import by_neighbours
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.strategies.rank_by_rank import RankByRank
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
@@ -26,4 +27,4 @@ def _as_integers(x: FloatArray) -> list[int]:
     return whole
 
 
-STRATEGY: PlanningStrategy = RankByRank(largest_differencing)
+STRATEGY: PlanningStrategy = RankByRank(largest_differencing, by_neighbours)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.groups.assign import Share
+from rollout_dispatcher.balance.split.groups.ranks import split_plainly
 from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
-from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
+from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
 
@@ -20,16 +22,16 @@ Assign = Callable[[FloatArray, int, int], IntArray]
 
 @dataclass(frozen=True, slots=True)
 class RankByRank:
-    """Ranks by `assign`; micro-batches in that order, as many samples or tokens as one may hold."""
+    """Ranks by `assign`, or by `share` if whole groups stay on one; micro-batches in that order, as many samples or tokens as one may hold."""
 
     assign: Assign
+    share: Share
     looks_ahead: bool = False
 
     def split(self, batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
         if batch.group is not None:
-            ranks, M = ranks_of_groups(batch, batch.group, config)
-            parts = cut_ranks(ranks, M, batch, config)
+            parts = split_plainly(batch, batch.group, config, self.share, batch.order)
         elif config.micro_batch_size is None:
             parts = self._by_tokens(batch, config)
         else:

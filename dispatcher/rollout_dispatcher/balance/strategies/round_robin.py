@@ -3,9 +3,10 @@
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.groups.assign import in_turn
+from rollout_dispatcher.balance.split.groups.ranks import split_plainly
 from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
-from rollout_dispatcher.balance.split.rank_groups import cut_ranks, ranks_of_groups
-from rollout_dispatcher.balance.split.runs import next_fit
+from rollout_dispatcher.balance.split.runs import cut_ranks, next_fit
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import IntArray, Layout, PlanConfig, round_up
@@ -25,8 +26,8 @@ class RoundRobin:
     @staticmethod
     def _as_they_came(batch: Batch, config: PlanConfig) -> Parts:
         if batch.group is not None:
-            ranks, M = ranks_of_groups(batch, batch.group, config, in_turn=True)
-            return cut_ranks(ranks, M, batch, config)
+            arrival = np.arange(len(batch))
+            return split_plainly(batch, batch.group, config, in_turn, arrival)
         if config.micro_batch_size is None:
             return _by_tokens(batch, config)
         R, m, n = config.dp_size, config.micro_batch_size, len(batch)

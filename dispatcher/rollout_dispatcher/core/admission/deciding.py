@@ -30,6 +30,7 @@ MEMBER_LOST = frozenset(
         "unknown-store",
         "phase-ended",
         "group-overflows",
+        "group-too-long",
     )
 )
 

@@ -9,16 +9,22 @@ from itertools import count, groupby
 from operator import itemgetter
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.buffer.limits import NO_LIMITS, MicroBatchLimits
 from rollout_dispatcher.core.indexes.lowest import Lowest
 
 _first = itemgetter(0)
 
 
 class Ages:
-    """Ready samples, of which groups come and leave whole. too_long: above so many tokens."""
+    """Ready samples, of which groups come and leave whole.
 
-    def __init__(self, too_long: int | None = None) -> None:
-        self._above = too_long
+    too_long: above so many tokens. micro_batch: what groups have to fit, if they are dropped else.
+    """
+
+    def __init__(
+        self, too_long: int | None = None, micro_batch: MicroBatchLimits = NO_LIMITS
+    ) -> None:
+        self._above, self._micro_batch = too_long, micro_batch
         #: Whether anything is to be told of what comes and leaves.
         self.watches = too_long is not None
         self._by_version: dict[int | None, dict[Entry, int]] | None = None
@@ -41,8 +47,14 @@ class Ages:
             self._place(entries)
         if (above := self._above) is not None:
             long = [entry for entry in entries if entry.sample.tokens > above]
-            if long:
+            if long or self._are_too_long(entries):
                 self._long.update(dict.fromkeys(entries if entries[0].group >= 0 else long))
+
+    def _are_too_long(self, entries: Sequence[Entry]) -> bool:
+        """Whether they are a group that is dropped for its tokens."""
+        if not self._micro_batch.drops or entries[0].group < 0:
+            return False
+        return self._micro_batch.too_long(entry.sample for entry in entries)
 
     def _place(self, entries: Sequence[Entry]) -> None:
         assert self._by_version is not None

@@ -39,7 +39,7 @@ class SampleBuffer:
     ) -> None:
         self.limits, self.groups = limits, groups
         self._groups_matter, self._by_groups = groups_matter, by_groups
-        self.lots = Lots(batch, too_long)
+        self.lots = Lots(batch, too_long, limits.micro_batch)
         self._held = Amount()
         self._all_ready_units = self._all_ready_tokens = 0  # of all lots
         #: The ticket of the next sample.
@@ -171,6 +171,7 @@ class SampleBuffer:
                 f"group {group_id} has {size} samples, a step takes at most {largest}; raise "
                 "--dispatch-batch-size, or count steps in groups: --dispatch-batch-groups",
             )
+        self._check_micro_batch(sample, size, group)
         if group is not None and not group.restored and group.size not in (None, size):
             raise SampleRefused(
                 "group-size",
@@ -190,6 +191,28 @@ class SampleBuffer:
                 "group-size",
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, and "
                 f"{group.settled} of them have come or never will, besides this one",
+            )
+
+    def _check_micro_batch(self, sample: Sample, size: int, group: OpenGroup | None) -> None:
+        """Raise SampleRefused if the group has to stay in a micro-batch, and no more fits there."""
+        limits = self.limits.micro_batch
+        if limits.samples is not None and size > limits.samples:
+            raise SampleRefused(
+                "group-too-large" if sample.group_size > 0 else "group-overflows",
+                f"group {sample.group_id} has {size} samples, a micro-batch takes at most "
+                f"{limits.samples} and has to hold all of it; raise --micro-batch-size, or set "
+                "--groups rank",
+            )
+        if limits.tokens is None or limits.drops:
+            return
+        here = [entry.sample for entry in group.entries] if group is not None else []
+        tokens = limits.tokens_of([*here, sample])
+        if tokens > limits.tokens:
+            raise SampleRefused(
+                "group-too-long",
+                f"group {sample.group_id} has {tokens} tokens with sample {sample.sample_id}, a "
+                f"micro-batch takes at most {limits.tokens} and has to hold the whole group; "
+                "raise --micro-batch-tokens, or set --oversize alone, or --groups rank",
             )
 
     def is_expected(self, sample: Sample) -> bool:

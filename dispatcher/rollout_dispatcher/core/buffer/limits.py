@@ -5,9 +5,38 @@ hold producers back only while a step could be planned of what is ready. One is 
 bytes in memory, whatever they belong to.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rollout_dispatcher.plan import round_up
+from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.stores import STORES
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchLimits:
+    """What a micro-batch takes of a group that has to stay in one; None: any.
+
+    length_multiple: a sample counts as many tokens as the next multiple of this. drops: a group of
+    more tokens is accepted and dropped, not refused.
+    """
+
+    samples: int | None = None
+    tokens: int | None = None
+    length_multiple: int = 1
+    drops: bool = False
+
+    def tokens_of(self, samples: Iterable[Sample]) -> int:
+        """Tokens that a micro-batch has of these."""
+        return sum(round_up(sample.tokens, self.length_multiple) for sample in samples)
+
+    def too_long(self, samples: Iterable[Sample]) -> bool:
+        """Whether these are more tokens than a micro-batch takes of one group."""
+        return self.tokens is not None and self.tokens_of(samples) > self.tokens
+
+
+#: Groups need not stay in one micro-batch.
+NO_LIMITS = MicroBatchLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +45,8 @@ class BufferLimits:
 
     group: samples of the largest group, None: any. tokens=None: not capped. nbytes: hard.
     max_sample_tokens: of one sample. held_bytes: payloads of pushes that are held back.
-    stores: names of those that references may be into.
+    stores: names of those that references may be into. micro_batch: for groups that have to stay in
+    one.
     """
 
     samples: int
@@ -26,3 +56,4 @@ class BufferLimits:
     max_sample_tokens: int
     held_bytes: int = 1 << 30
     stores: frozenset[str] = frozenset(STORES)
+    micro_batch: MicroBatchLimits = NO_LIMITS

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.buffer.ages import Ages
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.buffer.limits import NO_LIMITS, MicroBatchLimits
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import Sample, Schema
 
@@ -50,10 +51,15 @@ class Lot:
 
 
 class Lots:
-    """The lots of a buffer. batch: units of a step. too_long: as `Ages` has it."""
+    """The lots of a buffer. batch: units of a step. too_long, micro_batch: as `Ages` has them."""
 
-    def __init__(self, batch: int, too_long: int | None = None) -> None:
-        self._batch, self._too_long = batch, too_long
+    def __init__(
+        self,
+        batch: int,
+        too_long: int | None = None,
+        micro_batch: MicroBatchLimits = NO_LIMITS,
+    ) -> None:
+        self._batch, self._too_long, self._micro_batch = batch, too_long, micro_batch
         self._watches = False
         self._lots: dict[Schema, Lot] = {}
         #: The lot that the next step is planned from.
@@ -120,7 +126,7 @@ class Lots:
             lot.ages.watch(lot.ready.values())
 
     def _begin(self, schema: Schema, producer: str) -> Lot:
-        lot = Lot(schema, producer, Ages(self._too_long))
+        lot = Lot(schema, producer, Ages(self._too_long, self._micro_batch))
         if self._watches:
             lot.ages.watch(())
         return lot

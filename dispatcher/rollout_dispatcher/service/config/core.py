@@ -1,7 +1,7 @@
 """The part of the settings that the core needs, in its own terms."""
 
 from rollout_dispatcher.balance.strategies import looks_ahead
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.limits import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.plan import Grouping, Oversize
@@ -27,6 +27,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
             nbytes=config.buffer_memory,
             max_sample_tokens=longest,
             held_bytes=config.held_memory,
+            micro_batch=_micro_batch(config),
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
         target_excess=config.target_excess,
@@ -47,4 +48,16 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         schema=config.declared_schema,
         durable=config.journal_dir is not None,
         retain=config.retain is Retain.CHECKPOINT,
+    )
+
+
+def _micro_batch(config: ServeConfig) -> MicroBatchLimits:
+    """What groups have to fit that stay in one micro-batch."""
+    if config.groups is not Grouping.MICRO_BATCH:
+        return NO_LIMITS
+    return MicroBatchLimits(
+        samples=config.micro_batch_size,
+        tokens=None if config.oversize is Oversize.ALONE else config.longest_in_budget,
+        length_multiple=config.sample_length_multiple,
+        drops=config.oversize is Oversize.DROP,
     )

@@ -145,7 +145,8 @@ class ServeConfig(BaseModel):
     strategy: Strategy = Strategy.WINDOW
     """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
     groups: Grouping = Grouping.STEP
-    """what stays together of a group: ignore (nothing), step (one step), rank (one DP rank)"""
+    """what stays together of a group: ignore (nothing), step (one step), rank (one DP rank),
+    micro-batch (one micro-batch)"""
     group_size: Positive | None = None
     """samples of one prompt; unset: each push says"""
     incomplete_groups: IncompleteGroups = IncompleteGroups.DROP
@@ -422,7 +423,12 @@ class ServeConfig(BaseModel):
                 f"--buffer-capacity {self.buffer_capacity} is smaller than the window of {window} "
                 f"samples, which could never fill; raise it to {window} or lower --window-multiple"
             )
-        batch, size = self.batch, self.group_size
+        batch, size, m = self.batch, self.group_size, self.micro_batch_size
+        if self.groups is Grouping.MICRO_BATCH and m is not None and (size or 1) > m:
+            raise ConfigError(
+                f"--groups micro-batch keeps the {size} samples of a group in one micro-batch, and "
+                f"--micro-batch-size is {m}; raise it to {size} or more, or set --groups rank"
+            )
         if size is None or self.by_groups or self.groups is Grouping.IGNORE or batch % size == 0:
             return
         below, above = batch // size * size, -(-batch // size) * size

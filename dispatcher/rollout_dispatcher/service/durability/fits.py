@@ -13,6 +13,7 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import Remembered
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, Oversize, round_up
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 
 
@@ -30,6 +31,7 @@ def fit(config: ServeConfig, memory: Remembered) -> None:
         groups = _groups(memory.entries)
         _check_accepted_in_groups(config, memory.entries)
         _check_sizes(config, groups)
+        _check_micro_batches(config, groups)
         _check_open_groups(config, groups, memory.group_size)
 
 
@@ -93,6 +95,21 @@ def _check_sizes(config: ServeConfig, groups: list[list[Entry]]) -> None:
             f"--dispatch-batch-size {batch}, the largest ({largest[0].sample.group_id}) has "
             f"{_size(largest)}: start with --dispatch-batch-size {_size(largest)} or more until "
             "they are trained on, with --dispatch-batch-groups, or with --groups ignore"
+        )
+
+
+def _check_micro_batches(config: ServeConfig, groups: list[list[Entry]]) -> None:
+    """Groups that have to stay in one micro-batch fit one."""
+    limits = core_config(config).limits.micro_batch
+    m = limits.samples
+    large = [group for group in groups if m is not None and _size(group) > m]
+    if not limits.drops:
+        large += [group for group in groups if limits.too_long(entry.sample for entry in group)]
+    if large:
+        raise ConfigError(
+            f"{_held(config, sum(map(len, large)))} in groups that are larger than a micro-batch, "
+            f"such as {large[0][0].sample.group_id}: start with --groups step or rank until they "
+            "are trained on, instead of --groups micro-batch, or with larger micro-batches"
         )
 
 

@@ -59,7 +59,10 @@ class _Refill:
         self._virtual = virtual
         self._window = setting.core.trigger.window
         self._groups_matter = setting.core.groups_matter
-        self._longest = longest_kept(setting.plan)
+        self._longest, self._micro_batch = (
+            longest_kept(setting.plan),
+            setting.core.limits.micro_batch,
+        )
         self._arrivals = iter(arrivals)
         self._next: Unit = ()
 
@@ -79,10 +82,18 @@ class _Refill:
 
     def _fetch(self) -> Unit:
         for unit in self._arrivals:
-            if self._longest is None or max(item.tokens for item in unit) <= self._longest:
+            if not self._is_dropped(unit):
                 return unit
             self._virtual.drop(unit, str(DropReason.OVERSIZE))
         raise AssertionError("epochs do not end")
+
+    def _is_dropped(self, unit: Unit) -> bool:
+        if self._longest is None:
+            return False
+        longest = max(item.tokens for item in unit)
+        return longest > self._longest or (
+            self._micro_batch.drops and self._micro_batch.too_long(unit)
+        )
 
 
 def longest_kept(config: PlanConfig) -> int | None:

@@ -68,7 +68,12 @@ class _Producers:
             trace, 0, whole_groups=setting.core.groups_matter
         ).once_in_order_of_arrival()
         self._start = float(trace.arrival.min())
-        gone = doomed(trace, longest_kept(setting.plan), whole_groups=setting.core.groups_matter)
+        gone = doomed(
+            trace,
+            longest_kept(setting.plan),
+            whole_groups=setting.core.groups_matter,
+            micro_batch=setting.core.limits.micro_batch,
+        )
         self._doomed = frozenset(f"0-{row}" for row in trace.row[gone])
         self._next = next(self._source, None)
         self._ended = False

@@ -1,0 +1,1 @@
+"""Splitting where groups stay together: on one rank, or in one micro-batch."""

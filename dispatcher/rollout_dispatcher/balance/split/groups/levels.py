@@ -1,0 +1,203 @@
+"""Micro-batches of ranks that keep their samples: equal cost at equal index.
+
+Invariant: ranks keep their samples; a micro-batch holds at most `cap` of what its samples weigh
+(one each, or tokens), or a single sample that alone exceeds it.
+
+Ranks that wait at every micro-step agree on what each should cost: the largest sample that any
+rank has left, or an even share of what the most loaded rank has left. Each rank fills its
+micro-batches to these levels, swaps level what is left, and all sort by cost. Where ranks meet
+once a step, or pad, only their sums count.
+
+Example: ranks with costs 9 2 1 and 6 3 3, M = 2: the levels are 9 and 3, so 9 | 2 1 beside 6 3 | 3.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_dispatcher.balance.split.best_fit import best_fit
+from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp, labels_of
+from rollout_dispatcher.balance.split.leveling import swap_level
+from rollout_dispatcher.balance.split.packing import members
+from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.plan import FloatArray, IntArray
+
+#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
+#: error of any cost model is larger.
+_LEVEL, _ROUNDS = 1e-4, 12
+#: Beyond so many samples there are fewer rounds and one try, as each micro-batch matters less.
+_MANY, _ROUNDS_OF_MANY = 2048, 6
+#: Micro-steps that together take more than this over their levels are levelled otherwise as well.
+_UNEVEN = 1.01
+#: Levels whose last is this share of the first or more are as good as even.
+_EVEN = 0.9
+
+
+#: Costs and weights of one rank's samples, cap, what each micro-batch should cost less than the
+#: first -> micro-batch of each sample; None if one finds no room.
+Fill = Callable[[FloatArray, IntArray, int, FloatArray], IntArray | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Samples of each rank by falling cost: ids int64[R, p], n where there is none.
+
+    cost: float64[R, p]. weight: int64[R, p], what counts against a micro-batch's cap; both are 0
+    where there is none. sizes: int64[R]. n: samples of the batch.
+    """
+
+    ids: IntArray
+    cost: FloatArray
+    weight: IntArray
+    sizes: IntArray
+
+    @classmethod
+    def of(cls, batch: Batch, weight: IntArray, rank_of: IntArray, R: int) -> "Ranks":
+        """rank_of: int64[n], the rank of each sample."""
+        n, ranks = len(batch), rank_of[batch.order]
+        sizes = np.bincount(ranks, minlength=R)
+        by_rank = np.argsort(ranks, kind="stable")
+        ids = np.full((R, int(sizes.max())), n, dtype=np.int64)
+        place = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        ids[ranks[by_rank], place] = batch.order[by_rank]
+        return cls(ids, np.append(batch.cost, 0.0)[ids], np.append(weight, 0)[ids], sizes)
+
+    @property
+    def heaviest(self) -> int:
+        """What the rank with the heaviest samples has of them."""
+        return int(self.weight.sum(axis=1).max())
+
+    def slots(self, M: int, m: int) -> IntArray:
+        """The ids with empty slots up to M * m of each rank."""
+        R, p = self.ids.shape
+        empty = np.full((R, M * m - p), int(self.sizes.sum()))
+        return np.concatenate((self.ids, empty), axis=1)
+
+
+def agreed_levels(cost: FloatArray, M: int, *, single: bool = False) -> FloatArray:
+    """What each of M micro-steps should cost, falling, for cost[R, p] of each rank's samples.
+
+    Their sum is what the step takes if samples could be cut, all but the j-th largest of micro-step
+    j. single: a micro-batch is one sample, so there is nothing to share.
+    """
+    largest = np.zeros(M)
+    largest[: cost.shape[1]] = cost.max(axis=0)[:M]
+    if single:
+        return largest
+    left = float(cost.sum(axis=1).max())
+    levels = np.zeros(M)
+    for j in range(M):
+        levels[j] = max(float(largest[j]), left / (M - j))
+        left = max(left - levels[j], 0.0)
+    return levels
+
+
+def dealt(ranks: Ranks, M: int, m: int) -> Parts:
+    """Samples dealt in turn over the micro-batches of their rank, so that these are alike."""
+    slots = ranks.slots(M, m).reshape(-1, m, M).transpose(0, 2, 1)
+    return Parts.of_slots(slots, int(ranks.sizes.sum()))
+
+
+def runs(ranks: Ranks, M: int, m: int) -> list[Parts]:
+    """Neighbours in cost together; where there are too few, the last or the first lacks some."""
+    n, slots = int(ranks.sizes.sum()), ranks.slots(M, m)
+    found = [Parts.of_slots(slots.reshape(-1, M, m), n)]
+    full = -(-ranks.sizes // m) * m
+    if (full != ranks.sizes).any():
+        place = (np.arange(M * m) - (full - ranks.sizes)[:, None]) % (M * m)
+        found.append(Parts.of_slots(np.take_along_axis(slots, place, 1).reshape(-1, M, m), n))
+    return found
+
+
+def filled(ranks: Ranks, M: int, cap: int, levels: FloatArray | None) -> Parts | None:
+    """M micro-batches a rank, sorted by cost; None if a rank finds no way.
+
+    levels: what each should cost; None where only the sums of ranks count.
+    """
+    found: list[tuple[float, IntArray]] = []
+    has = ranks.ids < ranks.sizes.sum()
+    x, w = np.append(ranks.cost[has], 0.0), np.append(ranks.weight[has], 0)
+    good = np.inf if levels is None else float(levels.sum()) * _UNEVEN
+    even = levels is None or levels[-1] >= _EVEN * levels[0]
+    again = even and w.max() > 1 and len(x) - 1 <= _MANY
+    for fill in (_to_levels, _by_differences) if again else (_to_levels,):
+        labels = _labels(ranks, M, cap, levels, fill)
+        if labels is not None:
+            bins = members(labels, len(ranks.ids) * M).reshape(len(ranks.ids), M, -1)
+            found.append((0.0, bins) if levels is None else _levelled(bins, x, w, cap, levels))
+        if found and found[-1][0] <= good:
+            break
+    if not found:
+        return None
+    _, bins = min(found, key=lambda each: each[0])
+    held = bins < len(x) - 1
+    return Parts(ranks.ids[has][bins[held]], held.sum(axis=2))
+
+
+def _levelled(
+    bins: IntArray, x: FloatArray, w: IntArray, cap: int, levels: FloatArray
+) -> tuple[float, IntArray]:
+    """Time and micro-batches, bins int64[R, M, slots], after swaps inside ranks.
+
+    Where a rank has too little room to reach the levels, the others had better be uneven as it is:
+    then what ranks have on average, sorted, is what all are levelled to.
+    """
+    best = bins = _falling(bins, x)
+    least, good = _time(best, x), float(levels.sum())
+    rounds = _ROUNDS if len(x) - 1 <= _MANY else _ROUNDS_OF_MANY
+    for target, over in ((levels, 1.0), (x[bins].sum(axis=2).mean(axis=0), _UNEVEN)):
+        if least <= good * (over + 1e-9) or (over > 1 and len(x) - 1 > _MANY):
+            break
+        swapped = bins.copy()
+        base = np.broadcast_to(target[0] - target, bins.shape[:2])
+        swap_level(swapped, x, w, cap, base=base, enough=_LEVEL, rounds=rounds)
+        swapped = _falling(swapped, x)
+        if _time(swapped, x) < least:
+            best, least = swapped, _time(swapped, x)
+    return least, best
+
+
+def _labels(
+    ranks: Ranks, M: int, cap: int, levels: FloatArray | None, fill: Fill
+) -> IntArray | None:
+    """Micro-batch of each sample, rank after rank, numbered through all ranks."""
+    below = np.zeros(M) if levels is None else levels[0] - levels
+    labels = []
+    for r, p in enumerate(ranks.sizes.tolist()):
+        own = fill(ranks.cost[r, :p], ranks.weight[r, :p], cap, below)
+        if own is None:
+            return None
+        labels.append(own + r * M)
+    return np.concatenate(labels)
+
+
+def _falling(bins: IntArray, x: FloatArray) -> IntArray:
+    """Each rank's micro-batches by falling cost; bins: int64[R, M, slots]."""
+    order = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
+    return np.take_along_axis(bins, order[:, :, None], 1)
+
+
+def _time(bins: IntArray, x: FloatArray) -> float:
+    return float(x[bins].sum(axis=2).max(axis=0).sum())
+
+
+def _to_levels(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntArray | None:
+    """Micro-batch of each of one rank's samples: to the levels, evenly by weight, or tightly."""
+    M = len(below)
+    labels = lpt_budget(x, w, M, cap, start=below)
+    if labels is None and below.any():
+        labels = lpt_budget(x, w, M, cap)
+    if labels is None:
+        labels = lpt_budget(w.astype(np.float64), w, M, cap)
+    if labels is None:
+        labels = best_fit(w, np.full(M, cap), cap)
+    return None if labels.min(initial=0) < 0 else labels
+
+
+def _by_differences(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntArray | None:
+    """By unequal KK, more even where few samples share a micro-batch; if too heavy as above."""
+    labels = labels_of(karmarkar_karp(x, len(below), equal_size=False), len(x))
+    held = np.bincount(labels, weights=w, minlength=len(below))
+    return labels if held.max() <= cap else _to_levels(x, w, cap, below)

@@ -1,0 +1,226 @@
+"""Splitting when a group has to stay on one DP rank: groups onto ranks, then micro-batches.
+
+Invariant: all samples of a group are on the same rank; micro-batches hold at most what they may,
+and there are as many on every rank. With a fixed size these are the fewest that whole groups fit
+into. With a token budget, where the last few tokens of room are dear, there may be more if the step
+would take much longer otherwise.
+
+Several ways to share groups out (assign.py) are ranked by what the step would take if samples
+could be cut, then the best are split into micro-batches (levels.py). Example: R = 2, two
+micro-batches of 2, groups of 3, 3 and 2 samples: the third fits nowhere, so there have to be three.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.groups.alike import layers_of, make_alike
+from rollout_dispatcher.balance.split.groups.assign import (
+    Groups,
+    Share,
+    assignments,
+    by_weight,
+    greedily,
+    least_loaded,
+)
+from rollout_dispatcher.balance.split.groups.levels import (
+    Ranks,
+    agreed_levels,
+    dealt,
+    filled,
+    runs,
+)
+from rollout_dispatcher.balance.split.packing import fewest_micro_batches
+from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
+from rollout_dispatcher.balance.split.runs import cut_ranks
+from rollout_dispatcher.plan import (
+    FloatArray,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Sync,
+)
+
+#: Ways of sharing groups out that are split into micro-batches; of many samples only the best is.
+_TRIED, _MANY = 3, 1024
+#: Under a token budget there is one micro-batch more if with fewer the step takes more than this.
+_CLOSE = 1.05
+#: Steps up to this many samples are compared with the greedy split.
+_COMPARED = 1024
+
+
+def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig) -> Parts:
+    """Micro-batches of ranks that hold whole groups. group: dense group number of each sample."""
+    task = _Task.of(batch, group, config)
+    if config.micro_batch_tokens is None:
+        ours = _by_count(task)
+    else:
+        ours = (_by_padded_tokens if config.layout is Layout.PADDED else _by_tokens)(task)
+    if len(batch) > _COMPARED:
+        return ours
+    greedy = _plain_split(task, greedily, batch.order)
+    return min((ours, greedy), key=lambda parts: (parts.num_micro_batches, task.time(parts)))
+
+
+def split_plainly(
+    batch: Batch, group: IntArray, config: PlanConfig, share: Share, sequence: IntArray
+) -> Parts:
+    """The same as methods to compare with have it: ranks cut their samples, in this sequence."""
+    return _plain_split(_Task.of(batch, group, config), share, sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be split. weight: what each sample takes of its micro-batch, at most `cap`."""
+
+    batch: Batch
+    group: IntArray
+    groups: Groups
+    weight: IntArray
+    cap: int
+    config: PlanConfig
+
+    @classmethod
+    def of(cls, batch: Batch, group: IntArray, config: PlanConfig) -> "_Task":
+        budget = config.micro_batch_tokens
+        if budget is None:
+            cap, weight = config.micro_batch_size or 1, np.ones(len(batch), dtype=np.int64)
+        else:
+            cap, weight = budget, np.minimum(batch.tokens, budget)
+        return cls(batch, group, Groups.of(batch.cost, weight, group), weight, cap, config)
+
+    @property
+    def alike(self) -> bool:
+        """Whether ranks wait for each other at every single sample, or for its padding."""
+        config = self.config
+        alone = config.micro_batch_size == 1 or config.layout is Layout.PADDED
+        return alone and config.sync is Sync.MICRO_STEP
+
+    def fewest(self) -> int:
+        """Bound on the micro-batches of a rank: of the whole batch, and of its largest group."""
+        config = self.config
+        if config.micro_batch_tokens is None:
+            M = micro_batches_for(len(self.batch), config)
+        else:
+            M = fewest_micro_batches(self.batch.tokens, config.dp_size, self.cap)
+        return config.micro_batches(max(M, -(-int(self.groups.weight.max()) // self.cap)))
+
+    def ranks(self, ways: Iterable[IntArray]) -> list[Ranks]:
+        """Samples of the ranks, for each way to share groups out."""
+        R = self.config.dp_size
+        return [Ranks.of(self.batch, self.weight, way[self.group], R) for way in ways]
+
+    def time(self, parts: Parts) -> float:
+        """What the step takes, in cost."""
+        return time_of(self.batch, parts, self.config)
+
+    def samples(self, way: IntArray, sequence: IntArray) -> list[IntArray]:
+        """Samples of each rank, in this sequence, for a way to share groups out."""
+        of = way[self.group[sequence]]
+        return [sequence[of == r] for r in range(self.config.dp_size)]
+
+    def estimate(self, ranks: Ranks, M: int) -> float:
+        """What the step takes if samples could be cut, all but the largest of a micro-step."""
+        if self.config.sync is Sync.STEP:
+            return float(ranks.cost.sum(axis=1).max())
+        return float(self.levels(ranks, M).sum())
+
+    def levels(self, ranks: Ranks, M: int) -> FloatArray:
+        """What each micro-step should cost these ranks."""
+        return agreed_levels(ranks.cost, M, single=self.config.micro_batch_size == 1)
+
+    def best(self, ways: list[Ranks], M: int) -> Parts | None:
+        """Micro-batches of the first of these ways that fit, best first; None if none does."""
+        most = _TRIED if len(self.batch) <= _MANY else 1
+        found: list[Parts] = []
+        for ranks in sorted(ways, key=lambda ranks: self.estimate(ranks, M)):
+            found += self.micro_batches(ranks, M)
+            if len(found) >= most:
+                break
+        return min(found, key=self.time, default=None)
+
+    def micro_batches(self, ranks: Ranks, M: int) -> list[Parts]:
+        """Splits of these ranks into M micro-batches each; none if one of them finds no room."""
+        m, per_step = self.config.micro_batch_size, self.config.sync is Sync.STEP
+        if m is not None and (m == 1 or self.config.layout is Layout.PADDED):
+            return runs(ranks, M, m)
+        if m is not None and per_step:
+            return [dealt(ranks, M, m)]
+        levels = None if per_step else self.levels(ranks, M)
+        parts = filled(ranks, M, self.cap, levels)
+        return [] if parts is None else [parts]
+
+
+def _by_count(task: _Task) -> Parts:
+    """The fewest micro-batches of a fixed size that whole groups fit into."""
+    M, R = task.fewest(), task.config.dp_size
+    while True:
+        cap = M * task.cap
+        ways = list(assignments(task.groups, R, cap)) or list(by_weight(task.groups, R, cap))
+        if ways and task.alike:
+            ways.append(_alike(task, ways, M))
+        found = task.best(task.ranks(ways), M)
+        if found is not None:
+            return found
+        M += task.config.micro_batch_multiple
+
+
+def _alike(task: _Task, ways: list[IntArray], M: int) -> IntArray:
+    """The best of these ways, whose ranks swap groups until they have alike samples."""
+    best = min(ways, key=lambda way: task.estimate(task.ranks([way])[0], M))
+    layers = layers_of(task.batch.cost, task.group)
+    return make_alike(best, layers, task.groups, task.config.dp_size, M * task.cap)
+
+
+def _by_tokens(task: _Task) -> Parts:
+    """Ways that are good without a cap, with the micro-batches they need; fewer if others do well.
+
+    Example: four micro-batches hold what the best way gives each rank; three hold it if ranks have
+    the same tokens. These will do if the step takes not much longer.
+    """
+    M, R = task.fewest(), task.config.dp_size
+    free = task.ranks(assignments(task.groups, R, len(task.batch) * task.cap))
+    enough = _CLOSE * min(task.estimate(ranks, M) for ranks in free)
+    while True:
+        cap = M * task.cap
+        found = task.best([ranks for ranks in free if ranks.heaviest <= cap], M)
+        if found is not None:
+            return found
+        for ways in _tight(task.groups, R, cap):
+            worth = [each for each in task.ranks(ways) if task.estimate(each, M) <= enough]
+            found = task.best(worth, M)
+            if found is not None and task.time(found) <= enough:
+                return found
+        M += task.config.micro_batch_multiple
+
+
+def _by_padded_tokens(task: _Task) -> Parts:
+    """The way whose ranks, each of which cuts its own samples in falling order, take least."""
+    batch, config = task.batch, task.config
+    ways = assignments(task.groups, config.dp_size, len(batch) * task.cap)
+    found = [cut_ranks(task.samples(way, batch.order), 1, batch, config) for way in ways]
+    return min(found, key=lambda parts: (parts.num_micro_batches, task.time(parts)))
+
+
+def _tight(groups: Groups, R: int, cap: int) -> Iterator[Iterator[IntArray]]:
+    """Ways to share groups out that keep to the cap; then with some room left; then by weight."""
+    if int(groups.weight.sum()) > R * cap:
+        return
+    yield least_loaded(groups, R, cap)
+    tighter = (-(-int(groups.weight.sum()) // R) + cap) // 2
+    yield least_loaded(groups, R, max(tighter, int(groups.weight.max())))
+    yield by_weight(groups, R, cap)
+
+
+def _plain_split(task: _Task, share: Share, sequence: IntArray) -> Parts:
+    config, groups, R = task.config, task.groups, task.config.dp_size
+    M = task.fewest() if config.micro_batch_size else len(task.batch)
+    while True:
+        way = share(groups, R, M * task.cap)
+        if way is None:
+            way = next(by_weight(groups, R, M * task.cap), None)
+        if way is not None:
+            return cut_ranks(task.samples(way, sequence), M, task.batch, config)
+        M += config.micro_batch_multiple
