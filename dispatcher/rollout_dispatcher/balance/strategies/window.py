@@ -11,7 +11,7 @@ from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import greedy, kk
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import PlanConfig
+from rollout_dispatcher.plan import PlanConfig, Sync
 
 #: The plain methods, the cheapest first, with their prices by count and by tokens.
 _PLAIN = (
@@ -30,6 +30,8 @@ class WindowStrategy:
         best = splitter_for(batch, config)(batch, config)
         if batch.group is not None:
             return best  # the plain methods keep groups whole in the same way
+        if config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
+            return best  # sorted columns are the optimum
         time = time_of(batch, best, config)
         small = len(batch) <= tuning.ALWAYS_COMPARED
         for plain, by_count, by_tokens in _PLAIN:
