@@ -22,7 +22,10 @@ Assign = Callable[[FloatArray, int, int], IntArray]
 
 @dataclass(frozen=True, slots=True)
 class RankByRank:
-    """Ranks by `assign`, or by `share` if whole groups stay on one; micro-batches in that order, as many samples or tokens as one may hold."""
+    """Ranks by `assign`, or by `share` if whole groups stay on one; then micro-batches in order.
+
+    Each of these has as many samples or tokens as it may hold.
+    """
 
     assign: Assign
     share: Share

@@ -12,7 +12,7 @@ from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import greedy, kk
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import Layout, PlanConfig, bubble
+from rollout_dispatcher.plan import Layout, PlanConfig, Sync, bubble
 
 #: The plain methods, the cheapest first, with their prices by count and by tokens.
 _PLAIN = (
@@ -31,6 +31,8 @@ class WindowStrategy:
         best = without_fillers(batch, splitter_for(batch, config)(batch, config), config)
         if batch.group is not None:
             return best  # the plain methods keep groups whole in the same way
+        if config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
+            return best  # sorted columns are the optimum
         small = len(batch) <= tuning.ALWAYS_COMPARED
         for plain, by_count, by_tokens in _PLAIN:
             if _is_enough(batch, best, config, whatever_it_waits=small):
