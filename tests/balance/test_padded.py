@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, tokens
@@ -73,6 +73,7 @@ def check(runs: Runs, s: IntArray, ranks: int, budget: int, multiple: int) -> No
     st.tuples(st.integers(1, 4000), st.sampled_from([1, 2, 3])),
     st.tuples(st.booleans(), st.sampled_from([0, 2048]), st.sampled_from([0, 4096])),
 )
+@example([1, 1, 1, 1, 1, 40, 2000, 2000], tokens, 3, (80, 1), (False, 0, 0))
 def test_runs_hold_every_item_within_the_budget(
     lengths: list[int],
     cost: CostModel,

@@ -107,6 +107,7 @@ def raised(
     ruled: runs whose level a single item sets, which no factor below 1 lowers.
     """
     costs, counts = x.tolist(), most.tolist()
+    levels = np.maximum(levels, x[-1])  # of what was to be empty as well
     kept = 0.0 if ruled is None else ruled.astype(np.float64)
 
     def starts(factor: float) -> list[int]:
