@@ -1,6 +1,6 @@
 """Measures again what docs/results holds, and writes the tables of docs/ from it.
 
-    python -m tests.results.measure [NAME ...]     # all: about half an hour on two idle cores
+    python -m tests.results.measure [NAME ...]     # all: about 40 minutes on two idle cores
 
 It needs the real traces beside the checkout, and the peers that `make results` installs. Times are
 worth something only if the machine does nothing else.
