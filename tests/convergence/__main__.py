@@ -1,12 +1,12 @@
 """Whether training comes out the same through a window as in order of arrival, by real training.
 
-    python -m tests.convergence [--seeds 20] [--tasks open-loop closed-loop] [--json FILE]
+    python -m tests.convergence [--seeds 10] [--tasks open-loop closed-loop] [--json FILE]
 
 A small policy learns to add with GRPO, through real dispatchers, producers and streams: in order of
 arrival (FIFO), through a window, and, as the positive control, in order of arrival with the longest
 tenth of the rollouts dropped. Each seed is one stream of problems for all three. Exit code 1 unless
 FIFO learns, the whole 95 % interval of the window's difference from it lies within 5 % of what it
-gains, and the control's lies beyond. docs/effects.md says what that means.
+gains, and the control's does not and is without 0. docs/effects.md says what that means.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from tests.convergence.seeds import Runs, run_all
 from tests.convergence.trainer import RANKS
 
 #: No seed from here on was looked at while the task and its settings were made.
-FIRST_SEED = 201
+FIRST_SEED = 301
 
 
 def main() -> int:
     """Train, judge, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tasks", nargs="+", type=Loop, choices=list(Loop), default=list(Loop))
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each run")
     parser.add_argument("--first-steps", type=int, default=900, help="those of the first policy")
     parser.add_argument("--processes", type=int, default=cpu_count())

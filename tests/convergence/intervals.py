@@ -63,7 +63,7 @@ class Verdict:
     """What a task shows. Gains and differences are of expected rewards.
 
     learns: FIFO does, for certain. same: the window's difference from it is within the margin, all
-    of its interval. detected: the control's is beyond it, all of its.
+    of its interval. detected: the control's is not, and none of its interval is 0.
     """
 
     gain: float
@@ -86,8 +86,9 @@ class Verdict:
 
     @property
     def detected(self) -> bool:
-        """Whether the test has told the control from FIFO."""
-        return self.control_interval.is_beyond(self.margin)
+        """Whether the control differs from FIFO for certain, and fails what the window passes."""
+        found = self.control_interval
+        return found.is_beyond(0.0) and not found.is_within(self.margin)
 
     @property
     def shown(self) -> bool:
