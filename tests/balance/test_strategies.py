@@ -48,7 +48,7 @@ def test_numbers_that_were_fitted_are_in_one_file() -> None:
     elsewhere = []
     balance = ROOT / "dispatcher" / "rollout_dispatcher" / "balance"
     for path in balance.rglob("*.py"):
-        if path.name in {"tuning.py", "work.py"} or path.parent.name == "cost":
+        if path.name in {"tuning.py", "work.py", "numbers.py"} or path.parent.name == "cost":
             continue
         body = ast.parse(path.read_text()).body
         numbers = [one for one in body if isinstance(one, ast.Assign) and _is_number(one.value)]

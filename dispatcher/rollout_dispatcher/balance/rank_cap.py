@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.micro_batch_order import rearranged, tokens_of
 from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.split.leveling import spread_columns
@@ -24,11 +25,6 @@ from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.strategies import split
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import Grouping, IntArray, PlanConfig, Window
-
-#: What tokens count as work beside cost, where both have the same mean, as tried in turn.
-_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
-#: A step that is too much by its parts' unevenness alone has this part of it fewer next.
-_STEPS_DOWN = 16
 
 
 def split_under_cap(batch: Batch, plain: Parts, config: PlanConfig) -> tuple[Parts, bool]:
@@ -57,7 +53,7 @@ def _candidates(batch: Batch, plain: Parts, config: PlanConfig) -> Iterator[Part
     """By rising price in waiting."""
     yield from _dealt_anew(batch, plain, config)
     dear = float(batch.cost.mean())
-    for weight in _WEIGHTS if dear > 0 else _WEIGHTS[-1:]:
+    for weight in tuning.TOKEN_WEIGHTS if dear > 0 else tuning.TOKEN_WEIGHTS[-1:]:
         work = batch.tokens.astype(np.float64)
         if weight < np.inf:
             work = batch.cost / dear + weight * work / work.mean()
@@ -96,7 +92,7 @@ def fits_on_ranks(window: Window, config: PlanConfig, take: int) -> int:
 def fewer(take: int, tokens: IntArray, config: PlanConfig) -> int:
     """What to try next if `take` samples, or groups, of these tokens were too much."""
     room = (config.rank_tokens or 1) * config.dp_size / max(int(tokens.sum()), 1)
-    less = max(1, take // _STEPS_DOWN)
+    less = max(1, take // tuning.CAP_STEPS_DOWN)
     return _full(min(int(take * room), take - less), config)
 
 

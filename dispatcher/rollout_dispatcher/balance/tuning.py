@@ -4,8 +4,11 @@ Invariant: none of them decides whether a plan is legal, only how good it is and
 
 "By" names the command whose figures a number was chosen by; run it again after changing one, on
 all its rows, as a number that is better for one trace is often worse for another. "Chosen" says
-that it is a sensible value that nothing was fitted to.
+that it is a sensible value that nothing was fitted to, "chosen by trial" that others were tried on
+real and lognormal lengths and did no better, by no command that is kept.
 """
+
+import numpy as np
 
 from rollout_dispatcher.balance.work import Price
 
@@ -129,6 +132,134 @@ RISES = 8
 ALIKE = 3
 #: Micro-batches a rank beyond which next fit cuts ranks one after the other; time alone, likewise.
 MANY_RUNS = 24
+
+# The public packer and partition: how long they try.
+
+#: So many bins fewer than sorted fits need are tried: rarely one is enough for a more even method.
+#: Chosen by trial.
+FEWER_BINS = 2
+#: Up to so many items every start is tried; of more, until one is this even. Chosen by trial.
+ALL_STARTS_UP_TO, EVEN_BINS = 1024, 1e-3
+
+#: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
+#: by trial.
+EVEN_PARTS = 1e-5
+
+# A cap on the tokens of a rank.
+
+#: What tokens count as work beside cost, where both have the same mean, as tried in turn. Chosen by
+#: trial.
+TOKEN_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
+#: A step that is too much by its parts' unevenness alone has this part of it fewer next. Chosen by
+#: trial.
+CAP_STEPS_DOWN = 16
+
+# Token budgets: how few micro-batches, and ranks that meet once a step.
+
+#: Batches up to this size also go by first fit: in falling order it hardly ever beats best fit, in
+#: order of arrival it does in one of 1,500 tight batches of up to 512 samples, and is slow. The
+#: larger a batch, the less either has to give. Chosen by trial.
+DECREASING_UP_TO, BY_ARRIVAL_UP_TO = 4096, 1024
+
+#: A split this close to its bound is not compared with another. Chosen by trial.
+CLOSE_TO_BOUND = 1e-3
+#: Rounds of swaps between ranks once these have micro-batches. Chosen by trial.
+RANK_ROUNDS = 48
+#: So many ranks pack their samples all at once, place after place; fewer do one after the other.
+#: Chosen by trial.
+RANKS_BY_ROWS = 64
+
+# Groups that stay on one rank.
+
+#: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
+LAYERS = 12
+#: Swaps in all, and pairs of groups that one of them compares. Chosen by trial.
+ALIKE_SWAPS, ALIKE_PAIRS = 32, 1536
+#: A rank that alone adds no more than this share of the step is not worth a swap. Chosen by trial.
+WORTH_A_SWAP = 2e-4
+
+#: Swaps that relieve the most loaded rank, and pairs of groups that one of them may compare. Chosen
+#: by trial.
+RELIEFS, RELIEF_PAIRS = 48, 1 << 15
+
+#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the error
+#: of any cost model is larger. Chosen by trial.
+LEVEL_GROUPS, GROUP_ROUNDS = 1e-4, 12
+#: Beyond so many samples there are fewer rounds and one try, as each micro-batch matters less.
+#: Chosen by trial.
+MANY_IN_GROUPS, GROUP_ROUNDS_OF_MANY = 2048, 6
+#: Micro-steps that together take more than this over their levels are levelled otherwise as well.
+#: Chosen by trial.
+UNEVEN_LEVELS = 1.01
+#: Levels whose last is this share of the first or more are as good as even. Chosen by trial.
+EVEN_LEVELS = 0.9
+
+#: Ways of sharing groups out that are split into micro-batches; of many samples only the best is.
+#: Chosen by trial.
+WAYS_TRIED, WAYS_TRIED_UP_TO = 3, 1024
+#: Under a token budget there is one micro-batch more if with fewer the step takes more than this.
+#: Chosen by trial.
+WORTH_A_MICRO_BATCH = 1.05
+#: Steps up to this many samples are compared with the greedy split. Chosen by trial.
+GROUPS_COMPARED_UP_TO = 1024
+
+# Budgets of padded tokens.
+
+#: How often runs are exchanged, from each start, and climb, from so many of the best. Chosen by
+#: trial.
+EXCHANGES, CLIMBS, CLIMBING = 2, 8, 2
+#: With no more runs than this, where each counts: so often, from more starts. Chosen by trial.
+FEW_RUNS, EXCHANGES_OF_FEW, CLIMBING_OF_FEW = 72, 4, 5
+#: How often the interval is halved in which the factor lies. Chosen by trial.
+HALVINGS = 6
+
+#: Levels that are tried first: at most, at least, and entries of a table of them. Chosen by trial.
+LEVELS, LEAST_LEVELS, LEVEL_TABLE = 96, 24, 3 << 12
+#: They span this much below and above an even share, of what large items leave, and at least of the
+#: whole. Chosen by trial.
+LEVELS_BELOW, LEVELS_ABOVE, LEAST_LEVEL = 0.75, 2.5, 0.02
+#: Tried around each level found, as many as the table has room for; closer ones are one. Chosen by
+#: trial.
+FINE_LEVELS, ALIKE_LEVELS = (
+    (1.0, 0.985, 1.01, 0.97, 1.02, 0.96, 0.99, 1.04, 0.94, 1.07, 0.91),
+    1.003,
+)
+#: Counts tried: up to so many times the fewest that fit, as micro-batches are to be worth it.
+#: Chosen by trial.
+TIMES_FEWEST = 2
+#: Of more items, ends are followed run by run only for the fine levels; and of more not at all.
+#: Chosen by trial.
+FOLLOWED_UP_TO, FOLLOWED_ONCE_UP_TO = 2048, 4096
+#: Stages where micro-steps are many, and places where a stage may begin. Chosen by trial.
+STAGES, STAGE_PLACES = 16, 512
+
+#: What it costs to begin a micro-step, as a share of a micro-batch that fills the budget: another
+#: one has to save as much. Less is too little for launches and gathered parameters, more pads more.
+#: Chosen by trial.
+BEGIN_MICRO_STEP = 0.04
+#: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
+#: Chosen by trial.
+ESTIMATE_SHARES, LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6
+#: Where ranks meet once a step, what a run may cost at most, in shares of a rank. Chosen by trial.
+LARGEST_RUN = (0.6, 1.0)
+#: Places tried for a run's end between those of its neighbours, and close to where it is. Chosen by
+#: trial.
+END_SPREAD, END_CLOSE = np.arange(1, 16) / 16, np.arange(-3, 4)
+#: How often all ends move. Chosen by trial.
+END_SWEEPS = 4
+#: Of more runs than this each is so short that it pads little; and some are alike in any micro-
+#: step. Chosen by trial.
+MOVED_UP_TO, EXCHANGED_UP_TO = 1024, 128
+#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the error
+#: of any cost model is larger. Chosen by trial.
+LEVEL_PADDED, PADDED_ROUNDS = 1e-3, 8
+
+# Pipelines.
+
+#: Rounds of swaps, pairs of a slow and a fast rank in each, micro-batches of both that are looked
+#: at, and rounds without a gain for the slowest, each with other pairs, after which it ends. Chosen
+#: by trial.
+PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 32, 16, 3
 
 # Comparisons: when other splits are tried, and what they take.
 

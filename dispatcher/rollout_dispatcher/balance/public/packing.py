@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.balance.public.arguments import (
     at_least,
@@ -36,10 +37,6 @@ from rollout_dispatcher.balance.split.packing import level_columns
 from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Oversize, round_up
 
-#: So many bins fewer than sorted fits need are tried: rarely one is enough for a more even method.
-_FEWER = 2
-#: Up to so many items every start is tried; of more, until one is this even.
-_ALL_STARTS, _EVEN = 1024, 1e-3
 #: In which order a rank trains on its bins.
 PEAK_FIRST, ENDS_SMALL = "peak-first", "ends-small"
 
@@ -117,10 +114,10 @@ def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[La
     """Bin of each item, and how many bins."""
     s = items.s
     fits = list(tight_packings(s, budget, items.came))
-    if len(s) <= _ALL_STARTS:
+    if len(s) <= tuning.ALL_STARTS_UP_TO:
         fits.append(fewest_members_fit(s, budget))
     least, most = least_bins(s, budget), min(map(num_bins, fits))
-    for bins in range(max(least, most - _FEWER), most + 1):
+    for bins in range(max(least, most - tuning.FEWER_BINS), most + 1):
         count = round_up(max(bins, minimum), multiple)
         if len(s) <= count:
             return np.arange(len(s)), count
@@ -143,7 +140,7 @@ def _most_even(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Lab
         dearest = float(np.bincount(labels, weights=x).max())
         if dearest < least:
             best, least = labels, dearest
-        if len(s) > _ALL_STARTS and least <= mean * (1 + _EVEN):
+        if len(s) > tuning.ALL_STARTS_UP_TO and least <= mean * (1 + tuning.EVEN_BINS):
             break
     return best
 
@@ -161,7 +158,7 @@ def _starts(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Iterat
             yield labels
     yield from fits
     yield labels_of(karmarkar_karp(x, bins, equal_size=False), len(s))
-    if len(s) <= _ALL_STARTS:
+    if len(s) <= tuning.ALL_STARTS_UP_TO:
         yield labels_of(karmarkar_karp(s, bins, equal_size=False), len(s))
 
 

@@ -1,7 +1,7 @@
 """Splitting costs into k parts of nearly equal sums, as well as this planner can.
 
 Invariant: every index is in one part and no part is empty; the largest sum is at most LPT's (Graham
-1969) and Karmarkar-Karp's, but for what is too little to look further (`_ENOUGH`).
+1969) and Karmarkar-Karp's, but for what is too little to look further (`tuning.EVEN_PARTS`).
 
 The best of a few starts, each levelled by swaps: the planner's own split (of equal sizes), LPT, KK.
 Where parts have to be equal in number KK is poor on heavy tails, as it pairs the largest with the
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.numbers import as_costs
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
@@ -25,9 +26,6 @@ from rollout_dispatcher.balance.split.packing import members
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: A largest sum that is above its lower bound by no more than this is good enough as it is.
-_ENOUGH = 1e-5
 
 
 def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int]]:
@@ -100,7 +98,7 @@ def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
         largest = float(np.bincount(labels, weights=x, minlength=k).max())
         if largest < least:
             best, least = labels, largest
-        if least <= bound * (1 + _ENOUGH):
+        if least <= bound * (1 + tuning.EVEN_PARTS):
             break
     return best
 

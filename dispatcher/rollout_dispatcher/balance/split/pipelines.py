@@ -20,10 +20,6 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.leveling import lpt, swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, even_time, step_time
 
-#: Rounds of swaps, pairs of a slow and a fast rank in each, micro-batches of both that are looked
-#: at, and rounds without a gain for the slowest, each with other pairs, after which it ends.
-_ROUNDS, _PAIRS, _LOOKED_AT, _OTHER_PAIRS = 8, 32, 16, 3
-
 
 def for_pipelines(slots: IntArray, x: FloatArray, stages: int) -> IntArray:
     """`slots[R, M, m]` of equal sums, or better ones for pipelines of so many stages."""
@@ -68,10 +64,14 @@ def _swapped(load: FloatArray, stages: int) -> IntArray:
     R, M = load.shape
     ids, load = np.arange(R * M).reshape(R, M), load.copy()
     enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
-    pairs, looked_at, stalled = min(R // 2, _PAIRS), min(M, _LOOKED_AT), 0
-    for turn in range(_ROUNDS):
+    pairs, looked_at, stalled = (
+        min(R // 2, tuning.PIPELINE_PAIRS),
+        min(M, tuning.PIPELINE_LOOKED_AT),
+        0,
+    )
+    for turn in range(tuning.PIPELINE_ROUNDS):
         times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
-        if not pairs or stalled > _OTHER_PAIRS or times.max() <= enough:
+        if not pairs or stalled > tuning.PIPELINE_OTHER_PAIRS or times.max() <= enough:
             break
         by_time = times.argsort(kind="stable")
         high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)

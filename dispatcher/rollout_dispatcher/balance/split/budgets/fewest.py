@@ -14,15 +14,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import Labels
 from rollout_dispatcher.plan import IntArray
-
-#: Batches up to this size also go by first fit: in falling order it hardly ever beats best fit, in
-#: order of arrival it does in one of 1,500 tight batches of up to 512 samples, and is slow. The
-#: larger a batch, the less either has to give.
-_MOST_DECREASING, _MOST_BY_ARRIVAL = 4096, 1024
 
 
 def least_bins(s: IntArray, budget: int) -> int:
@@ -44,9 +40,9 @@ def tight_packings(s: IntArray, budget: int, came: IntArray | None = None) -> It
     came: place of each item in order of arrival, for a first fit in that order as well.
     """
     yield best_fit(s, np.full(len(s), budget), budget)
-    if len(s) <= _MOST_DECREASING:
+    if len(s) <= tuning.DECREASING_UP_TO:
         yield _first_fit_decreasing(s, budget)
-    if came is not None and len(s) <= _MOST_BY_ARRIVAL:
+    if came is not None and len(s) <= tuning.BY_ARRIVAL_UP_TO:
         yield _first_fit(s, budget, np.argsort(came))
 
 

@@ -14,6 +14,7 @@ cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
@@ -28,13 +29,6 @@ from rollout_dispatcher.balance.split.packing import (
 )
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
-
-#: A split this close to its bound is not compared with another.
-_CLOSE = 1e-3
-#: Rounds of swaps between ranks once these have micro-batches.
-_ROUNDS = 48
-#: So many ranks pack their samples all at once, place after place; fewer do one after the other.
-_BY_ROWS = 64
 
 
 def pack_ranks(
@@ -82,7 +76,7 @@ class _Ranks:
 
     def close(self, found: list[Labels]) -> bool:
         """Whether one of these is so near to the bound that nothing else need be tried."""
-        return min(map(self.time, found)) <= self.bound * (1 + _CLOSE)
+        return min(map(self.time, found)) <= self.bound * (1 + tuning.CLOSE_TO_BOUND)
 
     def time(self, labels: Labels) -> float:
         """The largest rank's sum."""
@@ -111,11 +105,13 @@ class _Ranks:
         """Ranks' samples, ids[R, any] with n or more for none, into micro-batches with room."""
         R, M = ids.shape[0], self.M
         labels = np.empty(len(self.x) + 1, dtype=np.int64)
-        if M == 1:  # the budget was a rank's already
-            labels[ids] = np.arange(R)[:, None]
-            return self._filled(labels[:-1])
         rows, left = np.sort(np.minimum(ids, len(self.x)), axis=1), list(range(R))
-        if R >= _BY_ROWS:
+        if M == 1:
+            if self.tokens[rows].sum(axis=1).max() > self.budget:
+                return None
+            labels[rows] = np.arange(R)[:, None]
+            return self._filled(labels[:-1])
+        if R >= tuning.RANKS_BY_ROWS:
             own, fits = self._pack_rows(rows)
             labels[rows] = own + np.arange(0, R * M, M)[:, None]
             left = np.flatnonzero(~fits).tolist()
@@ -194,7 +190,9 @@ class _Ranks:
         R, M = self.R, self.M
         ids = members(labels, R * M)
         by_rank = ids.reshape(1, R, -1)
-        swap_level(by_rank, self.costs, self.tokens, self.budget, parts=M, rounds=_ROUNDS)
+        swap_level(
+            by_rank, self.costs, self.tokens, self.budget, parts=M, rounds=tuning.RANK_ROUNDS
+        )
         swapped = np.empty(len(self.costs), dtype=np.int64)
         swapped[by_rank.reshape(ids.shape)] = np.arange(R * M)[:, None]
         return swapped[:-1]

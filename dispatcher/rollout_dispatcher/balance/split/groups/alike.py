@@ -16,22 +16,16 @@ from itertools import pairwise
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.groups.assign import Groups
 from rollout_dispatcher.balance.split.packing import members
 from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: Layers of cost, denser towards the dear end. More cost time and tell the same.
-_LAYERS = 12
-#: Swaps in all, and pairs of groups that one of them compares.
-_SWAPS, _PAIRS = 32, 1536
-#: A rank that alone adds no more than this share of the step is not worth a swap.
-_WORTH = 2e-4
 
 
 def layers_of(cost: FloatArray, group: IntArray) -> FloatArray:
     """What the samples of each group reach into each layer of cost, float64[groups, layers]."""
     falling = -np.sort(-cost)
-    places = np.linspace(0, 1, _LAYERS + 1)[1:] ** 2 * (len(falling) - 1)
+    places = np.linspace(0, 1, tuning.LAYERS + 1)[1:] ** 2 * (len(falling) - 1)
     edges = np.unique(np.concatenate((falling[places.astype(np.int64)], [0.0, falling[0]])))
     reach = [
         np.bincount(group, weights=np.clip(cost, low, high) - low) for low, high in pairwise(edges)
@@ -42,10 +36,10 @@ def layers_of(cost: FloatArray, group: IntArray) -> FloatArray:
 def make_alike(rank_of: IntArray, layers: FloatArray, groups: Groups, R: int, cap: int) -> IntArray:
     """Rank of each group after the swaps. rank_of: of each group, before."""
     ids = members(rank_of, R)
-    if R == 1 or not layers.size or ids.shape[1] ** 2 > _PAIRS:
+    if R == 1 or not layers.size or ids.shape[1] ** 2 > tuning.ALIKE_PAIRS:
         return rank_of  # ranks of many groups are alike
     swaps = _Swaps(ids, layers, groups.weight, cap)
-    for _ in range(_SWAPS):
+    for _ in range(tuning.ALIKE_SWAPS):
         if not swaps.make_one():
             break
     swapped = np.empty(len(rank_of) + 1, dtype=np.int64)
@@ -71,7 +65,7 @@ class _Swaps:
         alone = np.where(self.ranks == most, above, 0.0).sum(axis=1)
         alone[self.given_up] = 0.0
         high = int(alone.argmax())
-        if alone[high] <= time * _WORTH:
+        if alone[high] <= time * tuning.WORTH_A_SWAP:
             return False
         low = self._partners(high)
         after = self._after(high, low)
@@ -94,7 +88,7 @@ class _Swaps:
         """Ranks with the most room below the others, few if they hold many groups."""
         held = self.ranks.sum(axis=1)
         held[high] = np.inf
-        count = min(max(_PAIRS // self.ids.shape[1] ** 2, 1), len(held) - 1)
+        count = min(max(tuning.ALIKE_PAIRS // self.ids.shape[1] ** 2, 1), len(held) - 1)
         return np.argsort(held, kind="stable")[:count]
 
     def _after(self, high: int, low: IntArray) -> FloatArray:

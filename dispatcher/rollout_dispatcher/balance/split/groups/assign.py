@@ -26,10 +26,6 @@ from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import members
 from rollout_dispatcher.plan import FloatArray, IntArray
 
-#: Swaps that relieve the most loaded rank, and pairs of groups that one of them may compare.
-_RELIEFS, _MOST_PAIRS = 48, 1 << 15
-
-
 #: Falling loads, weights, R, cap -> rank of each group, None if one finds no room.
 Build = Callable[[FloatArray, IntArray, int, int], IntArray | None]
 
@@ -161,11 +157,11 @@ def _relieve(ids: IntArray, x: FloatArray, w: IntArray, cap: int, enough: float)
 
     ids: int64[R, slots], in place; the last item of `x` and `w` is the empty slot.
     """
-    if ids.shape[0] * ids.shape[1] ** 2 > _MOST_PAIRS:
+    if ids.shape[0] * ids.shape[1] ** 2 > tuning.RELIEF_PAIRS:
         return  # ranks of many groups are level already
     cost, weight = x[ids], w[ids]
     loads, room = cost.sum(axis=1), cap - weight.sum(axis=1)
-    for _ in range(_RELIEFS):
+    for _ in range(tuning.RELIEFS):
         high = int(loads.argmax())
         if loads[high] <= enough:
             return

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp, labels_of
@@ -23,17 +24,6 @@ from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import members
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
-#: error of any cost model is larger.
-_LEVEL, _ROUNDS = 1e-4, 12
-#: Beyond so many samples there are fewer rounds and one try, as each micro-batch matters less.
-_MANY, _ROUNDS_OF_MANY = 2048, 6
-#: Micro-steps that together take more than this over their levels are levelled otherwise as well.
-_UNEVEN = 1.01
-#: Levels whose last is this share of the first or more are as good as even.
-_EVEN = 0.9
-
 
 #: Costs and weights of one rank's samples, cap, what each micro-batch should cost less than the
 #: first -> micro-batch of each sample; None if one finds no room.
@@ -119,9 +109,9 @@ def filled(ranks: Ranks, M: int, cap: int, levels: FloatArray | None) -> Parts |
     found: list[tuple[float, IntArray]] = []
     has = ranks.ids < ranks.sizes.sum()
     x, w = np.append(ranks.cost[has], 0.0), np.append(ranks.weight[has], 0)
-    good = np.inf if levels is None else float(levels.sum()) * _UNEVEN
-    even = levels is None or levels[-1] >= _EVEN * levels[0]
-    again = even and w.max() > 1 and len(x) - 1 <= _MANY
+    good = np.inf if levels is None else float(levels.sum()) * tuning.UNEVEN_LEVELS
+    even = levels is None or levels[-1] >= tuning.EVEN_LEVELS * levels[0]
+    again = even and w.max() > 1 and len(x) - 1 <= tuning.MANY_IN_GROUPS
     for fill in (_to_levels, _by_differences) if again else (_to_levels,):
         labels = _labels(ranks, M, cap, levels, fill)
         if labels is not None:
@@ -146,13 +136,15 @@ def _levelled(
     """
     best = bins = _falling(bins, x)
     least, good = _time(best, x), float(levels.sum())
-    rounds = _ROUNDS if len(x) - 1 <= _MANY else _ROUNDS_OF_MANY
-    for target, over in ((levels, 1.0), (x[bins].sum(axis=2).mean(axis=0), _UNEVEN)):
-        if least <= good * (over + 1e-9) or (over > 1 and len(x) - 1 > _MANY):
+    rounds = (
+        tuning.GROUP_ROUNDS if len(x) - 1 <= tuning.MANY_IN_GROUPS else tuning.GROUP_ROUNDS_OF_MANY
+    )
+    for target, over in ((levels, 1.0), (x[bins].sum(axis=2).mean(axis=0), tuning.UNEVEN_LEVELS)):
+        if least <= good * (over + 1e-9) or (over > 1 and len(x) - 1 > tuning.MANY_IN_GROUPS):
             break
         swapped = bins.copy()
         base = np.broadcast_to(target[0] - target, bins.shape[:2])
-        swap_level(swapped, x, w, cap, base=base, enough=_LEVEL, rounds=rounds)
+        swap_level(swapped, x, w, cap, base=base, enough=tuning.LEVEL_GROUPS, rounds=rounds)
         swapped = _falling(swapped, x)
         if _time(swapped, x) < least:
             best, least = swapped, _time(swapped, x)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.split.groups.alike import layers_of, make_alike
 from rollout_dispatcher.balance.split.groups.assign import (
@@ -43,13 +44,6 @@ from rollout_dispatcher.plan import (
     Sync,
 )
 
-#: Ways of sharing groups out that are split into micro-batches; of many samples only the best is.
-_TRIED, _MANY = 3, 1024
-#: Under a token budget there is one micro-batch more if with fewer the step takes more than this.
-_CLOSE = 1.05
-#: Steps up to this many samples are compared with the greedy split.
-_COMPARED = 1024
-
 
 def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig) -> Parts:
     """Micro-batches of ranks that hold whole groups. group: dense group number of each sample."""
@@ -58,7 +52,7 @@ def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig) -> Parts:
         ours = _by_count(task)
     else:
         ours = (_by_padded_tokens if config.layout is Layout.PADDED else _by_tokens)(task)
-    if len(batch) > _COMPARED:
+    if len(batch) > tuning.GROUPS_COMPARED_UP_TO:
         return ours
     greedy = _plain_split(task, greedily, batch.order)
     return min((ours, greedy), key=lambda parts: (parts.num_micro_batches, task.time(parts)))
@@ -133,7 +127,7 @@ class _Task:
 
     def best(self, ways: list[Ranks], M: int) -> Parts | None:
         """Micro-batches of the first of these ways that fit, best first; None if none does."""
-        most = _TRIED if len(self.batch) <= _MANY else 1
+        most = tuning.WAYS_TRIED if len(self.batch) <= tuning.WAYS_TRIED_UP_TO else 1
         found: list[Parts] = []
         for ranks in sorted(ways, key=lambda ranks: self.estimate(ranks, M)):
             found += self.micro_batches(ranks, M)
@@ -182,7 +176,7 @@ def _by_tokens(task: _Task) -> Parts:
     """
     M, R = task.fewest(), task.config.dp_size
     free = task.ranks(assignments(task.groups, R, len(task.batch) * task.cap))
-    enough = _CLOSE * min(task.estimate(ranks, M) for ranks in free)
+    enough = tuning.WORTH_A_MICRO_BATCH * min(task.estimate(ranks, M) for ranks in free)
     while True:
         cap = M * task.cap
         found = task.best([ranks for ranks in free if ranks.heaviest <= cap], M)

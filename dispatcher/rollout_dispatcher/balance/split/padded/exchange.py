@@ -15,14 +15,8 @@ they take 8 + 4.
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
-
-#: How often runs are exchanged, from each start, and climb, from so many of the best.
-_EXCHANGES, _CLIMBS, _CLIMBING = 2, 8, 2
-#: With no more runs than this, where each counts: so often, from more starts.
-_FEW, _EXCHANGES_OF_FEW, _CLIMBING_OF_FEW = 72, 4, 5
-#: How often the interval is halved in which the factor lies.
-_HALVINGS = 6
 
 
 def time_of_runs(starts: IntArray, x: FloatArray, R: int) -> float:
@@ -36,8 +30,12 @@ def exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArr
     def time(tried: IntArray) -> float:
         return time_of_runs(tried, x, R)
 
-    few = len(starts) - 1 <= _FEW
-    times, climbing = (_EXCHANGES_OF_FEW, _CLIMBING_OF_FEW) if few else (_EXCHANGES, _CLIMBING)
+    few = len(starts) - 1 <= tuning.FEW_RUNS
+    times, climbing = (
+        (tuning.EXCHANGES_OF_FEW, tuning.CLIMBING_OF_FEW)
+        if few
+        else (tuning.EXCHANGES, tuning.CLIMBING)
+    )
     found = [starts, *_starts(x, most, R, (len(starts) - 1) // R)]
     found += [_exchange(tried, x, most, R, times) for tried in found]
     found = sorted(found, key=time)[:climbing]
@@ -47,7 +45,7 @@ def exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArr
 def _starts(x: FloatArray, most: IntArray, R: int, M: int) -> list[IntArray]:
     """Runs of one level; or some micro-steps as dear as the largest item, the others alike."""
     share, found = float(x.sum()) / (R * M), []
-    ruling = {0, 1, M // 2, M - 1} if R * M <= _FEW else {0}
+    ruling = {0, 1, M // 2, M - 1} if R * M <= tuning.FEW_RUNS else {0}
     for dear in sorted(ruling):
         levels = np.full(R * M, share)
         levels[: R * dear] = x[0]
@@ -79,7 +77,7 @@ def _climb(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
     runs = len(count)
     order = np.argsort(-count * x[np.cumsum(count) - count], kind="stable")
     least = np.inf
-    for _ in range(_CLIMBS):
+    for _ in range(tuning.CLIMBS):
         givers = order[::R][count[order[::R]] > 1]
         cheapest = np.concatenate((order[R - 1 :: R], order[max(R - 2, 0) :: R]))
         near = (givers[:, None] + (-2, -1, 1, 2)) % runs
@@ -125,7 +123,7 @@ def raised(
     n, low, high = len(x), 0.7, 1.0
     while (found := starts(high))[-1] < n:
         low, high = high, high * (1.1 if high < 2 else 10)
-    for _ in range(_HALVINGS):
+    for _ in range(tuning.HALVINGS):
         middle = (low + high) / 2
         tried = starts(middle)
         if tried[-1] < n:

@@ -21,24 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import levels as even_levels
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.split.padded.exchange import raised, time_of_runs
 from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: Levels that are tried first: at most, at least, and entries of a table of them.
-_LEVELS, _LEAST_LEVELS, _TABLE = 96, 24, 3 << 12
-#: They span this much below and above an even share, of what large items leave, and at least of
-#: the whole.
-_BELOW, _ABOVE, _LEAST = 0.75, 2.5, 0.02
-#: Tried around each level found, as many as the table has room for; closer ones are one.
-_FINE, _ALIKE = (1.0, 0.985, 1.01, 0.97, 1.02, 0.96, 0.99, 1.04, 0.94, 1.07, 0.91), 1.003
-#: Counts tried: up to so many times the fewest that fit, as micro-batches are to be worth it.
-_TIMES_FEWEST = 2
-#: Of more items, ends are followed run by run only for the fine levels; and of more not at all.
-_FOLLOWED, _FOLLOWED_ONCE = 2048, 4096
-#: Stages where micro-steps are many, and places where a stage may begin.
-_STAGES, _PLACES = 16, 512
 
 
 class Wanted(NamedTuple):
@@ -57,20 +44,20 @@ def level_runs(x: FloatArray, most: IntArray, wanted: Wanted) -> IntArray:
     """Where runs begin, and the end: int64[R*M + 1]. x: above 0."""
     n, R, fewest = len(x), wanted.R, wanted.fewest
     share = float(x.sum()) / R
-    last = max(min(_TIMES_FEWEST * fewest, n // R), fewest)
-    low = max(float(even_levels(x, R, last)[-1]), _LEAST * share / last)
+    last = max(min(tuning.TIMES_FEWEST * fewest, n // R), fewest)
+    low = max(float(even_levels(x, R, last)[-1]), tuning.LEAST_LEVEL * share / last)
     levels = _grid(x, most, low, share / fewest)
-    if last > _STAGES or n > _FOLLOWED_ONCE:
+    if last > tuning.STAGES or n > tuning.FOLLOWED_ONCE_UP_TO:
         return _in_stages(x, most, levels, wanted, last)
-    coarse = followed if n <= _FOLLOWED else estimated
+    coarse = followed if n <= tuning.FOLLOWED_UP_TO else estimated
     steps = coarse(x, most, R, levels)
     M = steps.count(wanted, last, share)
     fine = followed(x, most, R, _around(steps.costs(M), levels[-1], n))
     for _ in range(M):
         fine.more()
-    best = steps if n <= _FOLLOWED and steps.time(M) < fine.time(M) else fine
+    best = steps if n <= tuning.FOLLOWED_UP_TO and steps.time(M) < fine.time(M) else fine
     starts = _starts(x, most, R, best, best.walk(M))
-    if n > _FOLLOWED:
+    if n > tuning.FOLLOWED_UP_TO:
         by_parts = raised(x, most, np.repeat(steps.costs(M), R))
         return min(starts, by_parts, key=lambda each: time_of_runs(each, x, R))
     return starts
@@ -78,16 +65,18 @@ def level_runs(x: FloatArray, most: IntArray, wanted: Wanted) -> IntArray:
 
 def _grid(x: FloatArray, most: IntArray, low: float, high: float) -> FloatArray:
     """Levels, and last one that leaves only the budget to end a run."""
-    high = max(_ABOVE * high, float(x[0]))
-    count = min(max(_TABLE // len(x), _LEAST_LEVELS), _LEVELS)
-    return np.append(np.geomspace(_BELOW * low, high, count), (x[0], float((most * x).max())))
+    high = max(tuning.LEVELS_ABOVE * high, float(x[0]))
+    count = min(max(tuning.LEVEL_TABLE // len(x), tuning.LEAST_LEVELS), tuning.LEVELS)
+    return np.append(
+        np.geomspace(tuning.LEVELS_BELOW * low, high, count), (x[0], float((most * x).max()))
+    )
 
 
 def _around(found: FloatArray, last: float, n: int) -> FloatArray:
-    room = max(_TABLE // n, _LEAST_LEVELS)
-    per = min(max(room // len(found), 3), len(_FINE))
-    levels = np.sort(np.append(np.outer(found, _FINE[:per]).ravel(), last))
-    fine: FloatArray = levels[np.append(True, levels[1:] > levels[:-1] * _ALIKE)]
+    room = max(tuning.LEVEL_TABLE // n, tuning.LEAST_LEVELS)
+    per = min(max(room // len(found), 3), len(tuning.FINE_LEVELS))
+    levels = np.sort(np.append(np.outer(found, tuning.FINE_LEVELS[:per]).ravel(), last))
+    fine: FloatArray = levels[np.append(True, levels[1:] > levels[:-1] * tuning.ALIKE_LEVELS)]
     return fine
 
 
@@ -210,7 +199,11 @@ def estimated(
     """From parts of runs, `per` of them a micro-step, and from some of the items only."""
     n = len(x)
     parts = parts_of_runs(x, most, levels) if parts is None else parts
-    places = np.unique(np.append(np.arange(min(n, _PLACES)), np.linspace(0, n, _PLACES + 1)))
+    places = np.unique(
+        np.append(
+            np.arange(min(n, tuning.STAGE_PLACES)), np.linspace(0, n, tuning.STAGE_PLACES + 1)
+        )
+    )
     places = places.astype(np.int64)
     at = (parts[:, places] + per) * (1 + 1e-12)
     ends = np.stack([row.searchsorted(to, "right") - 1 for row, to in zip(parts, at, strict=True)])
@@ -226,7 +219,7 @@ def _in_stages(
     """Micro-steps of like level together, from parts of runs."""
     R, fewest, multiple, begin = wanted
     parts = parts_of_runs(x, most, levels)
-    if last <= _STAGES:
+    if last <= tuning.STAGES:
         steps = estimated(x, most, R, levels, parts)
         M = stages = steps.count(wanted, last, float(x.sum()) / R)
     else:
@@ -234,7 +227,7 @@ def _in_stages(
         over = running_sums(x)[dear] - dear * levels  # of items that are dearer than the level
         best = float(runs[int(np.argmin(levels * runs + over + begin * runs))])
         M = min(max(round(best / R / multiple) * multiple, fewest), last - last % multiple)
-        stages = min(M, _STAGES)
+        stages = min(M, tuning.STAGES)
         steps = estimated(x, most, R * M / stages, levels, parts)
         for _ in range(stages):
             steps.more()

@@ -24,29 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.padded.exchange import exchanged
 from rollout_dispatcher.balance.split.padded.levels import Wanted, level_runs, parts_of_runs
 from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: What it costs to begin a micro-step, as a share of a micro-batch that fills the budget: another
-#: one has to save as much. Less is too little for launches and gathered parameters, more pads more.
-_BEGIN = 0.04
-#: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
-_SHARES, _LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6
-#: Where ranks meet once a step, what a run may cost at most, in shares of a rank.
-_LARGEST = (0.6, 1.0)
-#: Places tried for a run's end between those of its neighbours, and close to where it is.
-_SPREAD, _CLOSE = np.arange(1, 16) / 16, np.arange(-3, 4)
-#: How often all ends move.
-_SWEEPS = 4
-#: Of more runs than this each is so short that it pads little; and some are alike in any
-#: micro-step.
-_MOST_MOVED, _MOST_EXCHANGED = 1024, 128
-#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the
-#: error of any cost model is larger.
-_LEVEL, _ROUNDS = 1e-3, 8
-
 
 #: Micro-batches that a rank may have, so many or the next more: `PlanConfig.micro_batches`.
 Allowed = Callable[[int], int]
@@ -77,9 +59,9 @@ def padded_runs(
     wanted = Wanted(R, fewest, multiple, begin_cost(positive, s, budget))
     starts = level_runs(positive, most, wanted)
     M = (len(starts) - 1) // R
-    if per_step and 1 < M <= _MOST_MOVED // R:
+    if per_step and 1 < M <= tuning.MOVED_UP_TO // R:
         starts = _least_total(starts, x, most, R, M)
-    elif R * M <= _MOST_EXCHANGED:
+    elif R * M <= tuning.EXCHANGED_UP_TO:
         starts = exchanged(starts, positive, most, R)
     return _dealt(starts, x, R, M, per_step)
 
@@ -102,7 +84,7 @@ def fewest_runs(s: IntArray, budget: int) -> int:
 
 def begin_cost(x: FloatArray, s: IntArray, budget: int) -> float:
     """What it costs to begin a micro-step."""
-    return _BEGIN * budget * float(x.sum()) / max(float(s.sum()), 1.0)
+    return tuning.BEGIN_MICRO_STEP * budget * float(x.sum()) / max(float(s.sum()), 1.0)
 
 
 def cut_padded(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntArray]]:
@@ -134,8 +116,8 @@ def padded_time(x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowe
     share = float(x.sum()) / R / fewest
     if not share:
         return begin * fewest
-    x = np.maximum(x, _LEAST_SHARE * share)
-    levels = share * _SHARES
+    x = np.maximum(x, tuning.LEAST_SHARE * share)
+    levels = share * tuning.ESTIMATE_SHARES
     runs = np.maximum(parts_of_runs(x, most, levels)[:, -1], R * fewest)
     held = levels * runs
     best = int(np.argmin(held + begin * runs))
@@ -155,7 +137,7 @@ def _least_total(starts: IntArray, x: FloatArray, most: IntArray, R: int, M: int
     share = float(x.sum()) / R
     largest = float((np.diff(starts) * x[starts[:-1]]).max())
     found = [starts]
-    found += [_moved(starts, x, most, max(part * share, largest)) for part in _LARGEST]
+    found += [_moved(starts, x, most, max(part * share, largest)) for part in tuning.LARGEST_RUN]
     return min(found, key=lambda each: _most_loaded(each, x, R, M))
 
 
@@ -172,11 +154,13 @@ def _moved(starts: IntArray, x: FloatArray, most: IntArray, largest: float) -> I
     """
     starts = starts.copy()
     turns = [np.arange(first, len(starts) - 1, 2) for first in (1, 2)]
-    for _ in range(_SWEEPS):
+    for _ in range(tuning.END_SWEEPS):
         for turn in turns:
             first, at, last = starts[turn - 1, None], starts[turn, None], starts[turn + 1, None]
-            spread = first + ((last - first) * _SPREAD).astype(np.int64)
-            to = np.clip(np.concatenate((spread, at + _CLOSE), axis=1), first + 1, last - 1)
+            spread = first + ((last - first) * tuning.END_SPREAD).astype(np.int64)
+            to = np.clip(
+                np.concatenate((spread, at + tuning.END_CLOSE), axis=1), first + 1, last - 1
+            )
             dear, cheap = x[first], x[to]
             gain = (last - to) * (dear - cheap)
             fits = (to - first <= most[first]) & (last - to <= most[to])
@@ -197,7 +181,7 @@ def _dealt(starts: IntArray, x: FloatArray, R: int, M: int, per_step: bool) -> R
     place = np.empty(R * M, dtype=np.int64)
     if per_step:
         ids = np.argsort(lpt(load, R, M), kind="stable").reshape(R, M)
-        swap_level(ids[None], load, enough=_LEVEL, rounds=_ROUNDS)
+        swap_level(ids[None], load, enough=tuning.LEVEL_PADDED, rounds=tuning.PADDED_ROUNDS)
         place[by_cost[np.sort(ids, axis=1).ravel()]] = np.arange(R * M)
     else:
         rank_of = spread_columns(load.reshape(M, R))
