@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import Quadratic, plan, tokens
+from rollout_dispatcher.balance import Quadratic, plan, tokens, tuning
 from rollout_dispatcher.balance.objective import estimate
-from rollout_dispatcher.balance.split.padded import levels
 from rollout_dispatcher.balance.split.padded.runs import (
     Runs,
     cut_padded,
@@ -85,8 +84,8 @@ def test_runs_hold_every_item_within_the_budget(
     x, s = falling(lengths, cost)
     (budget, multiple), (per_step, followed, followed_once) = asked, how
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(levels, "_FOLLOWED", followed)
-        patch.setattr(levels, "_FOLLOWED_ONCE", followed_once)
+        patch.setattr(tuning, "FOLLOWED_UP_TO", followed)
+        patch.setattr(tuning, "FOLLOWED_ONCE_UP_TO", followed_once)
         runs = padded_runs(
             x, s, ranks, budget, partial(round_up, multiple=multiple), per_step=per_step
         )
