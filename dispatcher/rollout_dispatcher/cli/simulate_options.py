@@ -93,7 +93,7 @@ class SimulateOptions(BaseModel):
 
     groups: Grouping = Grouping.IGNORE
     """what stays together of a group: ignore (nothing; not all traces' groups are of one policy),
-    step (one step), rank (one DP rank)"""
+    step (one step), rank (one DP rank), micro-batch (one micro-batch)"""
     oversize: Oversize = Oversize.ALONE
     """a sample longer than --micro-batch-tokens: alone (a micro-batch of its own), drop (leave it
     out and count it), error (stop there)"""
@@ -106,6 +106,9 @@ class SimulateOptions(BaseModel):
     """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
     outlier_lane: bool = True
     """let the heaviest samples wait for each other and leave together, within these bounds"""
+    planning_budget: Duration = 0.005
+    """what a plan that wastes more than 1 % may spend on comparing other selections and splits, on
+    one core; counted in operations, not timed, so that plans do not depend on the machine"""
 
     arrivals: Arrivals = Arrivals.STEADY
     """steady (the window is full before each step) or trace (samples come at their arrival_s, and

@@ -163,6 +163,9 @@ class ServeConfig(BaseModel):
     """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
     outlier_lane: bool = True
     """let the heaviest samples wait for each other and leave together, within these bounds"""
+    planning_budget: Duration = 0.005
+    """what a plan that wastes more than 1 % may spend on comparing other selections and splits, on
+    one core; counted in operations, not timed, so that plans do not depend on the machine"""
 
     target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     """dispatch before the window is full once the plan wastes no more trainer time than this"""
@@ -346,6 +349,7 @@ class ServeConfig(BaseModel):
             max_skips=self.skips_bound,
             outlier_max_skips=self.outlier_max_skips,
             outlier_lane=self.outlier_lane,
+            planning_budget=self.planning_budget,
         )
 
     def access(self) -> Access:
