@@ -107,12 +107,12 @@ class _Task:
     def counts(self, least: int) -> Iterator[int]:
         """Micro-batches of a rank to try under a token budget: the least, then what is likely.
 
-        Hardly any way finds room for the whole batch in fewer than best fit needs.
+        Hardly any way finds room for the whole batch in many fewer than best fit needs.
         """
         yield least
         falling = -np.sort(-self.weight)
         bins = num_bins(best_fit(falling, np.full(len(falling), self.cap), self.cap))
-        likely = -(-int(bins * (1 - tuning.BEST_FIT_OVER)) // self.config.dp_size)
+        likely = -(-int(bins * (1 - tuning.BEST_FIT_OVER)) // self.config.dp_size) - 1
         multiple = self.config.micro_batch_multiple
         yield from count(max(least + multiple, self.config.micro_batches(likely)), multiple)
 
