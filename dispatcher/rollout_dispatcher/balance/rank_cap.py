@@ -61,7 +61,8 @@ def _units(batch: Batch, parts: Parts) -> IntArray:
         return sizes
     rank_of = np.empty(int(batch.group.max()) + 1, dtype=np.int64)
     rank_of[batch.group[parts.sequence]] = np.repeat(np.arange(len(sizes)), sizes)
-    return np.bincount(rank_of, minlength=len(sizes))
+    units: IntArray = np.bincount(rank_of, minlength=len(sizes))
+    return units
 
 
 def _candidates(batch: Batch, plain: Parts, config: PlanConfig) -> Iterator[Parts]:
