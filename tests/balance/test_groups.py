@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import Quadratic, plan, tokens
+from rollout_dispatcher.balance import Quadratic, plan, tokens, tuning
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.groups.alike import layers_of, make_alike
 from rollout_dispatcher.balance.split.groups.assign import Groups, assignments, by_weight
@@ -206,3 +206,29 @@ def test_bins_that_should_cost_less_count_as_loaded() -> None:
     ids = np.array([[[0, 1, 3], [2, 3, 3]]])
     swap_level(ids, np.array([9.0, 2, 1, 0]), np.array([1, 1, 1, 0]), 3, base=np.array([[0.0, 6]]))
     assert sorted(ids[0, 1].tolist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("sync", Sync)
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_counts_of_micro_batches_that_are_passed_over_would_not_have_done(
+    sync: Sync, multiple: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of a third to half the budget: the bound is far below what there has to be."""
+    for groups, dp_size, budget in ((16, 2, 20_000), (64, 8, 20_000), (32, 8, 20_447)):
+        generator = np.random.default_rng(8 * groups + dp_size)
+        window = window_of(generator.integers(5000, 9000, (groups, 8)))
+        config = PlanConfig(
+            dp_size=dp_size,
+            dispatch_batch_size=8 * groups,
+            cost=Quadratic(),
+            grouping=Grouping.RANK,
+            sync=sync,
+            micro_batch_tokens=budget,
+            micro_batch_multiple=multiple,
+        )
+        counts = []
+        for over in (tuning.BEST_FIT_OVER, 1.0):
+            monkeypatch.setattr(tuning, "BEST_FIT_OVER", over)
+            counts.append(plan(window, config).num_micro_batches)
+        assert counts[0] == counts[1]
+        monkeypatch.undo()

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from rollout_dispatcher.balance import Quadratic, plan, plan_digest, tokens
 from rollout_dispatcher.balance.validate import validate_config
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import CostModel, Grouping, PlanConfig, Strategy, Sync, Window
+from rollout_dispatcher.plan import (
+    CostModel,
+    Grouping,
+    Oversize,
+    PlanConfig,
+    Strategy,
+    Sync,
+    Window,
+)
 from tests.balance.test_ordering import cases, in_memory, window_of
 
 SQUARE: CostModel = Quadratic(1, 0, 0)
@@ -41,9 +49,10 @@ def test_no_rank_is_above_the_cap_but_with_one_sample_or_group(
             chosen
         )
         return
-    most = in_memory(step, window, config).sum(axis=1).max()
+    held = in_memory(step, window, config).sum(axis=1)
+    above = np.flatnonzero(held > (config.rank_tokens or 0))
     alone = 1 if config.grouping is Grouping.IGNORE else 2
-    assert most <= (config.rank_tokens or 0) or len(chosen) <= alone
+    assert all(sum(map(len, step.micro_batches[r])) <= alone for r in above) or len(chosen) <= alone
 
 
 @settings(max_examples=100)
@@ -99,10 +108,37 @@ def test_what_exceeds_the_cap_alone_goes_alone() -> None:
     config = replace(
         TWO, micro_batch_tokens=None, micro_batch_size=1, rank_tokens=10, strategy=Strategy.GREEDY
     )
-    assert plan(window_of([50, 60]), config).chosen.tolist() == [0]
+    assert sorted(plan(window_of([50, 60]), config).chosen.tolist()) == [0, 1]
+    assert sorted(plan(window_of([50, 60, 5]), config).chosen.tolist()) == [0, 1]
     together = replace(config, grouping=Grouping.STEP)
     window = window_of([50, 60, 1], [0, 0, 0])
     assert sorted(plan(window, together).chosen.tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("groups", [Grouping.IGNORE, Grouping.RANK])
+def test_what_exceeds_the_cap_and_has_to_go_leaves_the_others_their_ranks(
+    groups: Grouping,
+) -> None:
+    """It once made a step of 512 samples one of 4."""
+    lengths = np.full(512, 1000)
+    lengths[100] = 30_000
+    window = window_of(lengths.tolist(), (np.arange(512) // 8).tolist())
+    window.skips[96:104] = 6
+    config = PlanConfig(
+        dp_size=64,
+        dispatch_batch_size=512,
+        cost=SQUARE,
+        micro_batch_tokens=16_384,
+        oversize=Oversize.ALONE,
+        rank_tokens=20_000,
+        grouping=groups,
+    )
+    validate_config(config)
+    step = plan(window, config)
+    assert len(step.chosen) == 512
+    (above,) = (rank for rank in step.micro_batches if 100 in np.concatenate(rank))
+    alone = np.concatenate(above).tolist()
+    assert sorted(alone) == ([100] if groups is Grouping.IGNORE else list(range(96, 104)))
 
 
 def test_a_cap_below_one_micro_batch_is_refused() -> None:

@@ -49,8 +49,8 @@ def plan(
 ) -> Plan:
     """Choose `take` samples (default: a dispatch batch, or all if fewer) and split them.
 
-    Fewer are chosen where ranks would have more than `rank_tokens`, but for a sample or group that
-    alone exceeds it; `whole`: all are, whatever ranks have then.
+    Fewer are chosen where ranks would have more than `rank_tokens`, but for one that has a single
+    sample or group; `whole`: all are, whatever ranks have then.
     Raises SampleTooLong or GroupTooLong for a sample above the token budget, or a group that has to
     stay in one micro-batch, unless such go alone; and PlanError for a window whose columns disagree
     or that no group fits, and for a group of more samples than a micro-batch has.

@@ -6,10 +6,12 @@ at the most.
 Ranks of equal work differ in tokens where work grows faster than these: a rank of short samples has
 more. Where the split of least waiting is above the cap, its micro-batches are dealt anew, each in
 its own micro-step, which costs nothing where ranks meet at every one of them; then tokens count as
-work too, more and more, until ranks have about equally many of them.
+work too, more and more, until ranks have about equally many of them. A sample, or a group that
+stays on one rank, may exceed the cap by itself: no smaller step would help it, so that a rank which
+has nothing besides is within.
 
 Example, R = 2, cost s * s, samples of 4 2 2 2 2: 4 | 2 2 2 2 is level, with 4 and 8 tokens. Under
-a cap of 6 it is 4 2 | 2 2 2.
+a cap of 6 it is 4 2 | 2 2 2; with a 9 instead of the 4 it is 9 | 2 2 2, and the last 2 goes later.
 """
 
 from collections.abc import Iterator
@@ -32,9 +34,11 @@ def split_under_cap(batch: Batch, plain: Parts, config: PlanConfig) -> tuple[Par
 
     plain: the split of least waiting.
     """
+    if config.rank_tokens is None:
+        return plain, True
     candidates = _candidates(batch, plain, config)
     best, least = plain, _most(batch, plain, config)
-    while config.rank_tokens is not None and least > config.rank_tokens:
+    while least > config.rank_tokens:
         parts = next(candidates, None)
         if parts is None:
             return best, False
@@ -45,8 +49,20 @@ def split_under_cap(batch: Batch, plain: Parts, config: PlanConfig) -> tuple[Par
 
 
 def _most(batch: Batch, parts: Parts, config: PlanConfig) -> float:
-    """Tokens of the rank that has most."""
-    return float(tokens_of(batch, parts, config).sum(axis=1).max())
+    """Tokens of the rank that has most, of those that have more than one sample or group."""
+    held = tokens_of(batch, parts, config).sum(axis=1)
+    return float(held[_units(batch, parts) > 1].max(initial=0.0))
+
+
+def _units(batch: Batch, parts: Parts) -> IntArray:
+    """How many samples each rank has, or groups where these stay on one, int64[R]."""
+    sizes = parts.counts.sum(axis=1)
+    if batch.group is None:
+        return sizes
+    rank_of = np.empty(int(batch.group.max()) + 1, dtype=np.int64)
+    rank_of[batch.group[parts.sequence]] = np.repeat(np.arange(len(sizes)), sizes)
+    units: IntArray = np.bincount(rank_of, minlength=len(sizes))
+    return units
 
 
 def _candidates(batch: Batch, plain: Parts, config: PlanConfig) -> Iterator[Parts]:
@@ -81,19 +97,30 @@ def smallest_step(window: Window, config: PlanConfig) -> int:
 
 
 def fits_on_ranks(window: Window, config: PlanConfig, take: int) -> int:
-    """How many of a window's samples, or groups, a step has room for if they are of mean length."""
-    units = float(take)
-    if config.by_groups:  # in samples
-        units *= len(window) / (int(group_index(window.group).max()) + 1)
-    room = (config.rank_tokens or 1) * config.dp_size / float(window.tokens.mean())
-    return take if units <= room else _full(int(take * room / units), config)
+    """How many of a window's samples, or groups, a step has room for if they are of mean length.
+
+    As many as there are ranks at least: each may go to one of its own.
+    """
+    per_group = 1.0
+    if config.by_groups or config.grouping in (Grouping.RANK, Grouping.MICRO_BATCH):
+        per_group = len(window) / (int(group_index(window.group).max()) + 1)
+    samples = take * per_group if config.by_groups else float(take)
+    tokens = _within_cap(window.tokens, config)
+    room = max((config.rank_tokens or 1) / float(tokens.mean()), per_group) * config.dp_size
+    return take if samples <= room else _full(int(take * room / samples), config)
 
 
 def fewer(take: int, tokens: IntArray, config: PlanConfig) -> int:
     """What to try next if `take` samples, or groups, of these tokens were too much."""
-    room = (config.rank_tokens or 1) * config.dp_size / max(int(tokens.sum()), 1)
+    held = int(_within_cap(tokens, config).sum())
+    room = (config.rank_tokens or 1) * config.dp_size / max(held, 1)
     less = max(1, take // tuning.CAP_STEPS_DOWN)
     return _full(min(int(take * room), take - less), config)
+
+
+def _within_cap(tokens: IntArray, config: PlanConfig) -> IntArray:
+    """What samples take of the cap: one that exceeds it takes a rank, whatever it has."""
+    return np.minimum(tokens, config.rank_tokens or 1)
 
 
 def _full(take: int, config: PlanConfig) -> int:

@@ -163,6 +163,9 @@ DECREASING_UP_TO, BY_ARRIVAL_UP_TO = 4096, 1024
 
 #: A split this close to its bound is not compared with another. Chosen by trial.
 CLOSE_TO_BOUND = 1e-3
+#: Further out than this it is compared with all packings by tokens alone, which take ten times as
+#: long as the split: nearer to the bound nine in ten gain nothing. Chosen by trial.
+WORTH_PACKINGS = 3e-3
 #: Rounds of swaps between ranks once these have micro-batches. Chosen by trial.
 RANK_ROUNDS = 48
 #: So many ranks pack their samples all at once, place after place; fewer do one after the other.
@@ -200,6 +203,10 @@ WAYS_TRIED, WAYS_TRIED_UP_TO = 3, 1024
 #: Under a token budget there is one micro-batch more if with fewer the step takes more than this.
 #: Chosen by trial.
 WORTH_A_MICRO_BATCH = 1.05
+#: Of the micro-batches that best fit needs, this share and one a rank may be more than there have
+#: to be: lower counts are tried only if they are the bound. Chosen by trial: of 2,400 batches none
+#: would have had fewer.
+BEST_FIT_OVER = 0.015
 #: Steps up to this many samples are compared with the greedy split. Chosen by trial.
 GROUPS_COMPARED_UP_TO = 1024
 

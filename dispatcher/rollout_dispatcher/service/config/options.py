@@ -107,7 +107,7 @@ class ServeConfig(BaseModel):
     """where ranks wait for each other: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
     rank_tokens: Positive | None = None
     """most tokens of a step on one DP rank, as they are padded; the step is smaller where need be;
-    what exceeds it alone, and a step that is planned again for other ranks, goes all the same"""
+    what exceeds it by itself has a rank to itself, and a step that is planned again goes whole"""
     pipeline_stages: Positive = 1
     """pipeline stages of a model replica: a DP rank's largest micro-batch then counts once more for
     each stage beyond the first, as every stage waits for it while the pipeline fills and drains"""

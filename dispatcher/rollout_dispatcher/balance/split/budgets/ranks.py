@@ -58,7 +58,7 @@ def pack_ranks(
             found += ranks.by_samples()
     elif fewest == M:
         found += [ranks.by_bins(each) for each in bins]
-    if not ranks.close(found):
+    if not ranks.close(found, tuning.WORTH_PACKINGS):
         found += ranks.by_packings(s, came)
     return min(found, key=ranks.time), M
 
@@ -74,9 +74,9 @@ class _Ranks:
         #: With the empty slot that swaps use.
         self.costs, self.tokens = np.append(x, 0.0), np.append(t, 0)
 
-    def close(self, found: list[Labels]) -> bool:
+    def close(self, found: list[Labels], enough: float = tuning.CLOSE_TO_BOUND) -> bool:
         """Whether one of these is so near to the bound that nothing else need be tried."""
-        return min(map(self.time, found)) <= self.bound * (1 + tuning.CLOSE_TO_BOUND)
+        return min(map(self.time, found)) <= self.bound * (1 + enough)
 
     def time(self, labels: Labels) -> float:
         """The largest rank's sum."""

@@ -12,11 +12,14 @@ micro-batches of 2, groups of 3, 3 and 2 samples: the third fits nowhere, so the
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.best_fit import best_fit
+from rollout_dispatcher.balance.split.budgets.fewest import num_bins
 from rollout_dispatcher.balance.split.groups.alike import layers_of, make_alike
 from rollout_dispatcher.balance.split.groups.assign import (
     Groups,
@@ -101,6 +104,18 @@ class _Task:
             M = fewest_micro_batches(self.batch.tokens, config.dp_size, self.cap)
         return config.micro_batches(max(M, -(-int(self.groups.weight.max()) // self.cap)))
 
+    def counts(self, least: int) -> Iterator[int]:
+        """Micro-batches of a rank to try under a token budget: the least, then what is likely.
+
+        Hardly any way finds room for the whole batch in many fewer than best fit needs.
+        """
+        yield least
+        falling = -np.sort(-self.weight)
+        bins = num_bins(best_fit(falling, np.full(len(falling), self.cap), self.cap))
+        likely = -(-int(bins * (1 - tuning.BEST_FIT_OVER)) // self.config.dp_size) - 1
+        multiple = self.config.micro_batch_multiple
+        yield from count(max(least + multiple, self.config.micro_batches(likely)), multiple)
+
     def ranks(self, ways: Iterable[IntArray]) -> list[Ranks]:
         """Samples of the ranks, for each way to share groups out."""
         R = self.config.dp_size
@@ -174,10 +189,11 @@ def _by_tokens(task: _Task) -> Parts:
     Example: four micro-batches hold what the best way gives each rank; three hold it if ranks have
     the same tokens. These will do if the step takes not much longer.
     """
-    M, R = task.fewest(), task.config.dp_size
+    R = task.config.dp_size
     free = task.ranks(assignments(task.groups, R, len(task.batch) * task.cap))
-    enough = tuning.WORTH_A_MICRO_BATCH * min(task.estimate(ranks, M) for ranks in free)
-    while True:
+    least = task.fewest()
+    enough = tuning.WORTH_A_MICRO_BATCH * min(task.estimate(ranks, least) for ranks in free)
+    for M in task.counts(least):
         cap = M * task.cap
         found = task.best([ranks for ranks in free if ranks.heaviest <= cap], M)
         if found is not None:
@@ -187,7 +203,7 @@ def _by_tokens(task: _Task) -> Parts:
             found = task.best(worth, M)
             if found is not None and task.time(found) <= enough:
                 return found
-        M += task.config.micro_batch_multiple
+    raise AssertionError("some count holds whatever ranks have")
 
 
 def _by_padded_tokens(task: _Task) -> Parts:
