@@ -3,9 +3,9 @@
 Invariant: every index is in one bin; a bin holds at most `budget` tokens, or a single sample (or
 group) that alone exceeds it; no bin is empty unless there are fewer samples than bins.
 
-The best fit (fits.py) says how many bins are enough, and a few less are tried. Into that many bins
-items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the budget level
-each, and the one whose dearest bin is cheapest wins.
+Best fit and first fit (fewest.py) say how many bins are enough, and a few less are tried. Into that
+many bins items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the
+budget level each, and the one whose dearest bin is cheapest wins.
 
 Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
 """
