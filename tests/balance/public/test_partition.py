@@ -95,7 +95,8 @@ def test_lists_arrays_and_tensors_are_split_alike(make: Any) -> None:
         ([], 2, "0 items cannot fill 2 parts"),
         ([1], 2, "1 items cannot fill 2 parts"),
         ([1, 2, 3], 2, "3 items do not split into 2 parts of equal size"),
-        ([1, 2], 0, "0 parts were asked for"),
+        ([1, 2], 0, "k is 0; it must be at least 1"),
+        ([1, 2], 2.0, "k is 2.0; it must be a whole number"),
         ([1, float("nan")], 2, "costs must be finite, and number 1 is nan"),
         ([float("inf"), 1], 2, "costs must be finite, and number 0 is inf"),
         ([1, -2], 2, "costs must not be negative, and number 1 is -2"),
@@ -105,7 +106,7 @@ def test_lists_arrays_and_tensors_are_split_alike(make: Any) -> None:
     ],
 )
 def test_what_cannot_be_split_is_said_in_one_error(
-    costs: Any, k: int, said: str, kind: type[Exception]
+    costs: Any, k: Any, said: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind, match=said):
         balanced_partition(costs, k, equal_size=True)

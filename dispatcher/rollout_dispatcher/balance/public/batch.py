@@ -54,7 +54,8 @@ def _lengths(mapping: Mapping[str, Any], lengths: Any) -> IntArray:
     if lengths is not None:
         return as_lengths(lengths)
     if "attention_mask" in mapping and not _is_jagged(mapping["attention_mask"]):
-        return as_lengths(mapping["attention_mask"].sum(-1))
+        mask = mapping["attention_mask"]
+        return as_lengths(mask.sum(-1) if hasattr(mask, "sum") else [sum(row) for row in mask])
     if "input_ids" in mapping and _is_jagged(mapping["input_ids"]):
         return as_lengths([len(row) for row in mapping["input_ids"].unbind()])
     raise UnequalPartitions(

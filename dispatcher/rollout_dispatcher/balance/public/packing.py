@@ -20,6 +20,7 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.balance.public.arguments import (
     at_least,
+    check_groups,
     check_longest,
     costs_of,
     oversize_option,
@@ -68,8 +69,8 @@ def pack(
     """Indices of `lengths` in bins of at most `budget` tokens: few bins first, then even ones.
 
     lengths: tokens of each sample (0 counts as 1): a list, an array or a tensor. cost: work of a
-    length, what bins are even in; by default quadratic. groups: one name a sample; samples of one
-    name share a bin.
+    length, what bins are even in; by default quadratic. groups: one name a sample (None: in no
+    group); samples of one name share a bin.
     multiple, minimum: the number of bins is a multiple of the one and at least the other; with more
     bins than samples (or groups) the last ones are empty, fillers. pad_to: a sample takes as many
     tokens as the next multiple of it. oversize: a sample (or group) above the budget is an `error`
@@ -77,7 +78,8 @@ def pack(
     (`ends-small`), where a pipeline fills and drains. Indices in a bin ascend; without lengths
     there are no bins but for `minimum`.
 
-    Raises SampleTooLong, and UnequalPartitions for arguments that cannot be (both ValueErrors).
+    Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
+    ValueErrors).
     """
     at_least(1, budget=budget, multiple=multiple, pad_to=pad_to)
     at_least(0, minimum=minimum)
@@ -91,23 +93,13 @@ def pack(
     s = np.bincount(item, weights=tokens).astype(np.int64)
     if not alone:
         check_longest(tokens, budget)
-        _check_groups(item, s, budget)
+        check_groups(item, tokens, budget)
     falling = np.lexsort((-x, -s))
     labels = np.empty(len(s), dtype=np.int64)
     items = _Items(x[falling], s[falling], falling)
     labels[falling], bins = _packed(items, budget, minimum, multiple)
     found = by_falling_sum(labels[item], costs, bins)
     return found if order == PEAK_FIRST else found[::2][::-1] + found[1::2]
-
-
-def _check_groups(item: IntArray, s: IntArray, budget: int) -> None:
-    over = np.flatnonzero(s > budget)
-    if len(over):
-        first = int(np.flatnonzero(item == over[0])[0])
-        raise UnequalPartitions(
-            f"the group of sample {first} has {s[over[0]]} tokens, a bin has room for {budget}; "
-            "raise the budget, or pass oversize='alone'"
-        )
 
 
 def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:

@@ -20,6 +20,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.numbers import as_costs
+from rollout_dispatcher.balance.public.arguments import at_least
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
 from rollout_dispatcher.balance.split.packing import members
@@ -47,8 +48,7 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
 
 def check_parts(n: int, k: int, equal_size: bool) -> None:
     """Raise UnequalPartitions where n items do not make k parts, none of them empty."""
-    if k < 1:
-        raise UnequalPartitions(f"{k} parts were asked for; at least one is needed")
+    at_least(1, k=k)
     if n < k:
         raise UnequalPartitions(f"{n} items cannot fill {k} parts; use fewer parts")
     if equal_size and n % k:
