@@ -129,3 +129,13 @@ else:
             if more:
                 lengths = [len(row) for row in chunks[0]["input_ids"].unbind()]
                 assert lengths == [7, 1]
+
+    def test_a_jagged_tensor_may_be_in_a_tensordict_within() -> None:
+        from tensordict import TensorDict  # noqa: PLC0415
+
+        inner = TensorDict({"input_ids": jagged()}, batch_size=[4])
+        mapping = TensorDict({"row": torch.arange(4), "inner": inner}, batch_size=[4])
+        chunks, _ = balance_batch(mapping, 2, lengths=ROWS, equal_size=True)
+        for chunk in chunks:
+            rows = chunk["inner"]["input_ids"].unbind()
+            assert [len(row) for row in rows] == [ROWS[row] for row in chunk["row"]]
