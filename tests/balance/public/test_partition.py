@@ -71,6 +71,12 @@ def test_of_heavy_tails_it_loses_less_than_a_hundredth_where_that_can_be(
     assert found <= 1.01 * rank_bound(-np.sort(-costs), k, n // k if equal_size else None)
 
 
+@pytest.mark.parametrize("costs", [[0] * 9, [5, 5, 0, 0, 0, 0, 0, 0, 0], [9, 4, 5] + [0] * 6])
+def test_what_costs_nothing_is_spread_over_all_parts(costs: list[int]) -> None:
+    parts = balanced_partition(costs, 3, equal_size=False)
+    assert [len(part) for part in parts] == [3, 3, 3]
+
+
 @pytest.mark.parametrize(
     "make",
     [
