@@ -56,18 +56,18 @@ def at_least(least: int, **counts: SupportsIndex) -> None:
             raise UnequalPartitions(f"{name} is {number}; it must be at most {_MOST}")
 
 
-def option(kind: type[_Option], value: str, *allowed: _Option) -> _Option:
-    """The member of an enumeration that a text names; only some where `allowed` says so."""
+def option(name: str, value: str, kind: type[_Option], *allowed: _Option) -> _Option:
+    """The member of an enumeration that argument `name` has; only some where `allowed` says so."""
     choices = allowed or tuple(kind)
     if value not in [str(choice) for choice in choices]:
         named = " or ".join(f"'{choice}'" for choice in choices)
-        raise UnequalPartitions(f"{value!r} is not known here; use {named}")
+        raise UnequalPartitions(f"{name} is {value!r}; use {named}")
     return kind(value)
 
 
 def oversize_option(value: str) -> Oversize:
     """Samples above the budget are an error or go alone; what is dropped, the caller leaves out."""
-    return option(Oversize, value, Oversize.ERROR, Oversize.ALONE)
+    return option("oversize", value, Oversize, Oversize.ERROR, Oversize.ALONE)
 
 
 def check_longest(tokens: IntArray, budget: int) -> None:

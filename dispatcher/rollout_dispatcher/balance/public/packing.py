@@ -23,6 +23,7 @@ from rollout_dispatcher.balance.public.arguments import (
     check_groups,
     check_longest,
     costs_of,
+    option,
     oversize_option,
 )
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty, labels_of
@@ -35,11 +36,14 @@ from rollout_dispatcher.balance.split.budgets.fewest import (
 )
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.packing import level_columns
-from rollout_dispatcher.errors import UnequalPartitions
-from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Oversize, round_up
-
-#: In which order a rank trains on its bins.
-PEAK_FIRST, ENDS_SMALL = "peak-first", "ends-small"
+from rollout_dispatcher.plan import (
+    CostModel,
+    FloatArray,
+    IntArray,
+    MicroBatchOrder,
+    Oversize,
+    round_up,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def pack(
     minimum: int = 0,
     pad_to: int = 1,
     oversize: str = Oversize.ERROR,
-    order: str = PEAK_FIRST,
+    order: str = MicroBatchOrder.PEAK_FIRST,
 ) -> list[list[int]]:
     """Indices of `lengths` in bins of at most `budget` tokens: few bins first, then even ones.
 
@@ -83,8 +87,8 @@ def pack(
     """
     at_least(1, budget=budget, multiple=multiple, pad_to=pad_to)
     at_least(0, minimum=minimum)
-    if order not in (PEAK_FIRST, ENDS_SMALL):
-        raise UnequalPartitions(f"order {order!r} is neither {PEAK_FIRST!r} nor {ENDS_SMALL!r}")
+    peak_first, ends_small = MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL
+    turns = option("order", order, MicroBatchOrder, peak_first, ends_small)
     alone = oversize_option(oversize) is Oversize.ALONE
     tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
     costs, n = costs_of(tokens, cost), len(tokens)
@@ -99,7 +103,7 @@ def pack(
     items = _Items(x[falling], s[falling], falling)
     labels[falling], bins = _packed(items, budget, minimum, multiple)
     found = by_falling_sum(labels[item], costs, bins)
-    return found if order == PEAK_FIRST else found[::2][::-1] + found[1::2]
+    return found if turns is peak_first else found[::2][::-1] + found[1::2]
 
 
 def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:

@@ -75,7 +75,7 @@ def plan_step(
     if not n:
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
     within = [kind for kind in Grouping if kind not in (Grouping.IGNORE, Grouping.STEP)]
-    together = option(Grouping, grouping, *within)
+    together = option("grouping", grouping, Grouping, *within)
     if micro_batch_size is not None:
         micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
@@ -86,8 +86,8 @@ def plan_step(
         cost=cost_model(cost),
         micro_batch_size=micro_batch_size,
         micro_batch_tokens=micro_batch_tokens,
-        sync=option(Sync, sync),
-        layout=option(Layout, layout),
+        sync=option("sync", sync, Sync),
+        layout=option("layout", layout, Layout),
         grouping=Grouping.IGNORE if groups is None else together,
         micro_batch_multiple=multiple,
         min_micro_batches=minimum,
