@@ -109,6 +109,16 @@ def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
     assert [f"{file}#{heading}" for file, heading in links if not leads(path, file, heading)] == []
 
 
+@pytest.mark.parametrize("path", EVERY_TEXT, ids=lambda path: path.name)
+def test_no_section_is_empty(path: Path) -> None:
+    """Merges leave such headings behind."""
+    prose = re.sub(r"^```.*?^```", "code", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in prose.splitlines() if line]
+    depths = [len(line) - len(line.lstrip("#")) for line in lines]
+    at = zip(lines, depths, [*depths[1:], 1], strict=True)
+    assert [line for line, own, following in at if 0 < following <= own] == []
+
+
 def test_a_link_to_nothing_is_noticed() -> None:
     readme = ROOT / "README.md"
     assert leads(readme, "docs/fields.md", "ragged-fields-and-text")

@@ -66,6 +66,7 @@ class PlanError(DispatcherError, ValueError):
 
 
 _LONGER_BUDGET = "raise --micro-batch-tokens, truncate the rollout, or set --oversize alone"
+_ROOM_FOR_GROUPS = "raise --micro-batch-tokens, set --oversize alone, or --groups rank"
 
 
 class SampleTooLong(PlanError):
@@ -95,11 +96,12 @@ class GroupTooLong(PlanError):
 
     code = "group-too-long"
 
-    def __init__(self, samples: int, tokens: int, budget: int) -> None:
+    def __init__(
+        self, samples: int, tokens: int, budget: int, remedy: str = _ROOM_FOR_GROUPS
+    ) -> None:
         super().__init__(
             f"a group of {samples} samples has {tokens} tokens, which exceeds the micro-batch "
-            f"budget of {budget} tokens that it has to stay in; raise --micro-batch-tokens, set "
-            "--oversize alone, or --groups rank"
+            f"budget of {budget} tokens that it has to stay in; {remedy}"
         )
         self.samples, self.tokens, self.budget = samples, tokens, budget
 

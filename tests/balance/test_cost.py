@@ -1,15 +1,18 @@
 """Claims about cost models: the FLOPs that one derives by hand, and clear refusals."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, parse_cost, tokens, transformer_cost
 from rollout_dispatcher.balance.cost.transformer import Config
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import CostModel
 
 DENSE: dict[str, object] = {
     "hidden_size": 4,
@@ -240,3 +243,10 @@ def test_a_model_config_that_is_no_json_object_is_refused() -> None:
         parse_cost("hf:x", lambda _: "[]")
     with pytest.raises(ConfigError, match="needs a reader"):
         parse_cost("hf:x")
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("cost", [tokens, Quadratic(), transformer_cost(DENSE)])
+def test_lists_arrays_and_tensors_of_lengths_have_a_cost(make: Any, cost: CostModel) -> None:
+    lengths = [9000, 120, 300]
+    assert cost(make(lengths)).tolist() == cost(np.array(lengths)).tolist()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from rollout_dispatcher.balance import pack
 from rollout_dispatcher.errors import PeerFailed
-from rollout_dispatcher.plan import CostModel, Oversize
+from rollout_dispatcher.plan import CostModel, MicroBatchOrder, Oversize
 from rollout_workers.process_group import device_of, initialised
 
 
@@ -29,7 +29,7 @@ def pack_local(
     minimum: int = 1,
     pad_to: int = 1,
     oversize: str = Oversize.ERROR,
-    order: str = "peak-first",
+    order: str = MicroBatchOrder.PEAK_FIRST,
 ) -> list[list[int]]:
     """Indices of this rank's `lengths` in micro-batches, as many as on every rank of `group`.
 

@@ -42,12 +42,20 @@ def as_plain(values: Any, what: str = "lengths") -> list[Any]:
 
 
 def as_groups(values: Any, n: int) -> IntArray:
-    """Dense group numbers, int64[n], of any hashable names, by first appearance."""
-    names = values.tolist() if hasattr(values, "tolist") else list(values)
-    if len(names) != n:
-        raise UnequalPartitions(f"{len(names)} groups for {n} lengths; name one for each sample")
+    """Dense group numbers, int64[n], of any hashable names, by first appearance; None is no name.
+
+    A sample without a name has a group of its own.
+    """
     numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+    try:
+        names = values.tolist() if hasattr(values, "tolist") else list(values)
+        known = [object() if name is None else name for name in names]
+        found = [numbers.setdefault(name, len(numbers)) for name in known]
+    except TypeError as error:
+        raise UnequalPartitions(f"groups must be one hashable name a sample: {error}") from None
+    if len(found) != n:
+        raise UnequalPartitions(f"{len(found)} groups for {n} lengths; name one for each sample")
+    return np.array(found, dtype=np.int64)
 
 
 def _checked(values: Any, what: str) -> NDArray[Any]:

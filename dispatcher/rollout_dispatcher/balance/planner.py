@@ -179,7 +179,9 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
             raise SampleTooLong(longest, budget)
         if config.grouping is Grouping.MICRO_BATCH:
             _check_groups(window, budget)
-    cost = config.cost(window.tokens)
+    cost = np.asarray(config.cost(window.tokens), dtype=np.float64)
+    if cost.shape != (n,):
+        raise PlanError(f"the cost model gave {cost.shape} costs for {n} samples; check it")
     if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) < np.inf):
         raise PlanError("the cost model gave a cost that is negative or not finite; check it")
     return cost

@@ -35,6 +35,12 @@ def test_tensors_arrays_and_lists_are_split_alike() -> None:
     assert [names[i] for i in inverse] == list("abcdef")
 
 
+def test_a_mask_may_be_lists_as_tokenizers_give_them() -> None:
+    masks = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
+    parts, _ = balance_batch({"attention_mask": masks}, 2, cost=tokens)
+    assert [sum(map(sum, part["attention_mask"])) for part in parts] == [5, 5]
+
+
 def test_one_giant_gets_a_chunk_of_its_own() -> None:
     parts, _ = balance_batch({"row": np.arange(5)}, 2, lengths=[1, 1, 9000, 1, 1])
     assert [part["row"].tolist() for part in parts] == [[2], [0, 1, 3, 4]]
@@ -123,3 +129,13 @@ else:
             if more:
                 lengths = [len(row) for row in chunks[0]["input_ids"].unbind()]
                 assert lengths == [7, 1]
+
+    def test_a_jagged_tensor_may_be_in_a_tensordict_within() -> None:
+        from tensordict import TensorDict  # noqa: PLC0415
+
+        inner = TensorDict({"input_ids": jagged()}, batch_size=[4])
+        mapping = TensorDict({"row": torch.arange(4), "inner": inner}, batch_size=[4])
+        chunks, _ = balance_batch(mapping, 2, lengths=ROWS, equal_size=True)
+        for chunk in chunks:
+            rows = chunk["inner"]["input_ids"].unbind()
+            assert [len(row) for row in rows] == [ROWS[row] for row in chunk["row"]]

@@ -76,6 +76,11 @@ def test_groups_share_a_bin(lengths: list[int], size: int) -> None:
     assert all(len(home) == 1 for home in homes.values())
 
 
+def test_a_sample_without_a_name_is_in_no_group() -> None:
+    assert pack([6, 6, 6, 6], 12, groups=["a", None, "a", None]) == [[0, 2], [1, 3]]
+    assert len(pack([6, 6, 6], 6, groups=[None] * 3)) == 3
+
+
 def test_a_sample_counts_as_many_tokens_as_it_is_padded_to() -> None:
     assert len(pack([5, 5, 5, 5], 20)) == 1
     assert len(pack([5, 5, 5, 5], 20, pad_to=8)) == 2
@@ -86,7 +91,7 @@ def test_what_is_above_the_budget_is_an_error_or_goes_alone() -> None:
         pack([3, 15, 3], 10)
     assert pack([3, 15, 3], 10, oversize="alone") == [[1], [0, 2]]
     assert pack([0, 15], 10, oversize="alone") == [[1], [0]]
-    with pytest.raises(ValueError, match="the group of sample 0 has 12 tokens"):
+    with pytest.raises(ValueError, match=r"2 samples has 12 tokens.* it is that of number 0"):
         pack([6, 1, 6], 10, groups=["a", "b", "a"])
     assert pack([6, 1, 6], 10, groups=["a", "b", "a"], oversize="alone") == [[0, 2], [1]]
 
@@ -103,10 +108,16 @@ VALID: dict[str, Any] = {"lengths": [3, 4], "budget": 10}
     ("options", "said"),
     [
         ({"budget": 0}, "budget is 0; it must be at least 1"),
+        ({"budget": 10.0}, "budget is 10.0; it must be a whole number"),
+        ({"budget": 2**63}, "budget is 9223372036854775808; it must be at most"),
+        ({"multiple": None}, "multiple is None; it must be a whole number"),
         ({"multiple": 0}, "multiple is 0"),
         ({"minimum": -1}, "minimum is -1"),
-        ({"order": "sorted"}, "order 'sorted' is neither"),
-        ({"oversize": "drop"}, "use 'error' or 'alone'"),
+        ({"order": "sorted"}, "order is 'sorted'; use 'peak-first' or 'ends-small'"),
+        ({"oversize": "drop"}, "oversize is 'drop'; use 'error' or 'alone'"),
+        ({"groups": 5}, "groups must be one hashable name a sample"),
+        ({"groups": [[1], [2]]}, "groups must be one hashable name a sample"),
+        ({"cost": 3}, "cost is 3; it must be a function of lengths"),
         ({"groups": ["a"]}, "1 groups for 2 lengths"),
         ({"cost": "cubic"}, "unknown cost model 'cubic'"),
         ({"lengths": [1, 2.5]}, "must be whole numbers, and number 1 is 2.5"),

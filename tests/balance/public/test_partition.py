@@ -71,6 +71,12 @@ def test_of_heavy_tails_it_loses_less_than_a_hundredth_where_that_can_be(
     assert found <= 1.01 * rank_bound(-np.sort(-costs), k, n // k if equal_size else None)
 
 
+@pytest.mark.parametrize("costs", [[0] * 9, [5, 5, 0, 0, 0, 0, 0, 0, 0], [9, 4, 5] + [0] * 6])
+def test_what_costs_nothing_is_spread_over_all_parts(costs: list[int]) -> None:
+    parts = balanced_partition(costs, 3, equal_size=False)
+    assert [len(part) for part in parts] == [3, 3, 3]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -95,7 +101,8 @@ def test_lists_arrays_and_tensors_are_split_alike(make: Any) -> None:
         ([], 2, "0 items cannot fill 2 parts"),
         ([1], 2, "1 items cannot fill 2 parts"),
         ([1, 2, 3], 2, "3 items do not split into 2 parts of equal size"),
-        ([1, 2], 0, "0 parts were asked for"),
+        ([1, 2], 0, "k is 0; it must be at least 1"),
+        ([1, 2], 2.0, "k is 2.0; it must be a whole number"),
         ([1, float("nan")], 2, "costs must be finite, and number 1 is nan"),
         ([float("inf"), 1], 2, "costs must be finite, and number 0 is inf"),
         ([1, -2], 2, "costs must not be negative, and number 1 is -2"),
@@ -105,7 +112,7 @@ def test_lists_arrays_and_tensors_are_split_alike(make: Any) -> None:
     ],
 )
 def test_what_cannot_be_split_is_said_in_one_error(
-    costs: Any, k: int, said: str, kind: type[Exception]
+    costs: Any, k: Any, said: str, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind, match=said):
         balanced_partition(costs, k, equal_size=True)

@@ -72,6 +72,12 @@ def test_with_fewer_samples_than_micro_batches_the_rest_are_fillers() -> None:
     assert plan_step([7, 5, 6], dp_size=4, micro_batch_size=2) == [[[0]], [[2]], [[1]], [[]]]
 
 
+def test_a_micro_batch_size_beyond_all_samples_takes_no_more_room() -> None:
+    lengths = list(range(1, 9))
+    most = plan_step(lengths, dp_size=2, micro_batch_size=8)
+    assert plan_step(lengths, dp_size=2, micro_batch_size=10**12) == most
+
+
 def test_padding_to_a_multiple_counts_in_the_budget() -> None:
     assert len(plan_step([5] * 8, dp_size=2, micro_batch_tokens=20)[0]) == 1
     assert len(plan_step([5] * 8, dp_size=2, micro_batch_tokens=20, pad_to=8)[0]) == 2
@@ -90,6 +96,16 @@ def test_lists_arrays_and_tensors_are_planned_alike(make: Any) -> None:
     assert found == plan_step([8, 7, 6, 5, 4, 3], dp_size=2, micro_batch_tokens=10, cost="tokens")
 
 
+@pytest.mark.parametrize("limit", [{"micro_batch_size": 2}, {"micro_batch_tokens": 17_000}])
+@pytest.mark.parametrize("give", [list, torch.tensor, np.array])
+def test_a_cost_may_be_whole_numbers_in_a_list_an_array_or_a_tensor(give: Any, limit: Any) -> None:
+    lengths = [9000, 120, 300, 8000, 450, 130, 7000, 200]
+    for sync in Sync:
+        found = plan_step(lengths, dp_size=2, sync=sync, cost=lambda s: give(s * s), **limit)
+        squares = Quadratic(1.0, 0.0, 0.0)
+        assert found == plan_step(lengths, dp_size=2, sync=sync, cost=squares, **limit)
+
+
 VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
 
 
@@ -104,9 +120,19 @@ VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
         ({"dp_size": 0}, "dp_size is 0; it must be at least 1"),
         ({"micro_batch_tokens": None}, "neither is set"),
         ({"micro_batch_size": 2}, "both are set"),
-        ({"micro_batch_tokens": 0}, "0"),
-        ({"sync": "never"}, "use 'step' or 'micro-step'"),
-        ({"groups": ["a"], "grouping": "step"}, "'step' is not known here"),
+        ({"dp_size": None}, "dp_size is None; it must be a whole number"),
+        ({"dp_size": 2.0}, "dp_size is 2.0; it must be a whole number"),
+        ({"micro_batch_tokens": 0}, "micro_batch_tokens is 0; it must be at least 1"),
+        ({"micro_batch_tokens": 1e4}, "micro_batch_tokens is 10000.0; it must be a whole number"),
+        ({"micro_batch_tokens": 10**30}, "it must be at most"),
+        ({"micro_batch_tokens": None, "micro_batch_size": -1}, "micro_batch_size is -1"),
+        ({"groups": 5}, "groups must be one hashable name"),
+        (
+            {"lengths": [6, 6], "groups": ["a", "a"], "grouping": "micro-batch"},
+            r"a group of 2 samples has 12 tokens.* number 0: raise the budget, or pass oversize",
+        ),
+        ({"sync": "never"}, "sync is 'never'; use 'step' or 'micro-step'"),
+        ({"groups": ["a"], "grouping": "step"}, "grouping is 'step'; use 'rank' or 'micro-batch'"),
         ({"groups": ["a", "b"]}, "2 groups for 1 lengths"),
         ({"cost": lambda counts: counts * float("nan")}, "costs must be finite"),
         ({"cost": lambda counts: np.append(counts, 2.0)}, "gave 2 costs for 1 samples"),

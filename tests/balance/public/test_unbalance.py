@@ -25,6 +25,12 @@ def test_a_batch_that_does_not_divide_is_cut_as_evenly_as_it_can_be() -> None:
     assert (found["s/min"], found["s/max"], found["s/mean"]) == (8, 12, 10)
 
 
+@pytest.mark.parametrize("i", [1, -1])
+def test_an_index_of_no_length_is_an_error(i: int) -> None:
+    with pytest.raises(ValueError, match=f"index {i}, and there are 1 lengths"):
+        log_seqlen_unbalance([1], [[0], [i]], "s")
+
+
 def test_no_parts_are_an_error() -> None:
     with pytest.raises(ValueError, match="no partitions"):
         log_seqlen_unbalance([1], [], "s")

@@ -20,7 +20,7 @@ _FORMS = "use `tokens`, `quadratic:a,b,d` or `hf:/path/to/config.json`"
 
 def tokens(counts: IntArray) -> FloatArray:
     """Cost is the number of tokens: right where attention is a small part of the work."""
-    return counts.astype(np.float64)
+    return np.asarray(counts).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Quadratic:
                 )
 
     def __call__(self, counts: IntArray) -> FloatArray:
-        """Cost of samples of `counts` tokens, int64[n] to float64[n]."""
-        s = counts.astype(np.float64)
+        """Cost of samples of `counts` tokens, an array, a list or a tensor, as float64[n]."""
+        s = np.asarray(counts).astype(np.float64)
         cost: FloatArray = (self.a * s + self.b) * s + self.d
         return cost
 

@@ -45,8 +45,8 @@ class TransformerCost:
     attention: tuple[tuple[int, float], ...]
 
     def __call__(self, counts: IntArray) -> FloatArray:
-        """Forward FLOPs of samples of `counts` tokens, int64[n] to float64[n]."""
-        s = counts.astype(np.float64)
+        """Forward FLOPs of samples of `counts` tokens, an array, list or tensor, as float64[n]."""
+        s = np.asarray(counts).astype(np.float64)
         cost: FloatArray = self.per_token * s
         for window, per_pair in self.attention:
             seen = np.minimum(s, window) if window else s

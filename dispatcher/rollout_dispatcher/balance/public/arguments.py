@@ -5,25 +5,30 @@ anything is planned.
 """
 
 from enum import StrEnum
-from typing import TypeVar
+from operator import index
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
 
 from rollout_dispatcher.balance.cost.models import Quadratic, parse_cost
 from rollout_dispatcher.balance.numbers import as_costs
-from rollout_dispatcher.errors import ConfigError, SampleTooLong, UnequalPartitions
+from rollout_dispatcher.errors import ConfigError, GroupTooLong, SampleTooLong, UnequalPartitions
 from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Oversize
 
 _Option = TypeVar("_Option", bound=StrEnum)
 _REMEDY = "raise the budget, truncate the sample, or pass oversize='alone'"
+#: Counts go into arrays of int64.
+_MOST = 2**63 - 1
 
 
 def cost_model(cost: CostModel | str | None) -> CostModel:
     """As given, by its name (`tokens`, `quadratic:a,b,d`), or quadratic by default."""
     if cost is None:
         return Quadratic()
-    if not isinstance(cost, str):
+    if callable(cost):
         return cost
+    if not isinstance(cost, str):
+        raise UnequalPartitions(f"cost is {cost!r}; it must be a function of lengths, or its name")
     try:
         return parse_cost(cost)
     except ConfigError as error:
@@ -38,25 +43,31 @@ def costs_of(tokens: IntArray, cost: CostModel | str | None) -> FloatArray:
     return found
 
 
-def at_least(least: int, **counts: int | None) -> None:
-    """Each count is at least that, or left out."""
+def at_least(least: int, **counts: SupportsIndex) -> None:
+    """Each count is a whole number, at least that and of 63 bits."""
     for name, value in counts.items():
-        if value is not None and value < least:
-            raise UnequalPartitions(f"{name} is {value}; it must be at least {least}")
+        try:
+            number = index(value)
+        except TypeError:
+            raise UnequalPartitions(f"{name} is {value!r}; it must be a whole number") from None
+        if number < least:
+            raise UnequalPartitions(f"{name} is {number}; it must be at least {least}")
+        if number > _MOST:
+            raise UnequalPartitions(f"{name} is {number}; it must be at most {_MOST}")
 
 
-def option(kind: type[_Option], value: str, *allowed: _Option) -> _Option:
-    """The member of an enumeration that a text names; only some where `allowed` says so."""
+def option(name: str, value: str, kind: type[_Option], *allowed: _Option) -> _Option:
+    """The member of an enumeration that argument `name` has; only some where `allowed` says so."""
     choices = allowed or tuple(kind)
     if value not in [str(choice) for choice in choices]:
         named = " or ".join(f"'{choice}'" for choice in choices)
-        raise UnequalPartitions(f"{value!r} is not known here; use {named}")
+        raise UnequalPartitions(f"{name} is {value!r}; use {named}")
     return kind(value)
 
 
 def oversize_option(value: str) -> Oversize:
     """Samples above the budget are an error or go alone; what is dropped, the caller leaves out."""
-    return option(Oversize, value, Oversize.ERROR, Oversize.ALONE)
+    return option("oversize", value, Oversize, Oversize.ERROR, Oversize.ALONE)
 
 
 def check_longest(tokens: IntArray, budget: int) -> None:
@@ -65,3 +76,16 @@ def check_longest(tokens: IntArray, budget: int) -> None:
     if len(over):
         at = int(over[0])
         raise SampleTooLong(int(tokens[at]), budget, f"it is number {at}: {_REMEDY}")
+
+
+def check_groups(group: IntArray, tokens: IntArray, budget: int) -> None:
+    """Raise GroupTooLong for the first group that cannot be whole in any micro-batch.
+
+    group: dense group number of each sample.
+    """
+    held = np.bincount(group, weights=tokens)
+    over = np.flatnonzero(held > budget)
+    if len(over):
+        members = np.flatnonzero(group == over[0])
+        remedy = f"it is that of number {members[0]}: raise the budget, or pass oversize='alone'"
+        raise GroupTooLong(len(members), int(held[over[0]]), budget, remedy)

@@ -54,7 +54,8 @@ def _lengths(mapping: Mapping[str, Any], lengths: Any) -> IntArray:
     if lengths is not None:
         return as_lengths(lengths)
     if "attention_mask" in mapping and not _is_jagged(mapping["attention_mask"]):
-        return as_lengths(mapping["attention_mask"].sum(-1))
+        mask = mapping["attention_mask"]
+        return as_lengths(mask.sum(-1) if hasattr(mask, "sum") else [sum(row) for row in mask])
     if "input_ids" in mapping and _is_jagged(mapping["input_ids"]):
         return as_lengths([len(row) for row in mapping["input_ids"].unbind()])
     raise UnequalPartitions(
@@ -90,10 +91,18 @@ def _is_jagged(value: Any) -> bool:
     return bool(getattr(value, "is_nested", False))
 
 
+def _has_jagged(mapping: Mapping[str, Any]) -> bool:
+    """Whether there is a jagged tensor in it, or in a mapping within."""
+    return any(
+        _has_jagged(value) if isinstance(value, Mapping) else _is_jagged(value)
+        for value in mapping.values()
+    )
+
+
 def _chunk(mapping: Any, part: list[int], meta: set[str]) -> Any:
     """These rows of every value, in a mapping of the same kind."""
     is_tensordict = isinstance(getattr(mapping, "batch_size", None), tuple)
-    if is_tensordict and not any(_is_jagged(value) for value in mapping.values()):
+    if is_tensordict and not _has_jagged(mapping):
         return mapping[part]
     found = {
         name: value if name in meta else _rows(value, part, meta) for name, value in mapping.items()

@@ -3,9 +3,9 @@
 Invariant: every index is in one bin; a bin holds at most `budget` tokens, or a single sample (or
 group) that alone exceeds it; no bin is empty unless there are fewer samples than bins.
 
-The best fit (fits.py) says how many bins are enough, and a few less are tried. Into that many bins
-items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the budget level
-each, and the one whose dearest bin is cheapest wins.
+Best fit and first fit (fewest.py) say how many bins are enough, and a few less are tried. Into that
+many bins items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the
+budget level each, and the one whose dearest bin is cheapest wins.
 
 Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
 """
@@ -20,8 +20,10 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.balance.public.arguments import (
     at_least,
+    check_groups,
     check_longest,
     costs_of,
+    option,
     oversize_option,
 )
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty, labels_of
@@ -34,11 +36,14 @@ from rollout_dispatcher.balance.split.budgets.fewest import (
 )
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.packing import level_columns
-from rollout_dispatcher.errors import UnequalPartitions
-from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Oversize, round_up
-
-#: In which order a rank trains on its bins.
-PEAK_FIRST, ENDS_SMALL = "peak-first", "ends-small"
+from rollout_dispatcher.plan import (
+    CostModel,
+    FloatArray,
+    IntArray,
+    MicroBatchOrder,
+    Oversize,
+    round_up,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,13 @@ def pack(
     minimum: int = 0,
     pad_to: int = 1,
     oversize: str = Oversize.ERROR,
-    order: str = PEAK_FIRST,
+    order: str = MicroBatchOrder.PEAK_FIRST,
 ) -> list[list[int]]:
     """Indices of `lengths` in bins of at most `budget` tokens: few bins first, then even ones.
 
     lengths: tokens of each sample (0 counts as 1): a list, an array or a tensor. cost: work of a
-    length, what bins are even in; by default quadratic. groups: one name a sample; samples of one
-    name share a bin.
+    length, what bins are even in; by default quadratic. groups: one name a sample (None: in no
+    group); samples of one name share a bin.
     multiple, minimum: the number of bins is a multiple of the one and at least the other; with more
     bins than samples (or groups) the last ones are empty, fillers. pad_to: a sample takes as many
     tokens as the next multiple of it. oversize: a sample (or group) above the budget is an `error`
@@ -77,12 +82,13 @@ def pack(
     (`ends-small`), where a pipeline fills and drains. Indices in a bin ascend; without lengths
     there are no bins but for `minimum`.
 
-    Raises SampleTooLong, and UnequalPartitions for arguments that cannot be (both ValueErrors).
+    Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
+    ValueErrors).
     """
     at_least(1, budget=budget, multiple=multiple, pad_to=pad_to)
     at_least(0, minimum=minimum)
-    if order not in (PEAK_FIRST, ENDS_SMALL):
-        raise UnequalPartitions(f"order {order!r} is neither {PEAK_FIRST!r} nor {ENDS_SMALL!r}")
+    peak_first, ends_small = MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL
+    turns = option("order", order, MicroBatchOrder, peak_first, ends_small)
     alone = oversize_option(oversize) is Oversize.ALONE
     tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
     costs, n = costs_of(tokens, cost), len(tokens)
@@ -91,23 +97,13 @@ def pack(
     s = np.bincount(item, weights=tokens).astype(np.int64)
     if not alone:
         check_longest(tokens, budget)
-        _check_groups(item, s, budget)
+        check_groups(item, tokens, budget)
     falling = np.lexsort((-x, -s))
     labels = np.empty(len(s), dtype=np.int64)
     items = _Items(x[falling], s[falling], falling)
     labels[falling], bins = _packed(items, budget, minimum, multiple)
     found = by_falling_sum(labels[item], costs, bins)
-    return found if order == PEAK_FIRST else found[::2][::-1] + found[1::2]
-
-
-def _check_groups(item: IntArray, s: IntArray, budget: int) -> None:
-    over = np.flatnonzero(s > budget)
-    if len(over):
-        first = int(np.flatnonzero(item == over[0])[0])
-        raise UnequalPartitions(
-            f"the group of sample {first} has {s[over[0]]} tokens, a bin has room for {budget}; "
-            "raise the budget, or pass oversize='alone'"
-        )
+    return found if turns is peak_first else found[::2][::-1] + found[1::2]
 
 
 def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:

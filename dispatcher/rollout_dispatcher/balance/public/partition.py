@@ -13,6 +13,7 @@ with 6 and 7 swapped that is 8 7 | 6 5 4, 15 each.
 """
 
 from collections.abc import Iterator
+from heapq import heapreplace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.numbers import as_costs
+from rollout_dispatcher.balance.public.arguments import at_least
 from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
 from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
 from rollout_dispatcher.balance.split.packing import members
@@ -32,7 +34,8 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     """Indices of `costs` in k parts whose sums are as equal as can be; the largest sum first.
 
     costs: one number an item, in any unit: a list, an array or a tensor. With `equal_size` all
-    parts have as many items, otherwise at least one. Indices in a part ascend. Raises
+    parts have as many items, otherwise at least one; items that cost nothing are spread so that
+    parts are alike in number. Indices in a part ascend. Raises
     UnequalPartitions (a ValueError, and an AssertionError) if there are fewer items than parts, if
     equal sizes cannot be, and for a cost that is negative or not finite.
     """
@@ -41,14 +44,13 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     order = np.argsort(-given, kind="stable")
     x = given[order]
     labels = np.empty(len(x), dtype=np.int64)
-    labels[order] = _best(x, k, equal_size)
+    labels[order] = _best(x, k, equal_size) if equal_size else _of_any_size(x, k)
     return by_falling_sum(labels, given, k)
 
 
 def check_parts(n: int, k: int, equal_size: bool) -> None:
     """Raise UnequalPartitions where n items do not make k parts, none of them empty."""
-    if k < 1:
-        raise UnequalPartitions(f"{k} parts were asked for; at least one is needed")
+    at_least(1, k=k)
     if n < k:
         raise UnequalPartitions(f"{n} items cannot fill {k} parts; use fewer parts")
     if equal_size and n % k:
@@ -87,6 +89,20 @@ def fill_empty(labels: IntArray, k: int) -> IntArray:
         counts[fullest] -= 1
         counts[empty] = 1
     return labels
+
+
+def _of_any_size(x: FloatArray, k: int) -> IntArray:
+    """Part of each of falling `x`; what costs nothing goes to whichever part has fewest."""
+    worth = int(np.count_nonzero(x))
+    labels = _best(x[:worth], k, equal_size=False) if worth > k else np.arange(worth)
+    counts = np.bincount(labels, minlength=k).tolist()
+    fewest = sorted(zip(counts, range(k), strict=True))
+    rest = []
+    for _ in range(worth, len(x)):
+        count, part = fewest[0]
+        heapreplace(fewest, (count + 1, part))
+        rest.append(part)
+    return np.append(labels, np.array(rest, dtype=np.int64))
 
 
 def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:

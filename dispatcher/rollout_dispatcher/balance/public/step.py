@@ -12,6 +12,7 @@ from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.balance.public.arguments import (
     at_least,
+    check_groups,
     check_longest,
     cost_model,
     costs_of,
@@ -54,24 +55,29 @@ def plan_step(
     lengths: tokens of each sample (0 counts as 1): a list, an array or a tensor. Exactly one of
     micro_batch_size (samples, at most) and micro_batch_tokens (a budget) is given. sync: ranks
     wait for each other at every `micro-step` (FSDP, ZeRO-3), or once a `step`. layout: `packed`, or
-    `padded` to the longest of a micro-batch. groups: one name a sample; samples of one name share
-    what `grouping` says. multiple, minimum: the number of micro-batches is a multiple of the one
-    (virtual pipeline) and at least the other. cost: work of a length; by default quadratic. pad_to:
-    a sample takes as many tokens as the next multiple of it. oversize: a sample above the budget is
-    an `error` or goes `alone`.
+    `padded` to the longest of a micro-batch. groups: one name a sample (None: in no group); samples
+    of one name share what `grouping` says, a `rank` or a `micro-batch`. multiple, minimum: the
+    number of micro-batches is a multiple of the one (virtual pipeline) and at least the other.
+    cost: work of a length; by default quadratic. pad_to: a sample takes as many tokens as the next
+    multiple of it. oversize: a sample above the budget is an `error` or goes `alone`.
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or, with groups, than those of one rank): its rank has to take part with
-    something that weighs nothing. Raises SampleTooLong, and UnequalPartitions for
-    no lengths at all and for arguments that cannot be (both ValueErrors).
+    something that weighs nothing. Raises SampleTooLong, GroupTooLong, PlanError for a group of more
+    samples than a micro-batch has, and UnequalPartitions for no lengths at all and for arguments
+    that cannot be (all ValueErrors).
     """
     at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to)
+    limits = {"micro_batch_size": micro_batch_size, "micro_batch_tokens": micro_batch_tokens}
+    at_least(1, **{name: limit for name, limit in limits.items() if limit is not None})
     tokens = np.maximum(as_lengths(lengths), 1)
     n = len(tokens)
     if not n:
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
     within = [kind for kind in Grouping if kind not in (Grouping.IGNORE, Grouping.STEP)]
-    together = option(Grouping, grouping, *within)
+    together = option("grouping", grouping, Grouping, *within)
+    if micro_batch_size is not None:
+        micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
     micro_steps = round_up(max(-(-n // per_micro_step), minimum), multiple)
     config = PlanConfig(
@@ -80,8 +86,8 @@ def plan_step(
         cost=cost_model(cost),
         micro_batch_size=micro_batch_size,
         micro_batch_tokens=micro_batch_tokens,
-        sync=option(Sync, sync),
-        layout=option(Layout, layout),
+        sync=option("sync", sync, Sync),
+        layout=option("layout", layout, Layout),
         grouping=Grouping.IGNORE if groups is None else together,
         micro_batch_multiple=multiple,
         min_micro_batches=minimum,
@@ -97,6 +103,8 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list
     costs_of(computed, config.cost)
     if config.micro_batch_tokens is not None and config.oversize is not Oversize.ALONE:
         check_longest(computed, config.micro_batch_tokens)
+        if config.grouping is Grouping.MICRO_BATCH:
+            check_groups(group, computed, config.micro_batch_tokens)
     _validate(config)
     n = len(tokens)
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))

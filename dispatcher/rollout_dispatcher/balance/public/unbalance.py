@@ -5,7 +5,7 @@ Invariant: for a batch that divides by the number of parts the figures are those
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from rollout_dispatcher.balance.numbers import as_plain
@@ -21,11 +21,17 @@ def log_seqlen_unbalance(
     `get_seqlen_balanced_partitions` give them. Returns, each with `prefix/` before it: `min`, `max`
     and `minmax_diff` of the parts that the batch falls into if it is cut in order, `balanced_min`
     and `balanced_max` of `partitions`, and the `mean` of both. It returns and logs nothing itself:
-    trainers update their metrics with it. Raises UnequalPartitions if there are no parts.
+    trainers update their metrics with it. Raises UnequalPartitions if there are no parts, or
+    an index is none of a length's.
     """
     lengths, k = as_plain(seqlen_list), len(partitions)
     if not k:
         raise UnequalPartitions("there are no partitions to describe")
+    for i in chain.from_iterable(partitions):
+        if not 0 <= i < len(lengths):
+            raise UnequalPartitions(
+                f"a partition has index {i}, and there are {len(lengths)} lengths"
+            )
     cuts = [len(lengths) * i // k for i in range(k + 1)]
     before = [sum(lengths[a:b]) for a, b in pairwise(cuts)]
     after = [sum(lengths[i] for i in part) for part in partitions]
