@@ -226,3 +226,16 @@ def test_a_window_makes_padded_micro_batches_shorter(sync: Sync) -> None:
         return spent / work
 
     assert time(96) < time(64)
+
+
+@pytest.mark.parametrize(("n", "budget"), [(512, 14_000), (1024, 20_000)])
+def test_many_micro_batches_of_a_single_rank_are_those_of_ranks_that_meet_once_a_step(
+    n: int, budget: int
+) -> None:
+    """It waits for nobody, and to compare where each might begin takes a second."""
+    lengths = np.random.default_rng(5).lognormal(7, 0.8, n)
+    s = np.sort(np.clip(lengths, 1, 14_000).astype(np.int64))[::-1].copy()
+    x = Quadratic()(s)
+    once, each = (padded_runs(x, s, 1, budget, per_step=per_step) for per_step in (True, False))
+    assert once.M > tuning.EXCHANGED_ALONE_UP_TO
+    assert once.starts.tolist() == each.starts.tolist()

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
 from rollout_dispatcher.core.planning.requests import request_plan
 from rollout_dispatcher.core.planning.trigger import Go, Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.plan import Plan, PlanConfig
+from rollout_dispatcher.plan import Grouping, Plan, PlanConfig
 from rollout_dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
 from tests.support.samples import make_sample
 
@@ -61,4 +63,22 @@ def test_an_open_step_keeps_its_samples_whatever_its_ranks_may_have() -> None:
     step = OpenStep(0, (rest[:8], rest[8:]), "digest", 0.0)
     again = ReplanWanted(step, order.entries, order.window, 1)
     assert sorted(planner.plan(again).chosen.tolist()) == list(range(16))
+    planner.close()
+
+
+@pytest.mark.parametrize("limit", [{"micro_batch_size": 4}, {"micro_batch_tokens": 8}])
+def test_an_open_step_of_groups_too_large_for_a_micro_batch_of_now_is_planned_again(
+    limit: dict[str, Any],
+) -> None:
+    """An earlier process planned it: with larger ones, or under another `--groups`."""
+    config = PlanConfig(2, 16, cost=Quadratic(), grouping=Grouping.MICRO_BATCH, **limit)
+    planner = Planner(config, Histogram("plan", "Seconds.", registry=None), time.monotonic)
+    order = wanted(16)
+    window = replace(order.window, group=np.arange(16) // 8)
+    rest = tuple((entry,) for entry in order.entries)
+    step = OpenStep(0, (rest[:8], rest[8:]), "digest", 0.0)
+    found = planner.plan(ReplanWanted(step, order.entries, window, 1))
+    (alone,) = found.micro_batches
+    assert sorted(np.concatenate(alone).tolist()) == list(range(16))
+    assert max(map(len, alone)) == (config.micro_batch_size or 8)
     planner.close()

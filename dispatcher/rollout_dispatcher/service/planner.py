@@ -9,11 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 from prometheus_client import Histogram
 
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
-from rollout_dispatcher.plan import Oversize, Plan, PlanConfig
+from rollout_dispatcher.plan import Grouping, Oversize, Plan, PlanConfig, Window
 
 #: A window of up to so many samples is planned on the event loop: that takes a millisecond or two,
 #: less than a slice of deliveries.
@@ -46,10 +47,9 @@ class Planner:
         config = self._config
         if config.dp_size != wanted.dp_size:
             config = replace(config, dp_size=wanted.dp_size)
-        if isinstance(wanted, ReplanWanted):
-            # An earlier process may have planned it under a larger token budget.
-            config = replace(config, oversize=Oversize.ALONE)
         whole = isinstance(wanted, ReplanWanted)
+        if whole:
+            config = _for_open_step(config, wanted.window)
         return plan(wanted.window, config, wanted.take, whole=whole)
 
     def plan_in_thread(
@@ -83,3 +83,17 @@ class Planner:
         for task in self._tasks:
             task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _for_open_step(config: PlanConfig, window: Window) -> PlanConfig:
+    """As an earlier process may have planned it, whose micro-batches were larger.
+
+    What exceeds the token budget goes alone, and groups of more samples than a micro-batch has stay
+    on one rank instead.
+    """
+    config, m = replace(config, oversize=Oversize.ALONE), config.micro_batch_size
+    if config.grouping is Grouping.MICRO_BATCH and m is not None:
+        largest = np.unique(window.group[window.group >= 0], return_counts=True)[1].max(initial=0)
+        if largest > m:
+            return replace(config, grouping=Grouping.RANK)
+    return config

@@ -80,6 +80,7 @@ def _climb(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
     for _ in range(tuning.CLIMBS):
         givers = order[::R][count[order[::R]] > 1]
         cheapest = np.concatenate((order[R - 1 :: R], order[max(R - 2, 0) :: R]))
+        cheapest = cheapest[:: 1 + len(givers) * len(cheapest) * runs // tuning.CLIMB_LOOKED_AT]
         near = (givers[:, None] + (-2, -1, 1, 2)) % runs
         takers = np.concatenate((np.tile(cheapest, (len(givers), 1)), near), axis=1).ravel()
         tried = np.tile(count, (len(takers) + 1, 1))  # the last one as it is

@@ -59,6 +59,7 @@ def padded_runs(
     wanted = Wanted(R, fewest, multiple, begin_cost(positive, s, budget))
     starts = level_runs(positive, most, wanted)
     M = (len(starts) - 1) // R
+    per_step |= R == 1 and M > tuning.EXCHANGED_ALONE_UP_TO  # nobody waits: what counts is the sum
     if per_step and 1 < M <= tuning.MOVED_UP_TO // R:
         starts = _least_total(starts, x, most, R, M)
     elif R * M <= tuning.EXCHANGED_UP_TO:
