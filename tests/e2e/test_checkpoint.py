@@ -22,7 +22,7 @@ from tests.e2e.harness import (
     read_diaries,
     running,
 )
-from tests.e2e.test_restart import free_address
+from tests.support.addresses import free_address
 from tests.support.server import ServeProcess
 from tests.support.torchrun import torchrun_command
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer
-from tests.e2e.test_restart import free_address
+from tests.support.addresses import free_address
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -14,17 +13,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import PATIENCE, finish, producer, running, torchrun
+from tests.support.addresses import free_port
 from tests.support.server import ServeProcess, eventually
 from tests.support.source import ROOT
 
 pytestmark = pytest.mark.e2e
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def query(port: int, expression: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import torch
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer
-from tests.e2e.test_restart import free_address
+from tests.support.addresses import free_address
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

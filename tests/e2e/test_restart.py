@@ -1,7 +1,6 @@
 """A dispatcher that is killed and started again goes on from its journal: nothing lost or twice."""
 
 import signal
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,19 +9,12 @@ import numpy as np
 import pytest
 
 from rollout_workers import RankClient, RolloutProducer
+from tests.support.addresses import free_address
 from tests.support.server import ServeProcess, eventually
 
 pytestmark = pytest.mark.e2e
 
 RANKS, SAMPLES, KILLS = 2, 400, 4
-
-
-def free_address() -> str:
-    """An address that outlives the process that listens there."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        host, port = sock.getsockname()
-        return f"{host}:{port}"
 
 
 def serve(folder: Path, address: str, sync: str = "batch") -> ServeProcess:

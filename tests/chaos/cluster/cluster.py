@@ -22,7 +22,6 @@ from tests.chaos.cluster.processes import (
     NotInTime,
     Process,
     Stalled,
-    free_address,
     mount,
     start_group,
 )
@@ -30,6 +29,7 @@ from tests.chaos.cluster.proxy import Proxy
 from tests.chaos.cluster.torchrun import start_torchrun, torch_group
 from tests.chaos.settings import MOST_RANKS, Settings
 from tests.chaos.verdict.history import History, read_producer, read_rank
+from tests.support.addresses import free_port
 from tests.support.server import series
 
 POLL_S = 0.01
@@ -42,7 +42,8 @@ class Cluster:
         self.folder, self.settings = folder, settings
         #: Where the journal is; a small file system of its own if `settings.small_disk`.
         self.disk = folder / "disk"
-        self.listen, self.http = free_address(), free_address()
+        port = free_port()
+        self.listen, self.http = ("127.0.0.1", port), ("127.0.0.1", free_port(port))
         self.proxies: dict[str, Proxy] = {}
         self.producers: list[Process] = []
         self.groups: list[Group] = []

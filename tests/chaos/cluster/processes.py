@@ -6,7 +6,6 @@ that ends when its starter does.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -151,11 +150,3 @@ def mount(folder: Path) -> None:
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", size, "none", folder], check=True, capture_output=True
     )
-
-
-def free_address() -> tuple[str, int]:
-    """An address that outlives the process that listens there."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        host, port = sock.getsockname()
-        return host, port
