@@ -56,7 +56,7 @@ def _most(batch: Batch, parts: Parts, config: PlanConfig) -> float:
 
 def _units(batch: Batch, parts: Parts) -> IntArray:
     """How many samples each rank has, or groups where these stay on one, int64[R]."""
-    sizes = parts.counts.sum(axis=1)
+    sizes: IntArray = parts.counts.sum(axis=1)
     if batch.group is None:
         return sizes
     rank_of = np.empty(int(batch.group.max()) + 1, dtype=np.int64)
