@@ -3,8 +3,8 @@
 import random
 import socket
 
-#: Below what systems give to outgoing connections (32768 on Linux, 49152 elsewhere): one of those may
-#: be taken by somebody's connection while its server is down.
+#: Below what systems give to outgoing connections (32768 on Linux, 49152 elsewhere): one of those
+#: may be taken by somebody's connection while its server is down.
 _FIRST, _LAST = 20000, 32000
 _TRIES = 100
 
