@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, plan_digest, tokens
@@ -243,6 +243,18 @@ def test_window_never_waits_longer_than_greedy_for_the_same_samples(
 
 @settings(max_examples=300)
 @given(windows(), configs())
+@example(
+    window_of([1, 1, 1, 1, 1, 1, 2, 5, 5, 6], group=[0] * 10),
+    PlanConfig(
+        dp_size=1,
+        dispatch_batch_size=3,
+        cost=tokens,
+        micro_batch_size=3,
+        layout=Layout.PADDED,
+        sync=Sync.STEP,
+        min_micro_batches=5,
+    ),
+)
 def test_nor_where_groups_stay_on_one_rank(window: Window, config: PlanConfig) -> None:
     config = replace(config, grouping=Grouping.RANK, dispatch_batch_size=len(window))
     no_longer_than_greedy(window, config)

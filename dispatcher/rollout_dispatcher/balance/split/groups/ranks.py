@@ -37,7 +37,7 @@ from rollout_dispatcher.balance.split.groups.levels import (
     runs,
 )
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
-from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
+from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.plan import (
     FloatArray,
@@ -58,7 +58,8 @@ def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig) -> Parts:
     if len(batch) > tuning.GROUPS_COMPARED_UP_TO:
         return ours
     greedy = _plain_split(task, greedily, batch.order)
-    return min((ours, greedy), key=lambda parts: (parts.num_micro_batches, task.time(parts)))
+    both = [without_fillers(batch, parts, config) for parts in (ours, greedy)]
+    return min(both, key=lambda parts: (parts.num_micro_batches, task.time(parts)))
 
 
 def split_plainly(
