@@ -45,7 +45,10 @@ class Disk:
         return to
 
     def after_kill(self, directory: Path, to: Path) -> list[tuple[Path, Path]]:
-        """What would be there if the process was killed now: files of the log and their copies."""
+        """What would be there if the process was killed now: files of the log and their copies.
+
+        The index says what is in the log, so it is copied first: somebody may go on writing both.
+        """
         shutil.copytree(directory, to)
         names = [
             path.name
@@ -53,6 +56,7 @@ class Disk:
             if path.suffix == ".segment" or path.name == "newest"
         ]
         for name in names:
+            shutil.copyfile(directory / name, to / name)
             synced = self._synced[(directory / name).stat().st_ino]
             self._synced[(to / name).stat().st_ino] = synced
         return [(directory / name, to / name) for name in names]
