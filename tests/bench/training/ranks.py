@@ -174,6 +174,7 @@ def main() -> None:
             for name, endpoint in job["rows"]
         ]
         take_turns(rows)
+        dist.barrier()  # who leaves first may end the others' last reduction with an abort
     finally:
         dist.destroy_process_group()
 
