@@ -19,6 +19,8 @@ _Count = TypeVar("_Count", int, IntArray)
 
 #: Token counts of samples, int64[n] -> estimated work, float64[n], monotone in the tokens.
 CostModel = Callable[[IntArray], FloatArray]
+#: Micro-batches that a rank may have: so many, or the next more. See `PlanConfig.micro_batches`.
+Allowed = Callable[[int], int]
 
 
 class Layout(StrEnum):
@@ -120,6 +122,11 @@ class PlanConfig:
     def micro_batches(self, needed: int) -> int:
         """Micro-batches a rank where `needed` would do: not below the minimum, and a multiple."""
         return round_up(max(needed, self.min_micro_batches), self.micro_batch_multiple)
+
+    @property
+    def pads_to_budget(self) -> bool:
+        """Whether micro-batches are padded and hold any number of samples, within the budget."""
+        return self.layout is Layout.PADDED and self.micro_batch_tokens is not None
 
     @property
     def longest_in_budget(self) -> int | None:

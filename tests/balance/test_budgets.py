@@ -78,8 +78,12 @@ def test_nobody_needs_fewer_micro_batches(
         first_fit(lengths, budget),
     )
     most = round_up(max(-(-peers // ranks), minimum), multiple)
+
+    def allowed(needed: int) -> int:
+        return round_up(max(needed, minimum), multiple)
+
     for way in (pack, pack_ranks):
-        labels, M = way(squares(s), s, ranks, budget, multiple=multiple, minimum=minimum, came=came)
+        labels, M = way(squares(s), s, ranks, budget, allowed, came=came)
         assert minimum <= M <= most
         assert M % multiple == 0
         counts = np.bincount(labels)

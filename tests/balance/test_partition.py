@@ -1,5 +1,6 @@
 """Claims about partitions, packings and bounds on their own: permutations, caps, lower bounds."""
 
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -19,7 +20,7 @@ from rollout_dispatcher.balance.split.partition import (
     step_partition,
 )
 from rollout_dispatcher.balance.split.runs import first_fit, next_fit
-from rollout_dispatcher.plan import FloatArray
+from rollout_dispatcher.plan import FloatArray, round_up
 
 COSTS = st.one_of(
     st.integers(0, 3),
@@ -169,9 +170,9 @@ def test_packing_keeps_the_budget_and_lets_what_exceeds_it_go_alone(
 ) -> None:
     x, lengths, R, budget = packing
     s = np.array(lengths)
-    labels, M = pack(x, s, R, budget, multiple)
+    labels, M = pack(x, s, R, budget, partial(round_up, multiple=multiple))
     assert M % multiple == 0
-    assert fewest_micro_batches(s, R, budget, multiple) <= M
+    assert round_up(fewest_micro_batches(s, R, budget), multiple) <= M
     assert labels.min() >= 0
     assert labels.max() < R * M
     counts = np.bincount(labels)

@@ -6,7 +6,7 @@ Invariant: a config that passes can plan every window whose samples fit its toke
 import math
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping, Layout, PlanConfig, round_up
+from rollout_dispatcher.plan import Grouping, PlanConfig, round_up
 
 
 def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
@@ -26,8 +26,7 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
         _check_divisible(config, config.micro_batch_size)
         _check_minimum(config, config.micro_batch_size)
     _check_skips(config, window_multiple)
-    padded_budget = config.layout is Layout.PADDED and config.micro_batch_tokens is not None
-    if padded_budget and config.grouping is Grouping.MICRO_BATCH:
+    if config.pads_to_budget and config.grouping is Grouping.MICRO_BATCH:
         raise ConfigError(
             "groups that stay in one micro-batch cannot share a budget of padded tokens; "
             "set micro_batch_size, or layout packed, or grouping rank"

@@ -2,7 +2,7 @@
 
 Invariant: each item is in one bin; a bin holds at most `budget` tokens, or a single item that
 alone exceeds it; the number M of bins a rank is the smallest that the ways below find, never
-more than best fit or first fit need, at least `minimum` and a multiple of `multiple`, and the
+more than best fit or first fit need, a number that is allowed, and the
 same on all ranks. Fewer micro-batches come before less waiting: M is settled first.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
@@ -26,12 +26,10 @@ from rollout_dispatcher.balance.split.budgets.fewest import (
     tight_packings,
 )
 from rollout_dispatcher.balance.split.leveling import swap_level
-from rollout_dispatcher.plan import FloatArray, IntArray, round_up
+from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
 
 
-def fewest_micro_batches(
-    s: IntArray, R: int, budget: int, multiple: int = 1, minimum: int = 1
-) -> int:
+def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
     """Bound on M: room for all tokens, and a bin for each item above half the budget."""
     longest, tokens, alone, halves = int(s.max(initial=0)), int(s.sum()), 0, 0
     if longest > budget:
@@ -40,7 +38,7 @@ def fewest_micro_batches(
     if 2 * longest > budget:
         halves = int((2 * s > budget).sum())
     bins = max(alone - (-tokens // budget), halves, 1)
-    return round_up(max(-(-bins // R), minimum), multiple)
+    return -(-bins // R)
 
 
 def pack(
@@ -48,16 +46,15 @@ def pack(
     s: IntArray,
     R: int,
     budget: int,
-    multiple: int = 1,
+    allowed: Allowed = int,
     *,
-    minimum: int = 1,
     came: IntArray | None = None,
 ) -> tuple[Labels, int]:
     """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens.
 
     came: place of each item in order of arrival, for a first fit in that order where few fit.
     """
-    found, M = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
+    found, M = fill(x, s, R, budget, allowed, came=came)
     leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
     if len(x) <= tuning.FEW_ITEMS and float(s.sum()) > tuning.FEW_FILL * R * M * budget:
         tight = [each for each in tight_packings(s, budget, came) if num_bins(each) <= R * M]
@@ -72,9 +69,8 @@ def fill(
     s: IntArray,
     R: int,
     budget: int,
+    allowed: Allowed = int,
     *,
-    multiple: int = 1,
-    minimum: int = 1,
     came: IntArray | None = None,
 ) -> tuple[list[Labels], int]:
     """The same before swaps level the columns; more than one where room is too scarce to choose.
@@ -82,24 +78,26 @@ def fill(
     M is the bound if a way below, by cost or by tokens, keeps it; else it rises, up to what best
     fit or first fit needs.
     """
-    M = fewest_micro_batches(s, R, budget, multiple, minimum)
+    M = allowed(fewest_micro_batches(s, R, budget))
     many = goes_by_chunks(len(x), R * M)
     untried = M
     if not (many and is_scarce(s, R * M, budget)):
         labels = _fill(x, s, R, M, budget)
         if labels is not None:
             return [labels], M
-        untried = M + multiple
-    least = max(round_up(-(-least_bins(s, budget) // R), multiple), M)
+        untried = allowed(M + 1)
+    least = max(allowed(-(-least_bins(s, budget) // R)), M)
     tight = _tight(s, R * least, budget, came)
     tightest = min(tight, key=num_bins)
-    enough = max(round_up(-(-num_bins(tightest) // R), multiple), M)
+    enough = max(allowed(-(-num_bins(tightest) // R)), M)
     if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.EVEN_PACKING:
         return [tightest], enough
-    for M in range(max(enough if many else least, untried), enough + 1, multiple):
+    M = max(enough if many else least, untried)
+    while enough >= M:
         labels = _fill(x, s, R, M, budget)
         if labels is not None:
             return [labels], M
+        M = allowed(M + 1)
     return [labels for labels in tight if num_bins(labels) <= R * enough], enough
 
 

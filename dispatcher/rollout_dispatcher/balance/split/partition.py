@@ -42,6 +42,14 @@ def step_partition(x: FloatArray, R: int, M: int, m: int, stages: int = 1) -> In
     return slots if stages == 1 else for_pipelines(slots, x, stages)
 
 
+def bins_onto_ranks(load: FloatArray, R: int, M: int, stages: int = 1) -> IntArray:
+    """Place, rank * M + micro-step, of each of R*M bins of float64[R*M] cost, M to each rank."""
+    falling = np.argsort(-load, kind="stable")
+    place = np.empty(R * M, dtype=np.int64)
+    place[falling[step_partition(load[falling], R, M, 1, stages).ravel()]] = np.arange(R * M)
+    return place
+
+
 def into_micro_batches(ids: IntArray, M: int) -> IntArray:
     """Deal each rank's items (ascending ids, so falling cost) over its M micro-batches."""
     R, p = ids.shape

@@ -8,7 +8,7 @@ from rollout_dispatcher.balance.split.budget_fit import Labels
 from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.packing import level_columns, pack
-from rollout_dispatcher.balance.split.partition import step_partition
+from rollout_dispatcher.balance.split.partition import bins_onto_ranks
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
 from rollout_dispatcher.plan import PlanConfig, Sync
 
@@ -34,8 +34,7 @@ def _limits(batch: Batch, config: PlanConfig) -> dict[str, Any]:
     return {
         "R": config.dp_size,
         "budget": config.micro_batch_tokens or 1,
-        "multiple": config.micro_batch_multiple,
-        "minimum": config.min_micro_batches,
+        "allowed": config.micro_batches,
         "came": batch.order,
     }
 
@@ -56,8 +55,4 @@ def _for_pipelines(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
     budget = config.micro_batch_tokens or 1
     labels = level_columns(labels, x, batch.s, R=R * M, M=1, budget=budget)
     load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
-    by_cost = np.argsort(-load, kind="stable")
-    place = np.empty(R * M, dtype=np.int64)  # of each bin: rank * M + micro-step
-    dealt = step_partition(load[by_cost], R, M, 1, config.pipeline_stages)
-    place[by_cost[dealt.ravel()]] = np.arange(R * M)
-    return place[labels], M
+    return bins_onto_ranks(load, R, M, config.pipeline_stages)[labels], M

@@ -12,7 +12,7 @@ from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import greedy, kk
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import Layout, PlanConfig, Sync, bubble
+from rollout_dispatcher.plan import PlanConfig, Sync, bubble
 
 #: The plain methods, the cheapest first, with their prices by count and by tokens.
 _PLAIN = (
@@ -66,15 +66,15 @@ def _may_be_better(other: Parts, ours: Parts, config: PlanConfig) -> bool:
     """Whether another split keeps to what comes before waiting: few micro-batches, no fillers."""
     if other.num_micro_batches > ours.num_micro_batches:
         return False
-    by_padded = config.layout is Layout.PADDED and config.micro_batch_tokens is not None
-    return not by_padded or bool(other.counts.all()) or not ours.counts.all()
+    return not config.pads_to_budget or bool(other.counts.all()) or not ours.counts.all()
 
 
 def _rating(batch: Batch, parts: Parts, config: PlanConfig) -> float:
     """Time, and what it costs to begin micro-steps where their number is free."""
     time = time_of(batch, parts, config)
-    if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
-        time += begin_cost(batch.x, batch.s, config.micro_batch_tokens) * parts.num_micro_batches
+    if config.pads_to_budget:
+        begin = begin_cost(batch.x, batch.s, config.micro_batch_tokens or 1)
+        time += begin * parts.num_micro_batches
     return time
 
 

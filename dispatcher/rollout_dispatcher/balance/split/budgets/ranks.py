@@ -27,8 +27,8 @@ from rollout_dispatcher.balance.split.packing import (
     is_scarce,
     members,
 )
-from rollout_dispatcher.balance.split.partition import step_partition
-from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+from rollout_dispatcher.balance.split.partition import bins_onto_ranks, step_partition
+from rollout_dispatcher.plan import Allowed, BoolArray, FloatArray, IntArray
 
 
 def pack_ranks(
@@ -36,21 +36,20 @@ def pack_ranks(
     s: IntArray,
     R: int,
     budget: int,
+    allowed: Allowed = int,
     *,
-    multiple: int = 1,
-    minimum: int = 1,
     came: IntArray | None = None,
 ) -> tuple[Labels, int]:
     """Micro-batch of each item, numbered rank by rank, and M. Items descend in cost and in tokens.
 
     came: place of each item in order of arrival, for a first fit in that order as well.
     """
-    M = fewest_micro_batches(s, R, budget, multiple, minimum)
+    M = allowed(fewest_micro_batches(s, R, budget))
     ranks = _Ranks(x, np.minimum(s, budget), R, M, budget)
     found = [] if is_scarce(s, R * M, budget) else ranks.by_samples()
     if found and ranks.close(found):
         return found[0], M
-    bins, fewest = fill(x, s, R, budget, multiple=multiple, minimum=minimum, came=came)
+    bins, fewest = fill(x, s, R, budget, allowed, came=came)
     if not found:
         M, ranks = fewest, _Ranks(x, ranks.t, R, fewest, budget)
         found = [ranks.by_bins(each) for each in bins]
@@ -144,10 +143,7 @@ class _Ranks:
         """R * M bins onto ranks, M to each."""
         R, M = self.R, self.M
         load = np.bincount(bins, weights=self.x, minlength=R * M).astype(np.float64)
-        falling = np.argsort(-load, kind="stable")
-        place = np.empty(R * M, dtype=np.int64)
-        place[falling[step_partition(load[falling], R, M, 1).ravel()]] = np.arange(R * M)
-        return self._filled(self._level(place[bins]))
+        return self._filled(self._level(bins_onto_ranks(load, R, M)[bins]))
 
     def by_packings(self, s: IntArray, came: IntArray | None) -> list[Labels]:
         """The same with bins filled by tokens alone, of the ways that need no more."""

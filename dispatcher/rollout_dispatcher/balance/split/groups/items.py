@@ -28,7 +28,7 @@ def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batc
     Raises PlanError for a group of more samples than a micro-batch has, and for budgets of padded
     tokens: what a group takes of one depends on what it is padded to.
     """
-    if config.layout is Layout.PADDED and config.micro_batch_size is None:
+    if config.pads_to_budget:
         raise PlanError(
             "groups that stay in one micro-batch cannot share a budget of padded tokens; set "
             "--micro-batch-size, --layout packed, or --groups rank"

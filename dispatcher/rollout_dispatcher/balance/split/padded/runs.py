@@ -19,7 +19,6 @@ Example, budget 16, R = 2, cost = tokens, items of 8 7 3 3 2 2: M = 1 pads 8 7 |
 12, which takes 16; with M = 2 it is 8 | 7 and 3 3 | 2 2, which take 8 + 6.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,10 +27,7 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.padded.exchange import exchanged
 from rollout_dispatcher.balance.split.padded.levels import Wanted, level_runs, parts_of_runs
-from rollout_dispatcher.plan import FloatArray, IntArray
-
-#: Micro-batches that a rank may have, so many or the next more: `PlanConfig.micro_batches`.
-Allowed = Callable[[int], int]
+from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
 
 
 class Runs(NamedTuple):
