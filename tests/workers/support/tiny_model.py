@@ -44,7 +44,7 @@ class TinyModel(nn.Module):
     def _logits(self, ids: Tensor) -> Tensor:
         """What is expected before, between and after the tokens, [tokens + 1, VOCABULARY]."""
         before = torch.cat([self.start[None], self.embedding[ids]])
-        context = before.cumsum(0) / torch.arange(1, len(ids) + 2)[:, None]
+        context = before.cumsum(0) / torch.arange(1, len(ids) + 2, device=ids.device)[:, None]
         return torch.tanh(context @ self.mixing) @ self.head
 
 

@@ -1,8 +1,9 @@
 """What torchrun starts on every DP rank: trains, and writes down what it saw and ended with.
 
-    train_ddp.py DIRECTORY RUN=ENDPOINT ...
+    train_ddp.py DIRECTORY DEVICE BACKEND RUN=ENDPOINT ...
 
-RUN is a normalisation; after `unmasked-` the loss is that of a causal model, shifted by one over
+Models are on DEVICE, and BACKEND is the process group's, as torch.distributed takes it. RUN is a
+normalisation; after `unmasked-` the loss is that of a causal model, shifted by one over
 the whole row. For each endpoint it trains one model per optimizer on the same steps, by iterating
 every step once for each, and writes DIRECTORY/RUN-RANK.json.
 """
@@ -21,24 +22,30 @@ from rollout_workers import MicroBatch, MicroBatchStream, Step
 from tests.workers.support.tiny_model import TinyModel, flat, optimizers
 
 
-def main(directory: Path, runs: list[str]) -> None:
-    dist.init_process_group("gloo")
+def main(directory: Path, device: torch.device, backend: str, runs: list[str]) -> None:
+    dist.init_process_group(backend)
     for run in runs:
         name, _, endpoint = run.partition("=")
-        found = train(endpoint, name.removeprefix("unmasked-"), shifted=name.startswith("unmasked"))
+        normalisation, shifted = name.removeprefix("unmasked-"), name.startswith("unmasked")
+        found = train(endpoint, normalisation, device, shifted=shifted)
         file = directory / f"{name}-{dist.get_rank()}.json"
         file.write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def train(endpoint: str, normalisation: str, *, shifted: bool) -> dict[str, Any]:
+def train(
+    endpoint: str, normalisation: str, device: torch.device, *, shifted: bool
+) -> dict[str, Any]:
     """Train until the stream ends; steps seen, and the parameters by optimizer."""
-    models = {name: TinyModel() for name in ("sgd", "adamw")}
+    models = {name: TinyModel().to(device) for name in ("sgd", "adamw")}
     ranks = {name: DistributedDataParallel(model) for name, model in models.items()}
     solvers = optimizers(models)
     seen = []
     with MicroBatchStream(
-        endpoint, loss_normalisation=normalisation, weights_dtype=torch.float64
+        endpoint,
+        loss_normalisation=normalisation,
+        weights_dtype=torch.float64,
+        device=device,
     ) as stream:
         for step in stream:
             for name, model in ranks.items():
@@ -75,4 +82,4 @@ def describe(step: Step) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), torch.device(sys.argv[2]), sys.argv[3], sys.argv[4:])
