@@ -18,7 +18,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
-from rollout_dispatcher.service.config.types import Multiple, NotNegative, Positive
+from rollout_dispatcher.service.config.types import Multiple, NotNegative, Positive, Ratio
 from rollout_dispatcher.service.config.units import Duration
 
 
@@ -71,7 +71,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
     trainer_load: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.9
     """with --arrivals trace, how fast the trainer is: the share of the trace's duration for which
     perfectly balanced ranks would be busy"""
-    target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    target_excess: Ratio = 0.0
     """with --arrivals trace, dispatch before the window is full once the plan wastes no more
     trainer time than this; 0 shows the best there is, serve's own default is 0.01"""
     max_wait: Duration = 2.0

@@ -19,6 +19,7 @@ from rollout_dispatcher.errors import DispatcherError, IllegalTransition
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of
+from rollout_dispatcher.service.http.config_routes import ConfigRoutes
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.openapi import describe
 from rollout_dispatcher.service.http.pushes import Pushes
@@ -36,6 +37,7 @@ class HttpPlane:
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
         self._pushes = Pushes(router, guard.places)
+        self._config = ConfigRoutes(router)
 
     def application(self) -> web.Application:
         """The routes."""
@@ -47,6 +49,8 @@ class HttpPlane:
                 web.get("/readyz", self.readyz),
                 web.get("/statusz", self.statusz),
                 web.get("/openapi.json", self.openapi),
+                web.get("/v1/config", self._config.show),
+                web.post("/v1/config", self._config.change, expect_handler=leave_unasked),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),
@@ -92,6 +96,7 @@ class HttpPlane:
             "accepted": at.accepted,
             "balanced": at.balanced,
             "waits_for": self._router.core.waits_for(self._router.clock()),
+            "config_generation": self._router.reloads.generation,
             "config": self._router.config.model_dump(mode="json"),
         }
         return web.json_response(status, dumps=lambda value: json.dumps(value, indent=2) + "\n")

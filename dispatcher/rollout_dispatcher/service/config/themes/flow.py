@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
@@ -14,6 +14,7 @@ from rollout_dispatcher.service.config.types import (
     Multiple,
     NotNegative,
     Positive,
+    Ratio,
 )
 from rollout_dispatcher.service.config.units import Duration, Size
 
@@ -89,7 +90,7 @@ class PlanningOptions(SelectionOptions):
 class DispatchOptions(Options):
     """When to dispatch."""
 
-    target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    target_excess: Ratio = 0.01
     """dispatch before the window is full once the plan wastes no more trainer time than this"""
     max_wait: Duration = 2.0
     """once a rank has waited for so long, dispatch a whole batch if one is ready, whatever the
