@@ -192,7 +192,7 @@ def test_a_full_disk_is_freed_by_commits_alone(disk: Path) -> None:
 
 
 def test_no_room_for_the_index_is_told_on_opening(disk: Path) -> None:
-    with pytest.raises(JournalFull, match="no room to reserve 16777216 bytes"):
+    with pytest.raises(JournalFull, match="no room to reserve 4194304 bytes"):
         recovered(disk / "j", map_bytes=16 << 20)
 
 

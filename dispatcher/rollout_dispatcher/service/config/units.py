@@ -11,7 +11,9 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 _QUANTITY = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
 _NEARLY = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
@@ -41,6 +43,16 @@ class Unit:
             raise ValueError(f"write a number and a unit ({known}), as in {self.examples}{hint}")
         exact = Fraction(match[1]) * scale
         return int(exact) if exact.denominator == 1 else float(exact)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """A number of base units, or text with a unit."""
+        text = rf"^[0-9]*\.?[0-9]+ *({'|'.join(self.scale)})$"
+        number = handler(schema)
+        bounds = {"gt": "exclusiveMinimum", "ge": "minimum"}  # behind a validator they stay raw
+        number = {bounds.get(key, key): value for key, value in number.items()}
+        return {"anyOf": [number, {"type": "string", "pattern": text}]}
 
     def _meant(self, text: str) -> str:
         """What a number without a unit, or with one that is nearly right, may mean."""

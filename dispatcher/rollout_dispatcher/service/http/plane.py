@@ -7,11 +7,10 @@ import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.decision import Decision
@@ -23,10 +22,14 @@ from rollout_dispatcher.service.http.config_routes import ConfigRoutes
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.openapi import describe
 from rollout_dispatcher.service.http.pushes import Pushes
+from rollout_dispatcher.service.http.requests import (
+    CloseQuery,
+    ControlAnswer,
+    EndQuery,
+    PhasePath,
+)
 from rollout_dispatcher.service.router import Router
 
-#: All policy versions are below 2**53, on this plane as on the other.
-MAX_VERSION_DIGITS = 15
 #: Producers that are named as awaited.
 MAX_NAMED = 100
 
@@ -108,7 +111,7 @@ class HttpPlane:
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
         try:
-            asked = CloseRequest.model_validate(dict(request.query))
+            asked = CloseQuery.model_validate(dict(request.query))
         except ValidationError as error:
             return _invalid(error)
         batch = None if self._router.config.by_groups else self._router.config.batch
@@ -123,11 +126,12 @@ class HttpPlane:
 
     async def end_phase(self, request: web.Request) -> web.Response:
         """No sample older than this policy version comes over HTTP any more; or from anybody."""
-        version = request.match_info["policy_version"]
-        if not version.isdecimal() or len(version) > MAX_VERSION_DIGITS:
-            text = f"policy version {version[:40]!r} is no number of {MAX_VERSION_DIGITS} digits"
-            return problem(400, "invalid", text)
-        return await self._end(request, int(version))
+        try:
+            asked = PhasePath.model_validate(dict(request.match_info))
+        except ValidationError:
+            version = request.match_info["policy_version"]
+            return problem(400, "invalid", f"{version[:40]!r} is no policy version of 15 digits")
+        return await self._end(request, int(asked.policy_version))
 
     async def end_stream(self, request: web.Request) -> web.Response:
         """No sample comes over HTTP any more; with `force` from anybody."""
@@ -135,7 +139,7 @@ class HttpPlane:
 
     async def _end(self, request: web.Request, version: int | None) -> web.Response:
         try:
-            force = EndRequest.model_validate(dict(request.query)).force
+            force = EndQuery.model_validate(dict(request.query)).force
         except ValidationError as error:
             return _invalid(error)
         core, now = self._router.core, self._router.clock()
@@ -160,22 +164,7 @@ class HttpPlane:
         except DispatcherError as error:
             return problem(422, error.code, str(error))
         await self._router.barrier.settled()
-        return web.json_response({"waits_for": waits()[:MAX_NAMED]})
-
-
-class CloseRequest(BaseModel):
-    """What `POST /v1/groups/ID/close` can be told, in the query."""
-
-    model_config = ConfigDict(extra="forbid")
-    size: Annotated[int, Field(ge=1)] | None = None
-    keep: bool | None = None
-
-
-class EndRequest(BaseModel):
-    """What the ends of a phase and of the stream can be told, in the query."""
-
-    model_config = ConfigDict(extra="forbid")
-    force: bool = False
+        return web.json_response(ControlAnswer(waits_for=waits()[:MAX_NAMED]).model_dump())
 
 
 def _invalid(error: ValidationError) -> web.Response:

@@ -43,8 +43,9 @@ class LimitOptions(Options):
     rank_timeout: Duration = 60.0
     """close a DP rank's connection that is silent, heartbeats included, for so long; its steps stay
     open, and it or its successor goes on with them"""
-    drain_timeout: Duration = 60.0
-    """after SIGTERM, wait for open steps to be committed for so long"""
+    drain_timeout: Duration = 25.0
+    """after SIGTERM, wait for open steps to be committed for so long; less than the 30 s that pods
+    have by default"""
     sample_id_horizon: NotNegative = 1_000_000
     """sample ids given by producers that are remembered to recognise repeats"""
 
