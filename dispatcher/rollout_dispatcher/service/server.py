@@ -7,8 +7,8 @@ journal the first signal stops at once too, since the next process goes on with 
 while it is still being read any signal does. Invariant: the exit code is not 0 if anything that was
 accepted is given up.
 
-SIGHUP reads the options again (reloading/); SIGUSR1 has the log say where the run stands; SIGUSR2
-is logged and changes nothing.
+SIGHUP reads the options again (reloading/); SIGUSR1 has the log say where the run stands, and what
+every thread and task does; SIGUSR2 is logged and changes nothing.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from rollout_dispatcher.service.dispatcher import Dispatcher
 from rollout_dispatcher.service.process import logs
 from rollout_dispatcher.service.process.allocator import keep_freed_memory
 from rollout_dispatcher.service.process.signals import Signals
+from rollout_dispatcher.service.process.stacks import Stacks
 from rollout_dispatcher.service.reloading.on_signal import Read, Rereading
 from rollout_dispatcher.transport.fair_selector import FairEventLoop
 
@@ -58,13 +59,17 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     """Returns whether nothing that was accepted was given up."""
     dispatcher = Dispatcher(found.config, found.sources)
     rereading = Rereading(read, lambda: dispatcher.reloads)
+    stacks = Stacks(asyncio.get_running_loop())
     signals = Signals(
         {
             signal.SIGHUP: rereading.ask,
             signal.SIGUSR1: lambda: _say_state(dispatcher),
             signal.SIGUSR2: lambda: log.info("SIGUSR2: nothing changes; SIGUSR1 logs the state"),
-        }
+        },
+        at_once={signal.SIGUSR1: stacks.tell},
     )
+    if signals.heeds(signal.SIGUSR1):
+        stacks.take_at(signal.SIGUSR1)
     asked = await signals.unless_asked(dispatcher.start())
     if asked is not None:
         log.info("%s: stopped before anything was accepted", asked.name)

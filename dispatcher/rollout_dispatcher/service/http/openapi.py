@@ -120,8 +120,7 @@ def describe() -> Described:
     schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
     for model in (PushRequest, ConfigPatch, ConfigAnswer, ControlAnswer):
         _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
-    status = TypeAdapter(Statistics).json_schema(ref_template=REF, mode="serialization")
-    _add(schemas, "Status", status)
+    _add(schemas, "Status", _status())
     fields = schemas["PushRequest"]["properties"]["fields"]
     fields["additionalProperties"] = {"$ref": "#/components/schemas/Tensor"}
     return {
@@ -134,6 +133,14 @@ def describe() -> Described:
         },
         "security": [{}, {"token": []}],
     }
+
+
+def _status() -> Described:
+    """The snapshot, without the histogram that is for /metrics, and with more beside it."""
+    schema = TypeAdapter(Statistics).json_schema(ref_template=REF, mode="serialization")
+    del schema["properties"]["lengths"]
+    schema["required"].remove("lengths")
+    return schema
 
 
 def _add(schemas: Described, name: str, schema: Described) -> None:

@@ -28,7 +28,7 @@ class ConfigPatch(BaseModel):
     say. What is not named stays.
     """
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
     window_multiple: Multiple | None = None
     """samples to choose a step from, in dispatch batches; --buffer-capacity follows if unset"""
     max_wait: Duration | None = None
