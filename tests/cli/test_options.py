@@ -192,6 +192,7 @@ def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:
         ("--max-skips", "1e3", "1000"),
         ("--max-sample-tokens", "64k", "64000"),
         ("--groups", "Step", "step"),
+        ("--journal-sync", "bach", "batch"),
     ],
 )
 def test_a_misspelt_value_names_what_may_be_meant(flag: str, value: str, meant: str) -> None:

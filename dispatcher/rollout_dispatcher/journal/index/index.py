@@ -68,7 +68,6 @@ class Index:
                 self._values, self._schemas, self._kept, self._steps, self._producers, self._ids = (
                     _Tree(name, self._env.open_db(name)) for name in _TREES
                 )
-            self._reserved = path.stat().st_size
             self.reserve(0)
         except JournalError:
             self._env.close()
@@ -92,6 +91,7 @@ class Index:
         """
         steps = -(-(3 * self._used_bytes() + 2 * log_bytes) // _STEP_BYTES)
         most = min(max(1, steps) * _STEP_BYTES, self._map_bytes)
+        self._reserved = self._path.stat().st_size
         if most <= self._reserved:
             return
         with disk_errors(f"reserve {most} bytes for", self._path):

@@ -63,7 +63,8 @@ class ConfigRoutes:
                 HttpProcessingError) as error:  # fmt: skip
             return problem(400, "invalid", f"the body is no JSON object: {error}"[:300])
         try:
-            self._router.reloads.post(body, f"POST /v1/config from {request.remote or 'here'}")
+            who = request.remote or "a Unix socket"
+            self._router.reloads.post(body, f"POST /v1/config from {who}")
         except ConfigError as error:
             return problem(422, error.code, "; ".join(error.problems))
         await self._router.barrier.settled()
