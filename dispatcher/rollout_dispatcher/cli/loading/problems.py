@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -88,7 +87,7 @@ class Written:
 def _message(error: Mapping[str, Any], value: object) -> str:
     kind = str(error["type"])
     if kind == "enum":
-        return _choose(value, [_text(item) for item in _choices(str(error["ctx"]["expected"]))])
+        return _choose(value, list(_choices(str(error["ctx"]["expected"]))))
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
         return f"it must be {words} {error['ctx'][key]:g}"
@@ -120,10 +119,6 @@ def _number_hint(value: object) -> str:
     except ValueError:
         return ""
     return f"; did you mean {int(number)}?" if number.is_integer() else ""
-
-
-def _text(value: object) -> str:
-    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _as_toml(value: object) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -11,7 +10,7 @@ BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
 def show_problems(
-    problems: Sequence[str], out: TextIO = sys.stderr, environ: Mapping[str, str] = os.environ
+    problems: Sequence[str], out: TextIO, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Write what is wrong, each thing by itself."""
     if not out.isatty():
