@@ -51,9 +51,16 @@ class DispatcherError(Exception):
 
 
 class ConfigError(DispatcherError):
-    """Settings contradict each other or cannot be satisfied."""
+    """Settings contradict each other or cannot be satisfied.
+
+    problems: each thing that is wrong, in a line of its own.
+    """
 
     code = "config"
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 class PlanError(DispatcherError, ValueError):

@@ -1,5 +1,6 @@
 """The command: exit codes, one-line errors, and help that shows what can be done."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.cli.fields import flag_of
+from rollout_dispatcher.cli.loading.terminal import show_problems
 from rollout_dispatcher.cli.main import COMMANDS, main
 from rollout_dispatcher.service.config.options import ServeConfig
 
@@ -66,13 +68,27 @@ def test_the_help_of_serve_shows_every_option_and_its_default(
         (["wait-ready", "--http", "9471"], "host:port"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_a_mistake_is_exit_code_2_and_each_is_a_line(
     argv: list[str], fact: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
+    assert all(line.startswith("dispatcher: ") for line in lines)
     assert fact in lines[0]
+
+
+def test_on_a_terminal_mistakes_are_wrapped_and_coloured() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    problem = "--strategy windw: write " + "many words " * 20
+    shown, plain = Terminal(), Terminal()
+    show_problems([problem, "another"], shown, {"COLUMNS": "60"})
+    show_problems([problem, "another"], plain, {"NO_COLOR": "1"})
+    assert "\x1b[1m--strategy windw\x1b[0m" in shown.getvalue()
+    assert "\x1b" not in plain.getvalue()
+    assert max(map(len, plain.getvalue().splitlines())) <= 100
 
 
 def test_a_checked_config_can_be_given_back(

@@ -21,7 +21,6 @@ def load(argv: list[str], environ: dict[str, str] | None = None) -> Loaded[Serve
 def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
         load(argv, environ)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -39,7 +38,7 @@ def test_flags_beat_the_environment_beats_the_file_beats_the_default(tmp_path: P
     assert (config.max_skips, config.max_open_steps, config.producer_credits) == (9, 8, 7)
     assert loaded.sources["max_skips"] == "--max-skips"
     assert loaded.sources["max_open_steps"] == "DISPATCHER_MAX_OPEN_STEPS"
-    assert loaded.sources["producer_credits"] == file[1]
+    assert loaded.sources["producer_credits"] == f"{file[1]}:3"
     assert "max_wait" not in loaded.sources
     assert config.max_wait == 2.0
 
@@ -139,7 +138,85 @@ def test_a_bad_value_names_the_place_where_it_was_written(tmp_path: Path, name: 
     assert flag in refusal([*NEEDED, flag, "bad"])
     assert variable in refusal(NEEDED, {variable: "bad"})
     file = toml(tmp_path, f'{name} = "bad"')
-    assert f"{file[1]}: {name}" in refusal([*NEEDED, *file])
+    assert f"{file[1]}:1: {name}" in refusal([*NEEDED, *file])
+
+
+def problems(argv: list[str], environ: dict[str, str] | None = None) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(argv, environ)
+    return caught.value.problems
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'layuot = "packed"\n\nmax_skips = -1\nretain = "checkpoint"')
+    environ = {"DISPATCHER_MAX_WAIT": "100", "DISPATCHER_MAX_WIAT": "2s"}
+    flags = ["--dp-size", "2", "--dispatch-batch-size", "8", "--strategy", "windw", "--wat", "2"]
+    path = file[1]
+    assert set(problems([*flags, *file], environ)) == {
+        "unknown argument --wat (did you mean --max-wait?); see serve --help",
+        f"{path}:1: unknown key layuot (did you mean layout?)",
+        "unknown environment variable DISPATCHER_MAX_WIAT (did you mean DISPATCHER_MAX_WAIT?)",
+        "--strategy windw: write round-robin, greedy, kk or window; did you mean window?",
+        f"{path}:3: max_skips = -1: it must be at least 0",
+        (
+            "DISPATCHER_MAX_WAIT=100: write a number and a unit (ms, s, m, h, d), as in 100ms, 2s, "
+            "5m; did you mean 100ms or 100s?"
+        ),
+        (
+            "--retain checkpoint keeps the samples of committed steps in the journal; set "
+            f"--journal-dir, or take --retain commit [retain in {path}:4]"
+        ),
+    }
+
+
+def test_nothing_at_all_names_all_that_a_run_needs() -> None:
+    required, batch = problems([])
+    assert "--dp-size is required" in required
+    assert "--dispatch-batch-size" in batch
+
+
+def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:
+    (told,) = problems([*NEEDED, "--micro-batch-size", "0"])
+    assert told == "--micro-batch-size 0: it must be at least 1"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "meant"),
+    [
+        ("--max-wait", "5", "5ms or 5s"),
+        ("--max-wait", "5min", "5m"),
+        ("--max-wait", "2 Sec", "2s"),
+        ("--buffer-bytes", "64mib", "64MiB"),
+        ("--buffer-bytes", "4Gi", "4GiB"),
+        ("--buffer-bytes", "100", "100MiB or 100GiB"),
+        ("--max-skips", "1e3", "1000"),
+        ("--max-sample-tokens", "64k", "64000"),
+        ("--groups", "Step", "step"),
+        ("--journal-sync", "bach", "batch"),
+    ],
+)
+def test_a_misspelt_value_names_what_may_be_meant(flag: str, value: str, meant: str) -> None:
+    assert refusal([*NEEDED, flag, value]).endswith(f"did you mean {meant}?")
+
+
+def test_only_the_wrong_one_of_several_addresses_is_shown() -> None:
+    (told,) = problems([*NEEDED, "--listen", "127.0.0.1:1", "--listen", "nowhere"])
+    assert told.startswith("--listen nowhere: ")
+
+
+def test_settings_that_contradict_each_other_are_all_told() -> None:
+    told = problems([*NEEDED, "--max-skips", "0", "--buffer-capacity", "1", "--group-size", "3"])
+    assert [text.partition(" ")[0] for text in told] == ["max_skips", "--buffer-capacity", "groups"]
+
+
+def test_a_line_is_found_though_a_text_before_it_looks_alike(tmp_path: Path) -> None:
+    text = 'cost = """\nmax_skips = 3\n"""\n  "max_skips" = -1'
+    assert f"{toml(tmp_path, text)[1]}:4: max_skips" in refusal([*NEEDED, *toml(tmp_path, text)])
+
+
+def test_options_in_a_table_are_told_where_they_belong(tmp_path: Path) -> None:
+    told = refusal([*NEEDED, *toml(tmp_path, "\n[serve]\nmax_skips = 3")])
+    assert "serve.toml:2: options stand by themselves, not in a table [serve]" in told
 
 
 class Together(BaseModel):
@@ -169,4 +246,4 @@ def test_a_default_that_cannot_be_used_is_not_called_missing() -> None:
 
     with pytest.raises(ConfigError) as caught:
         load_config(Unlucky, [], {}, prog="serve")
-    assert str(caught.value) == "--size: Input should be greater than or equal to 1"
+    assert str(caught.value) == "--size: it must be at least 1"

@@ -19,6 +19,7 @@ from rollout_dispatcher.core.facts import (
     Accepted,
     CheckpointSaved,
     Committed,
+    Configured,
     Dropped,
     DropReason,
     Fact,
@@ -28,6 +29,7 @@ from rollout_dispatcher.core.facts import (
     GroupSizeSet,
     PhaseEnded,
     Planned,
+    PostedSetting,
     ProducerKeyed,
     ProducerLeft,
     ProducerSaid,
@@ -209,7 +211,7 @@ def plain(remembered: Remembered) -> dict[str, object]:
             remembered.next_ticket, remembered.next_step, remembered.generation,
             remembered.dp_size, remembered.policy_version, remembered.policy_step,
             remembered.ended, remembered.run_id, remembered.resumed, remembered.saved,
-            remembered.group_size,
+            remembered.group_size, remembered.posted,
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
@@ -239,6 +241,7 @@ class Model:
         self.version_step: int | None = None
         self.ended = False
         self.group_size: int | None = None
+        self.posted: tuple[PostedSetting, ...] = ()
         self.phases: set[int] = set()
         self.floors: dict[str, int] = {}
         self.seqs: dict[str, set[int]] = {}
@@ -280,7 +283,7 @@ class Model:
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
                 self.version_step, self.ended, self.run_id, self.resumed, self.saved,
-                self.group_size,
+                self.group_size, self.posted,
             ),
             "phases": self._phases(),
             "producers": {
@@ -396,6 +399,8 @@ class Model:
                 self.phases.add(version)
             case GroupSizeSet(size):
                 self.group_size = size
+            case Configured(posted):
+                self.posted = posted
             case StreamEnded():
                 self.ended = True
 
@@ -448,6 +453,9 @@ class Player:
             StreamEnded(),
             RunBegan("run"),
             GroupSizeSet(random.choice([None, 4])),
+            Configured(
+                tuple(PostedSetting(f"s{at}", 1.5, None, "me") for at in range(random.randrange(3)))
+            ),
         ]
         return [random.choice(others)]
 

@@ -7,6 +7,8 @@ import pytest
 
 from rollout_dispatcher.core.facts import Committed, Dropped, DropReason, FloorRaised, Planned
 from rollout_dispatcher.errors import JournalError, JournalFull
+from rollout_dispatcher.journal.files.front import FIRST_BLOCK
+from rollout_dispatcher.journal.files.segments import FIRST_BYTES, SPARES, SegmentFiles
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.statistics import Trouble
 from tests.journal.support import (
@@ -192,7 +194,7 @@ def test_a_full_disk_is_freed_by_commits_alone(disk: Path) -> None:
 
 
 def test_no_room_for_the_index_is_told_on_opening(disk: Path) -> None:
-    with pytest.raises(JournalFull, match="no room to reserve 16777216 bytes"):
+    with pytest.raises(JournalFull, match="no room to reserve 4194304 bytes"):
         recovered(disk / "j", map_bytes=16 << 20)
 
 
@@ -208,3 +210,54 @@ def test_steady_load_under_no_sync_at_all_is_reclaimed_too(tmp_path: Path) -> No
             lsn = step(journal, number)
         listener.wait(lsn)
         assert journal.statistics().live_samples == 8
+
+
+def test_a_journal_is_small_at_first_and_grows_with_what_comes(tmp_path: Path) -> None:
+    full = 4 * FIRST_BYTES
+    options = {"map_bytes": 512 << 20, "segment_bytes": full}
+    with opened(tmp_path / "j", OFF, **options) as (journal, listener, _):
+        idle = journal.statistics().nbytes
+        assert idle <= 25 << 20
+        assert on_disk(tmp_path / "j") <= idle + 4096 * 8
+        sizes = set()
+        for ticket in range(60):  # of a megabyte each
+            listener.wait(journal.append([accepted(ticket, tokens=125_000)], {}))
+            sizes |= set(journal._store._files.sizes.values())
+        assert sizes == {FIRST_BYTES, 2 * FIRST_BYTES, full}
+        assert journal.statistics().nbytes > 3 * full
+    with opened(tmp_path / "j", OFF, **options) as (journal, _, found):
+        assert [entry.ticket for entry in found.entries] == list(range(60))
+        assert journal._store._files.next_bytes == full, "it goes on as large as it was"
+
+
+def test_spares_of_before_give_way_to_larger_ones_where_the_disk_has_them(tmp_path: Path) -> None:
+    files = SegmentFiles(tmp_path, 4 * FIRST_BYTES)
+    files.ensure_spares()
+    assert spares(tmp_path) == [FIRST_BYTES] * 2
+    files.grow()
+    files.ensure_spares()
+    assert spares(tmp_path) == [2 * FIRST_BYTES] * 2
+    assert files.capacity == 2 * FIRST_BYTES - FIRST_BLOCK
+    again = SegmentFiles(tmp_path, 4 * FIRST_BYTES)
+    again.ensure_spares(3 * FIRST_BYTES)
+    assert spares(tmp_path) == [2 * FIRST_BYTES] * 2 + [4 * FIRST_BYTES]
+
+
+def test_a_disk_without_room_for_larger_spares_keeps_those_that_there_are(disk: Path) -> None:
+    files = SegmentFiles(disk, 8 * FIRST_BYTES)
+    files.next_bytes = 512 << 10
+    files.ensure_spares()
+    files.grow()  # two of 1 MiB do not fit beside these
+    files.ensure_spares()
+    files.grow()
+    files.ensure_spares()
+    assert len(spares(disk)) == SPARES
+    assert files.capacity > 0
+
+
+def on_disk(directory: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+
+
+def spares(directory: Path) -> list[int]:
+    return sorted(path.stat().st_size for path in directory.glob("*.spare"))

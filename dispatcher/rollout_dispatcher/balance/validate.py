@@ -4,6 +4,7 @@ Invariant: a config that passes can plan every window whose samples fit its toke
 """
 
 import math
+from collections.abc import Iterator
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, PlanConfig, round_up
@@ -14,60 +15,69 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
 
     window_multiple: size of the window in dispatch batches; it bounds `max_skips` from below.
     """
-    _positive("dp_size", config.dp_size)
-    _positive("dispatch_batch_size", config.dispatch_batch_size)
-    _positive("micro_batch_multiple", config.micro_batch_multiple)
-    _positive("min_micro_batches", config.min_micro_batches)
-    _positive("sample_length_multiple", config.sample_length_multiple)
-    _positive("pipeline_stages", config.pipeline_stages)
-    _check_micro_batches(config)
-    _check_rank_tokens(config)
-    if config.micro_batch_size is not None and not config.by_groups:
-        _check_divisible(config, config.micro_batch_size)
-        _check_minimum(config, config.micro_batch_size)
-    _check_skips(config, window_multiple)
+    if (first := next(problems(config, window_multiple), None)) is not None:
+        raise ConfigError(first)
+
+
+def problems(config: PlanConfig, window_multiple: float = 1.0) -> Iterator[str]:
+    """Everything that is wrong with these settings together, and what to change."""
+    numbers = (
+        "dp_size", "dispatch_batch_size", "micro_batch_multiple", "min_micro_batches",
+        "sample_length_multiple", "pipeline_stages",
+    )  # fmt: skip
+    low = [found for name in numbers if (found := _not_positive(name, getattr(config, name)))]
+    yield from low
+    wrong = list(_micro_batches(config))
+    yield from wrong
+    if not low and not wrong:
+        yield from _sizes(config)
+    yield from _skips(config, window_multiple)
     if config.pads_to_budget and config.grouping is Grouping.MICRO_BATCH:
-        raise ConfigError(
+        yield (
             "groups that stay in one micro-batch cannot share a budget of padded tokens; "
             "set micro_batch_size, or layout packed, or grouping rank"
         )
 
 
-def _positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{name} is {value}; it must be at least 1")
+def _not_positive(name: str, value: int) -> str | None:
+    return f"{name} is {value}; it must be at least 1" if value < 1 else None
 
 
-def _check_micro_batches(config: PlanConfig) -> None:
+def _micro_batches(config: PlanConfig) -> Iterator[str]:
     m, budget = config.micro_batch_size, config.micro_batch_tokens
     if (m is None) == (budget is None):
         found = "neither is" if m is None else "both are"
-        raise ConfigError(
+        yield (
             f"a micro-batch has a fixed size or a token budget, and {found} set; "
             "set exactly one of micro_batch_size and micro_batch_tokens"
         )
-    if m is not None:
-        _positive("micro_batch_size", m)
-    if budget is not None:
-        _positive("micro_batch_tokens", budget)
-        if budget < config.sample_length_multiple:
-            raise ConfigError(
-                f"micro_batch_tokens is {budget}, and every sample is padded to a multiple of "
-                f"{config.sample_length_multiple} tokens, so none would fit; raise it to "
-                f"{config.sample_length_multiple} or more, or lower sample_length_multiple"
-            )
+    for name, value in (("micro_batch_size", m), ("micro_batch_tokens", budget)):
+        if value is not None and (low := _not_positive(name, value)):
+            yield low
 
 
-def _check_rank_tokens(config: PlanConfig) -> None:
-    least = config.micro_batch_tokens or config.sample_length_multiple
+def _sizes(config: PlanConfig) -> Iterator[str]:
+    budget, m, multiple = (
+        config.micro_batch_tokens, config.micro_batch_size, config.sample_length_multiple,
+    )  # fmt: skip
+    if budget is not None and budget < multiple:
+        yield (
+            f"micro_batch_tokens is {budget}, and every sample is padded to a multiple of "
+            f"{multiple} tokens, so none would fit; raise it to "
+            f"{multiple} or more, or lower sample_length_multiple"
+        )
+    least = budget or multiple
     if config.rank_tokens is not None and config.rank_tokens < least:
-        raise ConfigError(
+        yield (
             f"rank_tokens is {config.rank_tokens}, and one micro-batch may have {least}; raise it "
             f"to {least} or more, or lower micro_batch_tokens"
         )
+    if m is not None and not config.by_groups:
+        indivisible = list(_indivisible(config, m))
+        yield from indivisible or _too_few(config, m)
 
 
-def _check_divisible(config: PlanConfig, m: int) -> None:
+def _indivisible(config: PlanConfig, m: int) -> Iterator[str]:
     multiple = config.micro_batch_multiple
     unit = config.dp_size * m * multiple
     B = config.dispatch_batch_size
@@ -76,7 +86,7 @@ def _check_divisible(config: PlanConfig, m: int) -> None:
         near = f"{below} or {above}" if below else f"{above}"
         if sizes := _sizes_near(config.dp_size, B, m * multiple):
             near += f", or dp_size {sizes}"
-        raise ConfigError(
+        yield (
             f"dispatch_batch_size {B} is not a multiple of {unit} = dp_size {config.dp_size}"
             f" x micro_batch_size {m}"
             + (f" x micro_batch_multiple {multiple}" if multiple > 1 else "")
@@ -84,13 +94,13 @@ def _check_divisible(config: PlanConfig, m: int) -> None:
         )
 
 
-def _check_minimum(config: PlanConfig, m: int) -> None:
+def _too_few(config: PlanConfig, m: int) -> Iterator[str]:
     """Of a fixed size, so that micro-batches are full whenever the batch is."""
     R, B, least = config.dp_size, config.dispatch_batch_size, config.min_micro_batches
     M = B // (R * m)
     if least > M:
         enough = R * m * round_up(least, config.micro_batch_multiple)
-        raise ConfigError(
+        yield (
             f"dispatch_batch_size {B} makes {M} micro-batches of micro_batch_size {m} for each of "
             f"{R} ranks, and min_micro_batches is {least}; use dispatch_batch_size {enough} or "
             f"more, a smaller micro_batch_size, or lower min_micro_batches to {M}"
@@ -107,14 +117,15 @@ def _sizes_near(dp_size: int, batch: int, per_rank: int) -> str:
     return " or ".join(str(R) for R in (below, above) if R is not None)
 
 
-def _check_skips(config: PlanConfig, window_multiple: float) -> None:
+def _skips(config: PlanConfig, window_multiple: float) -> Iterator[str]:
     if not (math.isfinite(window_multiple) and window_multiple >= 1):
-        raise ConfigError(f"window_multiple is {window_multiple}; it must be at least 1")
+        yield f"window_multiple is {window_multiple}; it must be at least 1"
+        return
     least = math.ceil(window_multiple) - 1
     bounds = (("max_skips", config.max_skips), ("outlier_max_skips", config.outlier_max_skips))
     for name, value in bounds:
         if value is not None and value < least:
-            raise ConfigError(
+            yield (
                 f"{name} is {value}, but a window of {window_multiple} dispatch batches makes "
                 f"samples wait for {least} dispatches; raise it to {least} or more, "
                 "or make the window smaller"

@@ -1,7 +1,7 @@
 """The `dispatcher` command: finds the subcommand and turns its errors into exit codes.
 
-Exit codes: 0 done or drained, 1 runtime failure, 2 usage or config. An error is one line on
-stderr; a traceback means a bug of ours.
+Exit codes: 0 done or drained, 1 runtime failure, 2 usage or config. Each error is one line on
+stderr, wrapped on a terminal; a traceback means a bug of ours.
 """
 
 import os
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.cli.options import nearest
+from rollout_dispatcher.cli.loading.hints import nearest
+from rollout_dispatcher.cli.loading.terminal import show_problems
 from rollout_dispatcher.errors import ConfigError, DispatcherError
 
 OK, FAILURE, USAGE = 0, 1, 2
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(name, rest)
     except ConfigError as error:
-        print(f"dispatcher: {error}", file=sys.stderr)
+        show_problems(error.problems, sys.stderr)
         return USAGE
     except BrokenPipeError:  # `dispatcher ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,14 +2,13 @@
 
 Every field of the model is an option under one name: `window_multiple` is `--window-multiple`,
 `DISPATCHER_WINDOW_MULTIPLE` and the TOML key `window_multiple`. Nothing that was written is
-ignored: an unknown flag, variable or key is a ConfigError that names the nearest right one.
+ignored: an unknown flag, variable or key is an error that names the nearest right one, and all
+that is wrong is told at once.
 """
 
 import argparse
-import difflib
 import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -18,9 +17,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rollout_dispatcher.cli.fields import expects_list, flag_of, format_value, is_optional, metavar
+from rollout_dispatcher.cli.loading.hints import nearest
+from rollout_dispatcher.cli.loading.problems import ENV_PREFIX, Written, variable_of
+from rollout_dispatcher.cli.loading.toml_file import read_toml
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.service.config.options import WRONG
 
-ENV_PREFIX = "DISPATCHER_"
 #: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read
 #: others, and the test suite has a switch of its own; none is meant for us.
 FOREIGN = re.compile(
@@ -35,7 +37,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[M]):
-    """A valid config and, for each field that was set, where: `--flag`, variable or file."""
+    """A valid config and, for each field that was set, where: `--flag`, variable, `file:line`."""
 
     config: M
     sources: Mapping[str, str]
@@ -55,19 +57,24 @@ class Parser(argparse.ArgumentParser):
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse everything; what is left over is an error."""
-        values, rest = self.parse_known_args(list(argv))
-        if rest:
-            flags = [text for action in self._actions for text in action.option_strings]
-            name = rest[0].partition("=")[0]
-            hint = nearest(name, flags) if name.startswith("-") else ""
-            raise ConfigError(f"unknown argument {name}{hint}; see {self.prog} --help")
+        values, problems = self.parse(argv)
+        if problems:
+            raise ConfigError(*problems)
         return values
 
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for the nearest of `known`, or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
+    def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """What is known, and what is wrong with the rest."""
+        values, rest = self.parse_known_args(list(argv))
+        flags = [text for action in self._actions for text in action.option_strings]
+        problems, value_due = [], False
+        for text in rest:
+            name, equals, _ = text.partition("=")
+            is_flag = text.startswith("-") and len(text) > 1
+            if is_flag or not value_due:
+                hint = nearest(name, flags) if is_flag else ""
+                problems.append(f"unknown argument {name}{hint}; see {self.prog} --help")
+            value_due = is_flag and not equals
+        return values, problems
 
 
 def load_config(
@@ -79,26 +86,54 @@ def load_config(
     description: str = "",
     epilog: str = "",
 ) -> Loaded[M]:
-    """Read a config. Raises ConfigError, in one line, for whatever cannot be used."""
+    """Read a config. Raises ConfigError with everything that cannot be used, a line each."""
     parser = build_parser(model, prog=prog, description=description, epilog=epilog)
-    flags = vars(parser.parse_strictly(argv))
+    parsed, problems = parser.parse(argv)
+    flags = vars(parsed)
     path = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
-    layers = [
-        (str(path), _from_file(model, Path(path)) if path else {}),
-        ("environment", _from_environment(model, environ)),
-        ("flags", flags),
-    ]
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for source, layer in layers:
-        for name, value in layer.items():
-            field = model.model_fields[name]
-            values[name] = None if value == NONE and is_optional(field) else value
-            sources[name] = _place(source, name)
+    written = Written(model)
+    if path:
+        problems += _take_file(written, Path(path))
+    problems += _take_environment(written, environ)
+    for name, value in flags.items():
+        _take(written, name, value, flag_of(name))
+    return Loaded(_validated(written, problems), written.sources)
+
+
+def _take(written: Written, name: str, value: object, place: str) -> None:
+    unset = value == NONE and is_optional(written.model.model_fields[name])
+    written.values[name] = None if unset else value
+    written.sources[name] = place
+
+
+def _validated(written: Written, problems: list[str]) -> Any:
+    """The model, unless there are problems; then ConfigError with those and its own."""
     try:
-        return Loaded(model.model_validate(values), sources)
+        config = written.model.model_validate(written.values)
     except ValidationError as error:
-        raise ConfigError(_explain(model, error, values, sources)) from None
+        wrong = written.wrong_values(error)
+        problems += [text for texts in wrong.values() for text in texts]
+        problems += _together(written, frozenset(wrong) - {""})
+    except ConfigError as error:
+        problems += map(written.with_places, error.problems)
+    else:
+        if not problems:
+            return config
+    raise ConfigError(*problems)
+
+
+def _together(written: Written, wrong: frozenset[str]) -> list[str]:
+    """What the others are together, where some options are `wrong` and not to be relied on."""
+    values = {name: value for name, value in written.values.items() if name not in wrong}
+    fields = written.model.model_fields
+    values |= {name: 1 for name in wrong if fields[name].is_required()}  # all of them are counts
+    try:
+        written.model.model_validate(values, context={WRONG: wrong})
+    except ConfigError as error:
+        return list(map(written.with_places, error.problems))
+    except ValidationError:
+        return []
+    return []
 
 
 def build_parser(model: type[BaseModel], *, prog: str, description: str, epilog: str) -> Parser:
@@ -137,64 +172,31 @@ def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
     group.add_argument(flag_of(name), **settings)
 
 
-def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dict[str, Any]:
-    known = {ENV_PREFIX + name.upper(): name for name in model.model_fields}
-    found: dict[str, Any] = {}
+def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[str]:
+    known = {variable_of(name): name for name in written.model.model_fields}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or FOREIGN.fullmatch(variable):
             continue
         if variable in known:
             name = known[variable]
-            many = expects_list(model.model_fields[name])
-            found[name] = [part.strip() for part in text.split(",")] if many else text
+            many = expects_list(written.model.model_fields[name])
+            value = [part.strip() for part in text.split(",")] if many else text
+            _take(written, name, value, variable)
         elif variable != f"{ENV_PREFIX}CONFIG":
-            hint = nearest(variable, known)
-            raise ConfigError(f"unknown environment variable {variable}{hint}")
-    return found
+            yield f"unknown environment variable {variable}{nearest(variable, known)}"
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """What a --config file says. Raises ConfigError if it cannot be read."""
+def _take_file(written: Written, path: Path) -> Iterator[str]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--config {path} cannot be read: {reason}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-
-
-def _from_file(model: type[BaseModel], path: Path) -> dict[str, Any]:
-    values = read_toml(path)
-    for key in values:
-        if key not in model.model_fields:
-            raise ConfigError(f"{path}: unknown key {key}{nearest(key, model.model_fields)}")
-    return values
-
-
-def _place(source: str, name: str) -> str:
-    return {"environment": ENV_PREFIX + name.upper(), "flags": flag_of(name)}.get(source, source)
-
-
-def _explain(
-    model: type[BaseModel],
-    error: ValidationError,
-    values: Mapping[str, Any],
-    sources: Mapping[str, str],
-) -> str:
-    """The first thing that is wrong, with the place where the user wrote it."""
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "missing":
-        about = " ".join((model.model_fields[name].description or "").split())
-        return (
-            f"{flag_of(name)} is required ({about}); give the flag, {ENV_PREFIX}{name.upper()}, "
-            f"or {name} in the --config file"
-        )
-    message = first["msg"].removeprefix("Value error, ")
-    if name not in values:  # what the settings are together, or a default where it cannot be used
-        return f"{flag_of(name)}: {message}" if name in model.model_fields else message
-    source = sources[name]
-    own = {_place("flags", name), _place("environment", name)}
-    where = source if source in own else f"{source}: {name}"
-    return f"{where} = {values[name]!r}: {message[0].lower()}{message[1:]}"
+        file = read_toml(path)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    known = written.model.model_fields
+    for key, value in file.values.items():
+        if key in known:
+            _take(written, key, value, file.place(key))
+        elif isinstance(value, dict) and value.keys() & known:
+            yield f"{file.place(key)}: options stand by themselves, not in a table [{key}]"
+        else:
+            yield f"{file.place(key)}: unknown key {key}{nearest(key, known)}"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from rollout_dispatcher.cli.options import Loaded, load_config
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -27,8 +28,10 @@ examples:
 
 signals:
   SIGTERM, SIGINT   drain, or with a journal stop: the next start goes on; the second quits at once
-  SIGUSR1           log where the run stands
-  SIGHUP, SIGUSR2   change nothing, and are logged; settings are read at start
+  SIGHUP            read the options again: --window-multiple, --max-wait, --target-excess and
+                    --max-skips may change while it serves, as by POST /v1/config, others not
+  SIGUSR1           log where the run stands, and what every thread and task does
+  SIGUSR2           changes nothing, and is logged
 
 exit codes: 0 the stream ended or everything was drained, 1 failure or a shutdown that gave up
 accepted samples (the log names them), 2 usage or config
@@ -37,10 +40,11 @@ accepted samples (the log names them), 2 usage or config
 
 def run(argv: Sequence[str]) -> int:
     """Serve until told to stop."""
-    loaded = load(argv, prog="dispatcher serve", description=DESCRIPTION)
+    read = partial(load, argv, prog="dispatcher serve", description=DESCRIPTION)
+    found = read()
     from rollout_dispatcher.service.server import run as serve  # noqa: PLC0415 (--help needs no server)
 
-    return serve(loaded.config)
+    return serve(found, read)
 
 
 def load(argv: Sequence[str], *, prog: str, description: str) -> Loaded[ServeConfig]:

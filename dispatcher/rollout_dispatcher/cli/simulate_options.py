@@ -9,18 +9,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.cli.fields import expects_list, flag_of
-from rollout_dispatcher.cli.options import ENV_PREFIX
+from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping, Layout, MicroBatchOrder, Oversize, Strategy, Sync
+from rollout_dispatcher.plan import Grouping, Oversize, Strategy
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.types import NotNegative, Positive
+from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
+from rollout_dispatcher.service.config.types import Multiple, NotNegative, Positive, Ratio
 from rollout_dispatcher.service.config.units import Duration
-
-Multiple = Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)]
 
 
 class Arrivals(StrEnum):
@@ -37,53 +36,21 @@ class Format(StrEnum):
     JSON = "json"
 
 
-class SimulateOptions(BaseModel):
+class SimulateOptions(SelectionOptions, StepOptions):
     """The settings of one simulation."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
-    )
     #: Headings of the help, each at the first option under it.
     HEADINGS: ClassVar[dict[str, str]] = {
         "dp_size": "steps",
+        "cost": "planning",
         "window_multiple": "what is compared",
-        "groups": "planning",
+        "groups": "groups, and samples that are too long",
         "arrivals": "arrivals and length of the run",
         "format": "what is written",
     }
 
-    dp_size: Positive
-    """DP ranks"""
     dispatch_batch_size: Positive
     """samples in one step over all DP ranks, gradient accumulation included"""
-    micro_batch_size: Positive | None = None
-    """samples in a micro-batch; this or --micro-batch-tokens"""
-    micro_batch_tokens: Positive | None = None
-    """token budget of a micro-batch, which then holds any number of samples; with --layout padded
-    their count times the longest stays within it"""
-    micro_batch_multiple: Positive = 1
-    """round a rank's number of micro-batches up to a multiple of this (virtual pipeline stages);
-    they are split for it, and empty only where samples are fewer"""
-    min_micro_batches: Positive = 1
-    """micro-batches a rank has at least, as pipelines need; they are split for it, and empty only
-    where samples are fewer"""
-    sample_length_multiple: Positive = 1
-    """ranks pad each sample to a multiple of so many tokens (context parallelism, FP8), padded
-    micro-batches the longest one; counted in costs and in --micro-batch-tokens"""
-    layout: Layout = Layout.PACKED
-    """packed (samples end to end, cu_seqlens) or padded (to the longest of the micro-batch)"""
-    sync: Sync = Sync.MICRO_STEP
-    """where ranks wait for each other: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
-    rank_tokens: Positive | None = None
-    """most tokens of a step on one DP rank, as they are padded; the step is smaller where need be;
-    what exceeds it by itself has a rank to itself, and a step that is planned again goes whole"""
-    pipeline_stages: Positive = 1
-    """pipeline stages of a model replica: a DP rank's largest micro-batch then counts once more for
-    each stage beyond the first, as every stage waits for it while the pipeline fills and drains"""
-    micro_batch_order: MicroBatchOrder | None = None
-    """in which order a rank trains on a step's micro-batches, by tokens: peak-first (memory is
-    reserved once), ends-small (a pipeline fills and drains fast) or as-planned; unset: peak-first,
-    with pipeline stages ends-small"""
 
     window_multiple: Annotated[tuple[Multiple, ...], Field(min_length=1)] = (1.0, 1.25, 1.5, 2.0)
     """windows to try, in dispatch batches, as many as you like: 1 1.25 2"""
@@ -97,18 +64,6 @@ class SimulateOptions(BaseModel):
     oversize: Oversize = Oversize.ALONE
     """a sample longer than --micro-batch-tokens: alone (a micro-batch of its own), drop (leave it
     out and count it), error (stop there)"""
-    cost: str = "quadratic:1,24576,0"
-    """work of a sample of s tokens: tokens, quadratic:a,b,d for a*s*s + b*s + d, or hf:PATH for a
-    Hugging Face config.json"""
-    max_skips: NotNegative | None = None
-    """dispatches that may pass a sample over; unset: 4 windows' worth, at least 6"""
-    outlier_max_skips: NotNegative | None = None
-    """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
-    outlier_lane: bool = True
-    """let the heaviest samples wait for each other and leave together, within these bounds"""
-    planning_budget: Duration = 0.005
-    """what a plan that wastes more than 1 % may spend on comparing other selections and splits, on
-    one core; counted in operations, not timed, so that plans do not depend on the machine"""
 
     arrivals: Arrivals = Arrivals.STEADY
     """steady (the window is full before each step) or trace (samples come at their arrival_s, and
@@ -116,7 +71,7 @@ class SimulateOptions(BaseModel):
     trainer_load: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.9
     """with --arrivals trace, how fast the trainer is: the share of the trace's duration for which
     perfectly balanced ranks would be busy"""
-    target_excess: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    target_excess: Ratio = 0.0
     """with --arrivals trace, dispatch before the window is full once the plan wastes no more
     trainer time than this; 0 shows the best there is, serve's own default is 0.01"""
     max_wait: Duration = 2.0

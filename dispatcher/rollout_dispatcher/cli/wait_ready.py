@@ -17,7 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollout_dispatcher.cli.options import ENV_PREFIX, NONE, Parser, read_toml
+from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
+from rollout_dispatcher.cli.loading.toml_file import read_toml
+from rollout_dispatcher.cli.options import NONE, Parser
 from rollout_dispatcher.errors import ConfigError, DispatcherError
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import client_tls
@@ -142,7 +144,7 @@ def _address(args: Namespace, environ: Mapping[str, str]) -> Endpoint | None:
     if args.ready_file is not None:
         return None
     path = args.config or environ.get(f"{ENV_PREFIX}CONFIG")
-    said = read_toml(Path(path)) if path else {}
+    said = read_toml(Path(path)).values if path else {}
     for name in "http", "tls_cert":
         said[name] = environ.get(ENV_PREFIX + name.upper(), said.get(name))
     at = HTTP_PLANE if said["http"] is None else Endpoint.parse(str(said["http"]))

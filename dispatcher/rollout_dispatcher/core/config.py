@@ -1,7 +1,8 @@
 """What the core needs to know of the settings."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.buffer.limits import BufferLimits
@@ -10,6 +11,19 @@ from rollout_dispatcher.sample import Schema
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.
 SizeCheck = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What may change while a run goes on; sizes as the batch is counted, max_wait in seconds.
+
+    buffer: ready samples at which producers wait.
+    """
+
+    window: int
+    buffer: int
+    max_wait: float
+    target_excess: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +60,18 @@ class DispatchConfig:
     producer_credits: int = 8
     id_horizon: int = 1_000_000
     schema: Schema | None = None
+
+    @property
+    def tuning(self) -> Tuning:
+        """What of it may change."""
+        trigger = self.trigger
+        return Tuning(trigger.window, self.limits.samples, trigger.max_wait, self.target_excess)
+
+    def tuned(self, tuning: Tuning) -> Self:
+        """The same with other values of what may change."""
+        return replace(
+            self,
+            limits=replace(self.limits, samples=tuning.buffer),
+            trigger=replace(self.trigger, window=tuning.window, max_wait=tuning.max_wait),
+            target_excess=tuning.target_excess,
+        )

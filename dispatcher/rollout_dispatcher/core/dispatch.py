@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import Losses, name_undone
-from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.config import DispatchConfig, Tuning
 from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
 from rollout_dispatcher.core.effects import (
     Effect,
@@ -21,8 +21,10 @@ from rollout_dispatcher.core.effects import (
     WelcomeProducer,
 )
 from rollout_dispatcher.core.facts import (
+    Configured,
     DropReason,
     Fact,
+    PostedSetting,
     ProducerKeyed,
     ProducerLeft,
     Remembered,
@@ -96,6 +98,16 @@ class Dispatch:
     def _note(self, fact: Fact) -> None:
         if self.config.durable:
             self._facts.append(fact)
+
+    def configure(self, tuning: Tuning, posted: tuple[PostedSetting, ...], now: float) -> Decision:
+        """Settings change: the next plan heeds them, and nothing that is open changes.
+
+        posted: what of it a restart goes on with.
+        """
+        self.config = self.config.tuned(tuning)
+        self._parts.configure(self.config)
+        self._note(Configured(posted))
+        return self._decide(self._relieve(now))
 
     # -- producers --------------------------------------------------------------------------
 

@@ -160,6 +160,27 @@ class GroupSizeSet:
 
 
 @dataclass(frozen=True, slots=True)
+class PostedSetting:
+    """A setting that was changed while the run went on, and is so in the next process too.
+
+    base: what flags, environment and file said then; where they say something else now, that
+    counts. by: who has changed it, in words.
+    """
+
+    name: str
+    value: float
+    base: float | None
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """These settings are changed from now on, and no others."""
+
+    posted: tuple[PostedSetting, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SchemaFixed:
     """Every sample of the run has this schema from now on. set_by: who has decided, in words."""
 
@@ -189,6 +210,7 @@ Fact = (
     | VersionReported
     | PhaseEnded
     | GroupSizeSet
+    | Configured
     | SchemaFixed
     | StreamEnded
 )
@@ -221,8 +243,9 @@ class Remembered:
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
     the stream. given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last
     generation, None if there was none. policy_step: the first step that trains with
-    `policy_version`, None if that is. group_size: as it was last set. schema: of all samples, None
-    while that was not decided; set_by: who has, in words.
+    `policy_version`, None if that is. group_size: as it was last set. posted: settings that were
+    changed while it ran. schema: of all samples, None while that was not decided; set_by: who has,
+    in words.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -238,6 +261,7 @@ class Remembered:
     policy_version: int | None = None
     policy_step: int | None = None
     group_size: int | None = None
+    posted: tuple[PostedSetting, ...] = ()
     schema: Schema | None = None
     set_by: str = ""
     phases: tuple[int, ...] = ()

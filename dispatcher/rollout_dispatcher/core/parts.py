@@ -110,6 +110,11 @@ class Parts:
             phases=self.phases, agreement=self.agreement,
         )  # fmt: skip
 
+    def configure(self, config: DispatchConfig) -> None:
+        """Heed what of the settings may change."""
+        self.buffer.limits = config.limits
+        self.planning.configure(config)
+
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on where an earlier process stopped: all who had contributed may still come back."""
         self.totals.restore(memory.totals)

@@ -52,8 +52,9 @@ class Journal:
     ) -> tuple[Self, Remembered]:
         """Open or create a journal; returns it and what it remembers.
 
-        to_wall, from_wall: between the core's clock and wall time. map_bytes: the index's limit,
-        taken from the disk at once. id_horizon: ids given by users that are remembered.
+        to_wall, from_wall: between the core's clock and wall time. map_bytes: the index's limit.
+        segment_bytes: of a segment at its largest; both grow with what comes. id_horizon: ids given
+        by users that are remembered.
         payload_bytes: of the buffered samples, oldest first; what exceeds it is left in the journal
         (`InJournal`), where `fetch` reads it.
         Raises JournalError; nothing in the directory was changed then, but for its creation.

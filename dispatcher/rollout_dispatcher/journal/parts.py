@@ -137,6 +137,7 @@ class Ledger:
     policy_version: int | None = None
     policy_step: int | None = None
     group_size: int | None = None
+    posted: list[Row] = field(default_factory=list)
     schema: int | None = None
     set_by: str = ""
     phases: list[int] = field(default_factory=list)

@@ -10,6 +10,7 @@ shortens the journal and never leaves it unreadable. That is why `off` syncs too
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 
 from rollout_dispatcher.errors import ConfigError
@@ -41,8 +42,11 @@ def parse_sync(text: str) -> SyncPolicy:
         return SyncPolicy(SyncMode(text))
     found = _INTERVAL.fullmatch(text)
     if found is None:
+        near = get_close_matches(text, [*SyncMode, "interval:100ms"], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(
             f"journal sync {text!r} is none of off, batch and interval:<time> (say interval:100ms)"
+            f"{hint}"
         )
     seconds = float(found[1]) / (1000 if found[2] == "ms" else 1)
     if not 0.001 <= seconds <= _LONGEST:

@@ -7,13 +7,14 @@ entries are the core's, and it counts skips in them while a batch still waits to
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from rollout_dispatcher.core.facts import (
     Accepted,
     CheckpointSaved,
     Committed,
+    Configured,
     Dropped,
     Fact,
     FloorRaised,
@@ -43,7 +44,7 @@ PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
-KEYED, LEFT = "keyed", "left"
+KEYED, LEFT, CONFIGURED = "keyed", "left", "configured"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -169,6 +170,8 @@ class Encoder:
                 return [VERSION, version, first_step]
             case PhaseEnded(version):
                 return [PHASE, version]
+            case Configured(posted):
+                return [CONFIGURED, [list(astuple(setting)) for setting in posted]]
             case GroupSizeSet(size):
                 return [SIZE, size]
             case StreamEnded():

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import Remembered, RememberedStep
+from rollout_dispatcher.core.facts import PostedSetting, Remembered, RememberedStep
 from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK
@@ -133,6 +133,7 @@ def remembered(
         policy_version=ledger.policy_version,
         policy_step=ledger.policy_step,
         group_size=ledger.group_size,
+        posted=tuple(PostedSetting(*row) for row in ledger.posted),
         schema=None if ledger.schema is None else state.schemas[ledger.schema],
         set_by=ledger.set_by,
         phases=tuple(state.phases()),

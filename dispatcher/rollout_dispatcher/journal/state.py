@@ -258,6 +258,8 @@ class State:
                 _, self.ledger.schema, self.ledger.set_by = row
             case records.SIZE:
                 self.ledger.group_size = row[1]
+            case records.CONFIGURED:
+                self.ledger.posted = row[1]
             case records.ENDED:
                 self.ledger.ended = True
             case kind:

@@ -257,6 +257,7 @@ class Store:
     def _roll(self, capacity: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""
         self._take_snapshot()
+        self._files.grow()
         following = self._begin(self._active.number + 1, capacity)
         self._active.close()
         self._active = following
@@ -280,6 +281,7 @@ class Store:
     def _ensure_spares(self) -> None:
         try:
             self._files.ensure_spares()
+            self._index.reserve(self._files.next_bytes)
         except JournalFull as error:
             self._spare_trouble = error
         else:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,8 @@ from rollout_dispatcher.service.durability.own_thread import in_own_thread
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
 from rollout_dispatcher.service.process.allocator import Crowd
+from rollout_dispatcher.service.reloading.reloads import Reloads, resume
+from rollout_dispatcher.service.reloading.settings import Settings
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.service.stall_log import StallLog
 
@@ -56,11 +59,13 @@ class Dispatcher:
             print(dispatcher.endpoint, dispatcher.http_endpoint)
             await dispatcher.drained()
 
+    sources: of each option that was set, where, as `GET /v1/config` tells.
     endpoints, http_endpoint: the addresses in use, as clients take them.
     """
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, sources: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self._sources = sources or {}
         self.endpoints: tuple[str, ...] = ()
         self.http_endpoint = ""
         self._router: Router | None = None
@@ -121,6 +126,11 @@ class Dispatcher:
             self._open = stack.pop_all()
         self.endpoints, self.http_endpoint = endpoints, str(http)
         self._serves = True
+
+    @property
+    def reloads(self) -> Reloads | None:
+        """The settings in force, and what changes them; None before it serves."""
+        return None if self._router is None else self._router.reloads
 
     async def drained(self) -> bool:
         """Wait until the stream has ended, every step is committed and everybody has left.
@@ -188,18 +198,23 @@ class Dispatcher:
     async def _make_router(self, stack: AsyncExitStack) -> Router:
         config, clock = self.config, SteadyClock(asyncio.get_running_loop().time)
         limits = _limits(config)
-        config = config.model_copy(update={"max_connections": limits.sample})
+        settings, opened = Settings(config, self._sources), None
+        if config.journal_dir is not None:
+            opened = await in_own_thread(partial(read_journal, config, clock), Opened.let_go)
+            settings = resume(settings, opened.memory.posted)
+        config = settings.config.model_copy(update={"max_connections": limits.sample})
         core = Dispatch(core_config(config), uuid4().hex)
         metrics = Metrics(config, core, clock)
         journal = None
-        if config.journal_dir is not None:
-            opened = await in_own_thread(partial(read_journal, config, clock), Opened.let_go)
-            journal = go_on_from(opened, config, core, metrics, clock)
+        if opened is not None:
+            posted = tuple(settings.posted.values())
+            journal = go_on_from(opened, config, core, metrics, clock, posted=posted)
             close = journal.close
             stack.push_async_callback(lambda: in_own_thread(lambda: close(self._journal_patience)))
         router = Router(
-            config, core, metrics, clock, journal, access=config.access(), limits=limits
-        )
+            config, core, metrics, clock, journal,
+            access=config.access(), limits=limits, settings=settings,
+        )  # fmt: skip
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
         router.perform(core.tick(clock()))  # what an earlier process left may be due

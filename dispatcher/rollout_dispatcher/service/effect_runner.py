@@ -112,6 +112,11 @@ class EffectRunner:
             e.Drained: _log_drained,
         }
 
+    def configure(self, config: ServeConfig) -> None:
+        """Plan with these settings from the next plan on."""
+        self._config = config
+        self._planner.configure(config.plan_config())
+
     def perform(self, decision: Decision) -> None:
         """Carry out what the core decided; then set the clock for what is due next."""
         if self._closed:  # the journal may tell the barrier of its last batches, and of its end

@@ -32,6 +32,10 @@ class Planner:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def configure(self, config: PlanConfig) -> None:
+        """Plan so from the next one on; one that is under way stays as it was asked for."""
+        self._config = config
+
     def plans_here(self, wanted: PlanWanted | ReplanWanted) -> bool:
         """Whether the event loop has time for this plan."""
         return len(wanted.window) <= PLANNED_HERE_SAMPLES
@@ -39,12 +43,12 @@ class Planner:
     def plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
         """Plan now; raises what the planner raises, which is a bug of ours."""
         began = self._clock()
-        found = self._plan(wanted)
+        found = self._plan(wanted, self._config)
         self._duration.observe(self._clock() - began)
         return found
 
-    def _plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
-        config = self._config
+    @staticmethod
+    def _plan(wanted: PlanWanted | ReplanWanted, config: PlanConfig) -> Plan:
         if config.dp_size != wanted.dp_size:
             config = replace(config, dp_size=wanted.dp_size)
         whole = isinstance(wanted, ReplanWanted)
@@ -74,7 +78,7 @@ class Planner:
     ) -> None:
         began = self._clock()
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._thread, self._plan, wanted)
+        found = await loop.run_in_executor(self._thread, self._plan, wanted, self._config)
         self._duration.observe(self._clock() - began)
         then(found)
 

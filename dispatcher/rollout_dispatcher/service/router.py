@@ -27,6 +27,7 @@ from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import EVERYBODY, Access, digest_of
 from rollout_dispatcher.service.completion import Completion
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.padding import check_padding
 from rollout_dispatcher.service.connections.connections import Connections
@@ -39,6 +40,8 @@ from rollout_dispatcher.service.effect_runner import EffectRunner
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.message_times import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.reloading.reloads import Reloads
+from rollout_dispatcher.service.reloading.settings import RELOADABLE, Settings
 from rollout_dispatcher.transport.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class Router:
         *,
         access: Access = EVERYBODY,
         limits: ConnectionLimits | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.access = access
         self.config = config
@@ -94,6 +98,11 @@ class Router:
         self._everybody_left = asyncio.Event()
         self._hangs_up = False
         self._completion = Completion(core, self._connections, config.drain_timeout)
+        self.reloads = Reloads(
+            settings or Settings(config),
+            self._configure,
+            lambda outcome: metrics.config_reloads.labels(outcome).inc(),
+        )
 
     # -- peers report (peer.PeerListener) -------------------------------------------------------
 
@@ -201,6 +210,15 @@ class Router:
         """Have the core's decision carried out."""
         self._effect_runner.perform(decision)
         self._completion.check()
+
+    def _configure(self, settings: Settings) -> None:
+        """Heed settings that have changed, as far as they may."""
+        update = {name: getattr(settings.config, name) for name in RELOADABLE}
+        self.config = self.config.model_copy(update=update)
+        self.metrics.configured(self.config, self.reloads.generation)
+        self._effect_runner.configure(self.config)
+        tuning, posted = core_config(self.config).tuning, tuple(settings.posted.values())
+        self.perform(self.core.configure(tuning, posted, self.clock()))
 
     # -- producers --------------------------------------------------------------------------
 

@@ -7,23 +7,26 @@ journal the first signal stops at once too, since the next process goes on with 
 while it is still being read any signal does. Invariant: the exit code is not 0 if anything that was
 accepted is given up.
 
-SIGHUP and SIGUSR2 are logged and change nothing; SIGUSR1 has the log say where the run stands.
+SIGHUP reads the options again (reloading/); SIGUSR1 has the log say where the run stands, and what
+every thread and task does; SIGUSR2 is logged and changes nothing.
 """
 
 import asyncio
 import gc
 import logging
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from prometheus_client import disable_created_metrics
 
-from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
 from rollout_dispatcher.service.process import logs
 from rollout_dispatcher.service.process.allocator import keep_freed_memory
 from rollout_dispatcher.service.process.signals import Signals
+from rollout_dispatcher.service.process.stacks import Stacks
+from rollout_dispatcher.service.reloading.on_signal import Read, Rereading
 from rollout_dispatcher.transport.fair_selector import FairEventLoop
 
 log = logging.getLogger(__name__)
@@ -33,8 +36,12 @@ log = logging.getLogger(__name__)
 GC_THRESHOLDS = (10_000, 20, 20)
 
 
-def run(config: ServeConfig) -> int:
-    """Serve until the stream is done or a signal ends it; returns the exit code."""
+def run(found: Read, read: Callable[[], Read]) -> int:
+    """Serve until the stream is done or a signal ends it; returns the exit code.
+
+    found: the options as they were read; read: reads them again. Raises ConfigError then.
+    """
+    config = found.config
     logs.set_up(config.log_level, config.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
@@ -43,21 +50,26 @@ def run(config: ServeConfig) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=FairEventLoop) as runner:
-            return 0 if runner.run(_serve(config)) else 1
+            return 0 if runner.run(_serve(found, read)) else 1
     finally:
         Signals.heed_no_more()
 
 
-async def _serve(config: ServeConfig) -> bool:
+async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     """Returns whether nothing that was accepted was given up."""
-    dispatcher = Dispatcher(config)
+    dispatcher = Dispatcher(found.config, found.sources)
+    rereading = Rereading(read, lambda: dispatcher.reloads)
+    stacks = Stacks(asyncio.get_running_loop())
     signals = Signals(
         {
-            signal.SIGHUP: lambda: log.info("SIGHUP: nothing changes; settings are read at start"),
+            signal.SIGHUP: rereading.ask,
             signal.SIGUSR1: lambda: _say_state(dispatcher),
             signal.SIGUSR2: lambda: log.info("SIGUSR2: nothing changes; SIGUSR1 logs the state"),
-        }
+        },
+        at_once={signal.SIGUSR1: stacks.tell},
     )
+    if signals.heeds(signal.SIGUSR1):
+        stacks.take_at(signal.SIGUSR1)
     asked = await signals.unless_asked(dispatcher.start())
     if asked is not None:
         log.info("%s: stopped before anything was accepted", asked.name)

@@ -1,6 +1,7 @@
 """Every event that a core is told; each is made ready in a world, and then happens."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
@@ -14,6 +15,11 @@ Happens = Callable[[], object] | None
 
 def _sample(at: int, **options: object) -> Sample:
     return make_sample(f"new/{at}", TOKENS, policy_version=ENDLESS, **options)  # type: ignore[arg-type]
+
+
+def settings_change(world: World, at: int) -> Happens:
+    tuning = replace(world.core.config.tuning, max_wait=2.0 + at)
+    return lambda: world.core.configure(tuning, (), world.now)
 
 
 def hello_of_a_new_producer(world: World, at: int) -> Happens:
@@ -153,8 +159,9 @@ def journal_takes_more(world: World, at: int) -> Happens:
 EVENTS: dict[str, Callable[[World, int], Happens]] = {
     event.__name__: event
     for event in (
-        tick, next_deadline, journal_takes_more, hello_of_a_new_producer, hello_of_a_known_producer,
-        demand, prepared, commit, policy_version, checkpoint_saved, rank_lost_and_back,
+        tick, next_deadline, settings_change, journal_takes_more,
+        hello_of_a_new_producer, hello_of_a_known_producer, demand,
+        prepared, commit, policy_version, checkpoint_saved, rank_lost_and_back,
         push_of_one, push_of_64, push_over_http, duplicate_push, refused_push, push_of_a_member,
         close_of_an_open_group, close_of_an_unknown_group, withdrawn_member,
         producer_lost, bye_of_a_producer, end_of_a_phase, end_of_the_stream,

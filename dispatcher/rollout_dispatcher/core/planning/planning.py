@@ -10,6 +10,7 @@ another number of DP ranks than there are by now is not used. When to ask is for
 `Selection`; what makes capacity on the way is `Relief`, and what is made of an answer `Booking`.
 """
 
+from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted
 from rollout_dispatcher.core.planning.booking import Booking
 from rollout_dispatcher.core.planning.relief import Relief
@@ -37,6 +38,13 @@ class Planning:
         self._ledger, self._timing, self._selection = ledger, timing, selection
         self._relief, self._booking, self._target = relief, booking, target
         self._asked: PlanWanted | ReplanWanted | None = None
+
+    def configure(self, config: DispatchConfig) -> None:
+        """The next plan is asked for, and judged, so; one that is asked for goes on."""
+        self._target = config.target_excess
+        self._timing.configure(config.trigger)
+        self._selection.configure(config)
+        self._relief.configure(config)
 
     @property
     def busy(self) -> bool:

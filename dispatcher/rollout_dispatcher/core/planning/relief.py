@@ -34,6 +34,11 @@ class Relief:
         self._dropping, self._selection = dropping, selection
         self._departures = (0, 0)
 
+    def configure(self, config: DispatchConfig) -> None:
+        """From now on wait so long; who was held back may come in."""
+        self._max_wait = config.trigger.max_wait
+        self.look_again()
+
     # -- who was held back --------------------------------------------------------------------
 
     def look_again(self) -> None:

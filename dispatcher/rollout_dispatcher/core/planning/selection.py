@@ -33,6 +33,10 @@ class Selection:
         if freshness.drops:
             buffer.lots.watch_versions()
 
+    def configure(self, config: DispatchConfig) -> None:
+        """From the next request on, choose from such a window."""
+        self._window = config.trigger.window
+
     @property
     def ready(self) -> int:
         """Units that a plan could choose from; of those that are flushed at most a window."""

@@ -36,6 +36,10 @@ class Timing:
         #: When to decide next, though nothing else happens.
         self.wake_at: float | None = None
 
+    def configure(self, config: TriggerConfig) -> None:
+        """From now on decide so; a trial that missed its target may be good enough now."""
+        self._config, self.tried = config, None
+
     def note_hunger(self, now: float, *, hungry: bool) -> None:
         """Whether some rank waits for the next step."""
         if not hungry:

@@ -1,4 +1,4 @@
-"""Segment files: preallocated, written in order, used again.
+"""Segment files: preallocated, written in order, used again; small at first, and doubling.
 
     000000000007.segment   its front (`front`), then blocks
     3.spare                preallocated and without content, will be the next segment
@@ -9,7 +9,7 @@ only after its front is on the disk, and the directory is synced before anything
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,16 +23,23 @@ from rollout_dispatcher.journal.files.segment import Reader, Segment
 SPARES = 2
 #: Spares kept of what was freed; more than have to be save allocations when load comes in bursts.
 _MAX_SPARES = SPARES + 1
+#: The first segments; each that is full makes the next ones twice as large, up to the full size. A
+#: journal that is hardly used takes little disk, and a busy one has full segments within seconds.
+FIRST_BYTES = 4 << 20
 _SEGMENT_NAME = re.compile(r"(\d{12})\.segment")
 _SPARE_NAME = re.compile(r"(\d+)\.spare")
 
 
 class SegmentFiles:
-    """The segment files of a journal directory, and its spares."""
+    """The segment files of a journal directory, and its spares.
+
+    segment_bytes: the full size. next_bytes: what segments are allocated with by now.
+    """
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
+        self.next_bytes = min(FIRST_BYTES, segment_bytes)
         #: Size of each segment by number, of the active one too.
         self.sizes: dict[int, int] = {}
         self._spares: dict[Path, int] = {}
@@ -41,6 +48,10 @@ class SegmentFiles:
                 self.sizes[int(found[1])] = path.stat().st_size
             elif _SPARE_NAME.fullmatch(path.name):
                 self._adopt(path)
+        largest = max((*self.sizes.values(), *self._spares.values()), default=0)
+        self.next_bytes = max(
+            (size for size in self._usual_sizes() if size <= largest), default=self.next_bytes
+        )
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +76,7 @@ class SegmentFiles:
         need = capacity + FIRST_BLOCK
         spare = max(self._spares, key=self._spares.__getitem__, default=None)
         if spare is None or self._spares[spare] < need:
-            spare = self._allocate(max(need, self.segment_bytes))
+            spare = self._allocate(self._size_for(need))
         path, size = self.path(number), self._spares[spare]
         front = Front.new(number, size, after)
         with disk_errors("begin", path):
@@ -102,15 +113,40 @@ class SegmentFiles:
         """Whether the disk has a segment besides the spares that there have to be."""
         with suppress(JournalFull):
             while len(self._spares) <= SPARES:
-                self._allocate(self.segment_bytes)
+                self._allocate(self.next_bytes)
         return len(self._spares) > SPARES
 
+    def grow(self) -> None:
+        """A segment is full: those that come are larger."""
+        self.next_bytes = min(2 * self.next_bytes, self.segment_bytes)
+
     def ensure_spares(self, capacity: int = 0) -> None:
-        """Have `SPARES`, the largest with so many bytes for blocks. Raises JournalFull."""
+        """Have `SPARES`, the largest with so many bytes for blocks. Raises JournalFull.
+
+        Those that are smaller than segments are by now give way to others, if the disk has them.
+        """
         while len(self._spares) < SPARES:
-            self._allocate(self.segment_bytes)
+            self._allocate(self.next_bytes)
+        with suppress(JournalFull):
+            while (small := self._outgrown()) is not None:
+                self._allocate(self.next_bytes)
+                self._drop(small)
         if self.capacity < capacity:
-            self._allocate(capacity + FIRST_BLOCK)
+            self._allocate(self._size_for(capacity + FIRST_BLOCK))
+
+    def _size_for(self, need: int) -> int:
+        """Of a new segment with at least so many bytes."""
+        enough = (size for size in self._usual_sizes() if size >= max(need, self.next_bytes))
+        return next(enough, need)
+
+    def _outgrown(self) -> Path | None:
+        small = (path for path, size in self._spares.items() if size < self.next_bytes)
+        return next(small, None)
+
+    def _drop(self, spare: Path) -> None:
+        with disk_errors("free", spare):
+            spare.unlink()
+        del self._spares[spare]
 
     def resume(self, number: int, offset: int) -> Segment:
         """Go on with a segment at this offset; what is in it counts as a block no more."""
@@ -133,7 +169,8 @@ class SegmentFiles:
         """Nothing in this segment is needed any more: make it a spare, or delete it."""
         path, size = self.path(number), self.sizes[number]
         with disk_errors("free", path):
-            if size == self.segment_bytes and len(self._spares) < _MAX_SPARES:
+            usual = self.next_bytes <= size <= self.segment_bytes
+            if usual and len(self._spares) < _MAX_SPARES:
                 spare = self._unused_name()
                 path.rename(spare)
                 self._spares[spare] = size
@@ -143,10 +180,19 @@ class SegmentFiles:
 
     def _adopt(self, path: Path) -> None:
         """A spare of an earlier run, unless its allocation was cut short or sizes have changed."""
-        if path.lstat().st_size == self.segment_bytes:
-            self._spares[path] = self.segment_bytes
+        size = path.lstat().st_size
+        if size in self._usual_sizes():
+            self._spares[path] = size
         else:
             path.unlink()
+
+    def _usual_sizes(self) -> Iterator[int]:
+        """What segments have on their way to the full size."""
+        size = min(FIRST_BYTES, self.segment_bytes)
+        while size < self.segment_bytes:
+            yield size
+            size *= 2
+        yield self.segment_bytes
 
     def _allocate(self, size: int) -> Path:
         path = self._unused_name()

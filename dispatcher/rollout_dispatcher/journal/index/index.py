@@ -2,10 +2,10 @@
 
 Invariants: LMDB opens the file only once `lmdb_check` has found its pages sound, and each value has
 a checksum that covers its key and tree, so damage is an error and never the end of the process; one
-write transaction is one snapshot, committed with all of LMDB's syncs; the map has its full size,
-and its file that much disk, from opening on, so it is never grown under a view and never lacks
-disk; values are copied out (`buffers=False`), so no view outlives its transaction. Only the
-journal's one thread uses it, under the journal's own lock.
+write transaction is one snapshot, committed with all of LMDB's syncs; the map has its full size
+from opening on, so it is never grown under a view, and its file the disk that the next snapshots
+take (`reserve`), so they never lack it; values are copied out (`buffers=False`), so no view
+outlives its transaction. Only the journal's one thread uses it, under the journal's own lock.
 """
 
 import json
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: `json.dumps` would make an encoder for each of the many small values.
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _TREES = (b"values", b"schemas", b"kept", b"steps", b"producers", b"ids")
+#: The file grows by this much at the least.
+_STEP_BYTES = 4 << 20
 _POSITION, _LEDGER, _COUNTS = b"position", b"ledger", b"counts"
 
 
@@ -66,7 +68,7 @@ class Index:
                 self._values, self._schemas, self._kept, self._steps, self._producers, self._ids = (
                     _Tree(name, self._env.open_db(name)) for name in _TREES
                 )
-            self._reserve()
+            self.reserve(0)
         except JournalError:
             self._env.close()
             raise
@@ -74,19 +76,41 @@ class Index:
     @property
     def nbytes(self) -> int:
         """Bytes on the disk."""
-        return self._map_bytes
+        return self._reserved
 
     def close(self) -> None:
         """Let go of the file."""
         self._env.close()
 
-    def _reserve(self) -> None:
-        with disk_errors(f"reserve {self._map_bytes} bytes for", self._path):
+    def reserve(self, log_bytes: int) -> None:
+        """Have disk for a snapshot after so many bytes more of the log. Raises JournalFull.
+
+        It writes anew what has changed, which is all that there is at the worst, and what is new,
+        which takes no more than in the log but for pages that are not full. What it frees counts
+        again only two snapshots later.
+        """
+        steps = -(-(3 * self._used_bytes() + 2 * log_bytes) // _STEP_BYTES)
+        most = min(max(1, steps) * _STEP_BYTES, self._map_bytes)
+        self._reserved = self._path.stat().st_size
+        if most <= self._reserved:
+            return
+        with disk_errors(f"reserve {most} bytes for", self._path):
             handle = os.open(self._path, os.O_RDWR)
             try:
-                os.posix_fallocate(handle, 0, self._map_bytes)
+                os.posix_fallocate(handle, 0, most)
             finally:
                 os.close(handle)
+        self._reserved = most
+
+    def _used_bytes(self) -> int:
+        """Of the pages that the trees have, without those that are free."""
+        with self._errors(), self._env.begin() as read:
+            trees = (
+                self._values, self._schemas, self._kept, self._steps, self._producers, self._ids,
+            )  # fmt: skip
+            found = [read.stat(tree.db) for tree in trees]
+        pages = sum(at["branch_pages"] + at["leaf_pages"] + at["overflow_pages"] for at in found)
+        return pages * found[0]["psize"]
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -77,4 +77,8 @@ Address = Annotated[
 ]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
+#: A window, in dispatch batches.
+Multiple = Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)]
+#: A share of one, or more.
+Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 JournalSync = Annotated[str, AfterValidator(_read_sync)]

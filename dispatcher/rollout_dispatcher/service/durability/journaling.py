@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.facts import GroupSizeSet, Remembered
+from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, Remembered
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -67,8 +67,12 @@ def go_on_from(
     core: Dispatch,
     metrics: Metrics,
     clock: Callable[[], float],
+    *,
+    posted: tuple[PostedSetting, ...] = (),
 ) -> "Journal":
     """Have the core go on from what was read; a journal that it cannot go on from is let go of.
+
+    posted: of the settings that were posted to earlier processes those that still hold.
 
     Raises ConfigError when the settings do not fit what is in the journal.
     """
@@ -78,6 +82,8 @@ def go_on_from(
         fit(config, memory)
         if config.group_size != memory.group_size:
             journal.append([GroupSizeSet(config.group_size)], memory.totals)
+        if posted != memory.posted:  # of what was posted some does not hold any more
+            journal.append([Configured(posted)], memory.totals)
         restored = core.restore(memory, clock())
         if restored.facts:
             journal.append(restored.facts, restored.totals)

@@ -1,14 +1,31 @@
-"""What `/openapi.json` says: OpenAPI 3.1, from the same model that checks requests."""
+"""What `/openapi.json` says: OpenAPI 3.1, from the same models that check requests."""
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final
 
+from pydantic import BaseModel, TypeAdapter
+
 from rollout_dispatcher import __version__
+from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.http.bodies.encoding import SUPPORTED
 from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES, PushRequest
+from rollout_dispatcher.service.http.config_routes import MAX_BODY_BYTES, ConfigAnswer
+from rollout_dispatcher.service.http.requests import (
+    CloseQuery,
+    ControlAnswer,
+    EndQuery,
+    GroupPath,
+    PhasePath,
+    PushQuery,
+)
+from rollout_dispatcher.service.reloading.settings import ConfigPatch
 
 Described = dict[str, Any]
 
+#: Where a schema is, by its name.
+REF: Final = "#/components/schemas/{model}"
 #: What any request may be answered with instead of what it asks for, by status.
 ANY_ERROR: Final = {
     "401": "The token is missing or wrong",
@@ -23,6 +40,14 @@ PUSH_ERRORS: Final = {
     "415": f"The Content-Encoding is none of: {SUPPORTED}",
     "503": "Nothing was taken: see code; with Retry-After, push it again. stopping: the "
     "dispatcher shuts down, its successor will take it; receiving, busy: too much at once",
+}
+#: What a change of settings is answered with besides.
+CONFIG_ERRORS: Final = {
+    "400": "The body is no JSON object; nothing has changed",
+    "408": "The request took longer than --request-timeout to arrive",
+    "413": f"The body is larger than {MAX_BODY_BYTES} bytes",
+    "415": "The body is compressed",
+    "422": "It cannot be so: message says why, and names what needs a restart; nothing has changed",
 }
 #: Where a push is answered sample by sample.
 PUSH_OUTCOMES: Final = {
@@ -88,52 +113,74 @@ TENSOR: Final[Described] = {
 }
 
 
+@cache
 def describe() -> Described:
     """The document."""
-    schema = PushRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    schema["properties"]["fields"]["additionalProperties"] = {"$ref": "#/components/schemas/Tensor"}
-    dtypes = {"type": "string", "enum": [str(item) for item in DType]}
-    schemas = {
-        "PushRequest": schema, "PushAnswer": PUSH_ANSWER, "Tensor": TENSOR, "DType": dtypes,
-        "Error": ERROR, **definitions,
-    }  # fmt: skip
+    schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
+    schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
+    for model in (PushRequest, ConfigPatch, ConfigAnswer, ControlAnswer):
+        _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
+    _add(schemas, "Status", _status())
+    fields = schemas["PushRequest"]["properties"]["fields"]
+    fields["additionalProperties"] = {"$ref": "#/components/schemas/Tensor"}
     return {
         "openapi": "3.1.0",
         "info": {"title": "rollout-dispatcher", "version": __version__},
-        "paths": {
-            "/v1/samples": {"post": _push()},
-            "/v1/groups/{group_id}/close": {"post": _control("A group gets no further member")},
-            "/v1/phases/{policy_version}/end": {"post": _control("Nothing older comes any more")},
-            "/v1/stream/end": {"post": _control("Nothing comes any more")},
-            "/metrics": {"get": _get("Prometheus text format", "text/plain")},
-            "/livez": {"get": _get("The process serves", "text/plain")},
-            "/readyz": {"get": _get("Samples are accepted", "text/plain")},
-            "/statusz": {"get": _get("A snapshot for a person", "application/json")},
-            "/openapi.json": {"get": _get("This description", "application/json")},
+        "paths": _paths(),
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-        "components": {"schemas": schemas},
+        "security": [{}, {"token": []}],
+    }
+
+
+def _status() -> Described:
+    """The snapshot, without the histogram that is for /metrics, and with more beside it."""
+    schema = TypeAdapter(Statistics).json_schema(ref_template=REF, mode="serialization")
+    del schema["properties"]["lengths"]
+    schema["required"].remove("lengths")
+    return schema
+
+
+def _add(schemas: Described, name: str, schema: Described) -> None:
+    """A model's schema, and those of what it holds."""
+    schemas |= schema.pop("$defs", {})
+    schemas[name] = schema
+
+
+def _paths() -> Described:
+    return {
+        "/v1/samples": {"post": _push()},
+        "/v1/groups/{group_id}/close": {
+            "post": _control("A group gets no further member", CloseQuery, GroupPath)
+        },
+        "/v1/phases/{policy_version}/end": {
+            "post": _control("Nothing older comes any more", EndQuery, PhasePath)
+        },
+        "/v1/stream/end": {"post": _control("Nothing comes any more", EndQuery)},
+        "/v1/config": {"get": _get("The settings in force", "ConfigAnswer"), "post": _configure()},
+        "/metrics": {"get": _get("Prometheus text format")},
+        "/livez": {"get": _get("The process serves")},
+        "/readyz": {"get": _get("Samples are accepted")},
+        "/statusz": {"get": _get("A snapshot for a person", "Status")},
+        "/openapi.json": {"get": _get("This description", "")},
     }
 
 
 def _push() -> Described:
-    wait = {
-        "name": "wait",
-        "in": "query",
-        "schema": {"type": "string", "examples": ["500ms", "5s"]},
-        "description": "how long the request may be held while a cap is reached, at most "
-        "--request-timeout; without it a push that finds no room is answered 429 at once",
-    }
     body = {"schema": {"$ref": "#/components/schemas/PushRequest"}}
+    several = {"type": "array", "items": body["schema"], "maxItems": MAX_SAMPLES}
+    one_or_more = {"schema": {"anyOf": [body["schema"], several]}}
     return {
         "summary": "Push finished samples",
         "description": f"One object, an array of them, or NDJSON; at most {MAX_SAMPLES} samples, "
         "and --max-body-bytes in all. It may be compressed with "
         f"{SUPPORTED}. All samples of a request are read before the first is taken.",
-        "parameters": [wait],
+        "parameters": list(_parameters(PushQuery, "query")),
         "requestBody": {
             "required": True,
-            "content": {"application/json": body, "application/x-ndjson": body},
+            "content": {"application/json": one_or_more, "application/x-ndjson": body},
         },
         "responses": {
             **_errors(ANY_ERROR | PUSH_ERRORS),
@@ -142,17 +189,58 @@ def _push() -> Described:
     }
 
 
-def _control(summary: str) -> Described:
+def _configure() -> Described:
+    """All of it or nothing."""
+    body = {"schema": {"$ref": "#/components/schemas/ConfigPatch"}}
+    return {
+        "summary": "Change settings while it serves",
+        "description": "Those that the body names, all of them or none; the next plan heeds them.",
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {
+            "200": _answer("The settings in force now", "ConfigAnswer"),
+            **_errors(ANY_ERROR | CONFIG_ERRORS),
+        },
+    }
+
+
+def _control(
+    summary: str, query: type[BaseModel], path: type[BaseModel] | None = None
+) -> Described:
     """It answers whose word is still waited for."""
-    names = {"type": "array", "items": {"type": "string"}}
-    content = {"schema": {"type": "object", "properties": {"waits_for": names}}}
-    said = {"description": "It is heard", "content": {"application/json": content}}
     wrong = {"400": "The request is malformed", "422": "It cannot be so: message says why"}
-    return {"summary": summary, "responses": {"200": said, **_errors(ANY_ERROR | wrong)}}
+    named = [] if path is None else list(_parameters(path, "path"))
+    return {
+        "summary": summary,
+        "parameters": [*named, *_parameters(query, "query")],
+        "responses": {
+            "200": _answer("It is heard", "ControlAnswer"), **_errors(ANY_ERROR | wrong),
+        },
+    }  # fmt: skip
 
 
-def _get(summary: str, kind: str) -> Described:
-    found = {"description": summary, "content": {kind: {"schema": {}}}}
+def _parameters(model: type[BaseModel], place: str) -> Iterator[Described]:
+    """From the model that checks them, as text has them: null is not to be said."""
+    for name, schema in model.model_json_schema()["properties"].items():
+        kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+        texts = [kind for kind in kinds if kind.get("type") == "string"]
+        yield {
+            "name": name,
+            "in": place,
+            "required": place == "path",
+            "description": " ".join(schema.get("description", "").split()),
+            "schema": {
+                key: value
+                for key, value in (texts or kinds)[0].items()
+                if key not in {"title", "default", "description"}
+            },
+        }
+
+
+def _get(summary: str, schema: str | None = None) -> Described:
+    """schema: of a JSON answer, empty for any; None: the answer is text."""
+    kind = "text/plain" if schema is None else "application/json"
+    shape = {"$ref": f"#/components/schemas/{schema}"} if schema else {}
+    found = {"description": summary, "content": {kind: {"schema": shape}}}
     return {"summary": summary, "responses": {"200": found, **_errors(ANY_ERROR)}}
 
 

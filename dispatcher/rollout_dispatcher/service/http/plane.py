@@ -7,11 +7,10 @@ import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.decision import Decision
@@ -19,13 +18,18 @@ from rollout_dispatcher.errors import DispatcherError, IllegalTransition
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of
+from rollout_dispatcher.service.http.config_routes import ConfigRoutes
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.openapi import describe
 from rollout_dispatcher.service.http.pushes import Pushes
+from rollout_dispatcher.service.http.requests import (
+    CloseQuery,
+    ControlAnswer,
+    EndQuery,
+    PhasePath,
+)
 from rollout_dispatcher.service.router import Router
 
-#: All policy versions are below 2**53, on this plane as on the other.
-MAX_VERSION_DIGITS = 15
 #: Producers that are named as awaited.
 MAX_NAMED = 100
 
@@ -36,6 +40,7 @@ class HttpPlane:
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
         self._pushes = Pushes(router, guard.places)
+        self._config = ConfigRoutes(router)
 
     def application(self) -> web.Application:
         """The routes."""
@@ -47,6 +52,8 @@ class HttpPlane:
                 web.get("/readyz", self.readyz),
                 web.get("/statusz", self.statusz),
                 web.get("/openapi.json", self.openapi),
+                web.get("/v1/config", self._config.show),
+                web.post("/v1/config", self._config.change, expect_handler=leave_unasked),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),
@@ -92,6 +99,7 @@ class HttpPlane:
             "accepted": at.accepted,
             "balanced": at.balanced,
             "waits_for": self._router.core.waits_for(self._router.clock()),
+            "config_generation": self._router.reloads.generation,
             "config": self._router.config.model_dump(mode="json"),
         }
         return web.json_response(status, dumps=lambda value: json.dumps(value, indent=2) + "\n")
@@ -103,7 +111,7 @@ class HttpPlane:
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
         try:
-            asked = CloseRequest.model_validate(dict(request.query))
+            asked = CloseQuery.model_validate(dict(request.query))
         except ValidationError as error:
             return _invalid(error)
         batch = None if self._router.config.by_groups else self._router.config.batch
@@ -118,11 +126,12 @@ class HttpPlane:
 
     async def end_phase(self, request: web.Request) -> web.Response:
         """No sample older than this policy version comes over HTTP any more; or from anybody."""
-        version = request.match_info["policy_version"]
-        if not version.isdecimal() or len(version) > MAX_VERSION_DIGITS:
-            text = f"policy version {version[:40]!r} is no number of {MAX_VERSION_DIGITS} digits"
-            return problem(400, "invalid", text)
-        return await self._end(request, int(version))
+        try:
+            asked = PhasePath.model_validate(dict(request.match_info))
+        except ValidationError:
+            version = request.match_info["policy_version"]
+            return problem(400, "invalid", f"{version[:40]!r} is no policy version of 15 digits")
+        return await self._end(request, int(asked.policy_version))
 
     async def end_stream(self, request: web.Request) -> web.Response:
         """No sample comes over HTTP any more; with `force` from anybody."""
@@ -130,7 +139,7 @@ class HttpPlane:
 
     async def _end(self, request: web.Request, version: int | None) -> web.Response:
         try:
-            force = EndRequest.model_validate(dict(request.query)).force
+            force = EndQuery.model_validate(dict(request.query)).force
         except ValidationError as error:
             return _invalid(error)
         core, now = self._router.core, self._router.clock()
@@ -155,22 +164,7 @@ class HttpPlane:
         except DispatcherError as error:
             return problem(422, error.code, str(error))
         await self._router.barrier.settled()
-        return web.json_response({"waits_for": waits()[:MAX_NAMED]})
-
-
-class CloseRequest(BaseModel):
-    """What `POST /v1/groups/ID/close` can be told, in the query."""
-
-    model_config = ConfigDict(extra="forbid")
-    size: Annotated[int, Field(ge=1)] | None = None
-    keep: bool | None = None
-
-
-class EndRequest(BaseModel):
-    """What the ends of a phase and of the stream can be told, in the query."""
-
-    model_config = ConfigDict(extra="forbid")
-    force: bool = False
+        return web.json_response(ControlAnswer(waits_for=waits()[:MAX_NAMED]).model_dump())
 
 
 def _invalid(error: ValidationError) -> web.Response:

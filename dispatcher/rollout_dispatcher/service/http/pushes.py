@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from rollout_dispatcher.errors import (
     BodyTooLarge,
@@ -22,7 +22,6 @@ from rollout_dispatcher.errors import (
     UnknownEncoding,
 )
 from rollout_dispatcher.sample import Sample
-from rollout_dispatcher.service.config.units import Duration
 from rollout_dispatcher.service.http.bodies.body import Body
 from rollout_dispatcher.service.http.bodies.encoding import Decode, decoder
 from rollout_dispatcher.service.http.bodies.pieces import PIECE, Turns, in_pieces
@@ -30,6 +29,7 @@ from rollout_dispatcher.service.http.bodies.samples import first_of, read_sample
 from rollout_dispatcher.service.http.bodies.tensors import Reading
 from rollout_dispatcher.service.http.guard import problem
 from rollout_dispatcher.service.http.places import HttpPlaces
+from rollout_dispatcher.service.http.requests import PushQuery
 from rollout_dispatcher.service.http.sample_push import RETRY_AFTER_SECONDS, SamplePush
 from rollout_dispatcher.service.http.waiting import WaitingPushes
 from rollout_dispatcher.service.router import Router
@@ -41,16 +41,6 @@ _REFUSED: Final[dict[type[DispatcherError], int]] = {
     TooManyBodies: 503,
     Stopping: 503,
 }
-
-
-class PushQuery(BaseModel):
-    """What `POST /v1/samples` can be told, in the query.
-
-    wait: how long the request may be held while a cap is reached.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    wait: Duration | None = None
 
 
 class Pushes:

@@ -108,12 +108,12 @@ class CoreCollector:
             (
                 "buffer_capacity_samples",
                 "Ready samples (or groups) at which producers wait.",
-                self._config.buffer_samples,
+                self._core.config.limits.samples,
             ),
             (
                 "window_samples",
                 "Samples (or groups) that a full window has.",
-                self._config.window_samples,
+                self._core.config.trigger.window,
             ),
             ("ready_samples", "Held samples that a plan may choose from.", at.ready),
             ("open_groups", "Groups that lack members.", at.open_groups),

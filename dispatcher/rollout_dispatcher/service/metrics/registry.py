@@ -28,6 +28,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
 from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+from rollout_dispatcher.service.reloading.reloads import OUTCOMES
 from rollout_dispatcher.transport.pending import Pending
 
 if TYPE_CHECKING:
@@ -55,8 +56,20 @@ class Metrics:
         Info("dispatcher_build", "Version of the dispatcher.", registry=registry).info(
             {"version": __version__}
         )
-        Info("dispatcher_config", "Settings that shape plans.", registry=registry).info(
-            _config_labels(config)
+        self._config_info = Info("dispatcher_config", "Settings in force.", registry=registry)
+        self._config_info.info(_config_labels(config))
+        self.config_reloads = Counter(
+            "dispatcher_config_reloads",
+            "Times that settings were read or posted anew, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in OUTCOMES:
+            self.config_reloads.labels(outcome)
+        self._config_generation = Gauge(
+            "dispatcher_config_generation",
+            "Changes of the settings since the start.",
+            registry=registry,
         )
         registry.register(CoreCollector(core, config, clock))
         self._make_connection_metrics(registry)
@@ -173,6 +186,12 @@ class Metrics:
         if self._config.per_rank_metrics:
             registry.register(self._per_rank)
 
+    def configured(self, config: ServeConfig, generation: int) -> None:
+        """These settings are in force from now on, after so many changes."""
+        self._config = config
+        self._config_info.info(_config_labels(config))
+        self._config_generation.set(generation)
+
     def watch_pending(self, plane: str, pending: Pending) -> None:
         """Show how many connections of a plane are pending."""
         self._pending.labels(plane).set_function(lambda: len(pending))
@@ -235,5 +254,7 @@ def _config_labels(config: ServeConfig) -> dict[str, str]:
     names = (
         "dp_size", "dispatch_batch_size", "dispatch_batch_groups", "window_multiple",
         "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "groups", "cost",
+        "max_wait", "target_excess",
     )  # fmt: skip
-    return {name: str(getattr(config, name)) for name in names}
+    labels = {name: str(getattr(config, name)) for name in names}
+    return labels | {"max_skips": str(config.skips_bound)}

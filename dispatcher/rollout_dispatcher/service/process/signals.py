@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from time import monotonic
+from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -25,6 +26,8 @@ T = TypeVar("T")
 ENDING = (signal.SIGTERM, signal.SIGINT)
 #: Connections that hang have two seconds at the end, and so have requests over HTTP.
 QUIT_SECONDS = 5.0
+#: Nothing is to be done at once about any signal.
+NOTHING: Mapping[signal.Signals, Callable[[], None]] = MappingProxyType({})
 #: What a process exits with that could not end in order.
 FAILURE = 1
 
@@ -33,16 +36,22 @@ class Signals:
     """Heeds signals from its making until the process ends; made on the main thread's event loop.
 
     others: what is done on the event loop about signals that end nothing; one that has a handler
-    already, or is ignored, as under `nohup`, keeps it.
+    already, or is ignored, as under `nohup`, keeps it. at_once: what is done about them before, by
+    the thread that hears them, whatever the event loop waits for; it must wait for nothing.
     """
 
-    def __init__(self, others: Mapping[signal.Signals, Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        others: Mapping[signal.Signals, Callable[[], None]],
+        at_once: Mapping[signal.Signals, Callable[[], None]] = NOTHING,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
         free = {number for number in others if signal.getsignal(number) is signal.SIG_DFL}
         self._told: dict[signal.Signals, Callable[[signal.Signals], object]]
         self._told = dict.fromkeys(ENDING, self._asked.put_nowait)
         self._told |= {number: lambda it: others[it]() for number in free}
+        self._at_once = {number: at_once[number] for number in free & at_once.keys()}
         self._heard, written = socket.socketpair()
         written.setblocking(False)
         self._written = written  # kept: the interpreter knows it by its number alone
@@ -51,6 +60,10 @@ class Signals:
         for number in self._told:
             signal.signal(number, _do_nothing)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._told)  # the thread above has them open
+
+    def heeds(self, number: signal.Signals) -> bool:
+        """Whether this signal is heard; it keeps a handler that it had."""
+        return number in self._told
 
     @staticmethod
     def heed_no_more() -> None:
@@ -84,6 +97,8 @@ class Signals:
             except TimeoutError:
                 _exit()
             for number in set(numbers) & set(self._told) - set(ENDING):
+                if (at_once := self._at_once.get(signal.Signals(number))) is not None:
+                    at_once()
                 self._tell(signal.Signals(number))
             for number in filter(ENDING.__contains__, numbers):
                 asked += 1

@@ -1,0 +1,143 @@
+"""Whether settings fit together: each thing that does not, in a line with cause and remedy.
+
+Invariant: what rests on an option that is known to be wrong is not looked at, so that one mistake
+is told once.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rollout_dispatcher.balance.validate import problems as plan_problems
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import Grouping
+from rollout_dispatcher.service.config.fields import schema_of
+from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
+from rollout_dispatcher.service.config.types import Retain
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.service.config.options import ServeConfig
+
+Check = Callable[["ServeConfig"], Iterator[str]]
+
+_BATCH = frozenset({"dispatch_batch_size", "dispatch_batch_groups"})
+_PLAN = _BATCH | StepOptions.model_fields.keys() | SelectionOptions.model_fields.keys()
+
+
+def problems(config: "ServeConfig", wrong: frozenset[str] = frozenset()) -> Iterator[str]:
+    """What is wrong with these settings together; wrong: options that are not to be relied on."""
+    if not wrong & _BATCH:
+        found = list(_batch(config))
+        yield from found
+        wrong |= _BATCH if found else frozenset()
+    for options, check in CHECKS:
+        if not wrong & options:
+            yield from check(config)
+
+
+def tuning_problems(config: "ServeConfig", changed: frozenset[str]) -> Iterator[str]:
+    """As `problems`, of the checks alone that concern what has changed."""
+    for options, check in CHECKS:
+        if changed & options:
+            yield from check(config)
+
+
+def _batch(config: "ServeConfig") -> Iterator[str]:
+    sizes = (config.dispatch_batch_size, config.dispatch_batch_groups)
+    if sizes.count(None) != 1:
+        found = "neither is" if sizes.count(None) == 2 else "both are"
+        yield (
+            f"a step has a number of samples or of groups, and {found} set; set exactly one "
+            "of --dispatch-batch-size and --dispatch-batch-groups"
+        )
+
+
+def _counted_groups(config: "ServeConfig") -> Iterator[str]:
+    if config.by_groups and config.groups is Grouping.IGNORE:
+        yield (
+            "--dispatch-batch-groups counts groups, and --groups ignore knows none; set "
+            "--dispatch-batch-size, or --groups step"
+        )
+
+
+def _fields(config: "ServeConfig") -> Iterator[str]:
+    try:
+        schema_of(config.fields)
+    except ValueError as error:
+        yield f"--fields: {error}"
+
+
+def _plan(config: "ServeConfig") -> Iterator[str]:
+    try:
+        plan_config = config.plan_config()
+    except ConfigError as error:
+        yield from error.problems
+        return
+    yield from plan_problems(plan_config, config.window_multiple)
+
+
+def _buffer(config: "ServeConfig") -> Iterator[str]:
+    window = config.window_samples
+    if config.buffer_samples < window:
+        yield (
+            f"--buffer-capacity {config.buffer_capacity} is smaller than the window of {window} "
+            f"samples, which could never fill; raise it to {window} or lower --window-multiple"
+        )
+
+
+def _groups(config: "ServeConfig") -> Iterator[str]:
+    batch, size, m = config.batch, config.group_size, config.micro_batch_size
+    if config.groups is Grouping.MICRO_BATCH and m is not None and (size or 1) > m:
+        yield (
+            f"--groups micro-batch keeps the {size} samples of a group in one micro-batch, and "
+            f"--micro-batch-size is {m}; raise it to {size} or more, or set --groups rank"
+        )
+    if size is None or config.by_groups or config.groups is Grouping.IGNORE or batch % size == 0:
+        return
+    below, above = batch // size * size, -(-batch // size) * size
+    yield (
+        f"groups of {size} samples stay whole, so they never fill a dispatch batch of {batch}; "
+        f"set --dispatch-batch-size {f'{below} or {above}' if below else above}, or "
+        "--groups ignore"
+    )
+
+
+def _deadlines(config: "ServeConfig") -> Iterator[str]:
+    for name in ("rank_timeout", "idle_timeout"):
+        if getattr(config, name) <= 2 * config.heartbeat_interval:
+            yield (
+                f"--{name.replace('_', '-')} must exceed two heartbeats, or one late one "
+                "ends a healthy connection; raise it or lower --heartbeat-interval"
+            )
+
+
+def _retain(config: "ServeConfig") -> Iterator[str]:
+    if config.retain is Retain.CHECKPOINT and config.journal_dir is None:
+        yield (
+            "--retain checkpoint keeps the samples of committed steps in the journal; set "
+            "--journal-dir, or take --retain commit"
+        )
+
+
+def _access(config: "ServeConfig") -> Iterator[str]:
+    try:
+        config.access()
+    except ConfigError as error:
+        yield from error.problems
+
+
+#: What each rests on, and the check.
+CHECKS: tuple[tuple[frozenset[str], Check], ...] = (
+    (frozenset({"dispatch_batch_groups", "groups"}), _counted_groups),
+    (frozenset({"fields"}), _fields),
+    (_PLAN | {"window_multiple", "groups"}, _plan),
+    (_BATCH | {"window_multiple", "buffer_capacity"}, _buffer),
+    (_BATCH | {"groups", "group_size", "micro_batch_size"}, _groups),
+    (frozenset({"rank_timeout", "idle_timeout", "heartbeat_interval"}), _deadlines),
+    (frozenset({"retain", "journal_dir"}), _retain),
+    (
+        frozenset({
+            "listen", "http", "token_file", "tls_cert", "tls_key", "tls_client_ca", "insecure",
+        }),
+        _access,
+    ),
+)  # fmt: skip

@@ -1,0 +1,68 @@
+"""SIGHUP: flags, environment and file are read again, beside the event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.durability.own_thread import in_own_thread
+from rollout_dispatcher.service.reloading.reloads import Reloads
+
+log = logging.getLogger(__name__)
+
+BY = "SIGHUP"
+
+
+class Read(Protocol):
+    """What was read: a valid config, and where each option of it stands."""
+
+    @property
+    def config(self) -> ServeConfig:
+        """The config."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Flag, variable, or file and line of each option that was set."""
+
+
+class Rereading:
+    """Reads once for each time that it is asked to, one after the other.
+
+    read: from the disk, which may hang; raises ConfigError. reloads: None before there are any.
+    """
+
+    def __init__(self, read: Callable[[], Read], reloads: Callable[[], Reloads | None]) -> None:
+        self._read, self._reloads = read, reloads
+        self._task: asyncio.Task[None] | None = None
+        self._asked = 0
+
+    def ask(self) -> None:
+        """Read again, once what is being read is read."""
+        self._asked += 1
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="reread")
+
+    async def _run(self) -> None:
+        try:
+            while self._asked:
+                self._asked = 0  # who asks from here on has changed something since
+                await self._once()
+        finally:
+            self._task = None
+
+    async def _once(self) -> None:
+        reloads = self._reloads()
+        if reloads is None:
+            log.info("%s: nothing changes; the journal is still being read", BY)
+            return
+        try:
+            found = await in_own_thread(self._read)
+        except ConfigError as error:
+            reloads.refuse(error, BY)
+            return
+        try:
+            reloads.reread(found.config, found.sources, BY)
+        except ConfigError:
+            return  # it was logged and counted
