@@ -8,6 +8,8 @@ while it is still being read any signal does. Invariant: the exit code is not 0 
 accepted is given up.
 
 SIGHUP and SIGUSR2 are logged and change nothing; SIGUSR1 has the log say where the run stands.
+Under systemd (`Type=notify`) the service manager is told when it serves and when it ends, and the
+event loop feeds its watchdog.
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
 from rollout_dispatcher.service.process import logs
 from rollout_dispatcher.service.process.allocator import keep_freed_memory
+from rollout_dispatcher.service.process.notify import ServiceManager
 from rollout_dispatcher.service.process.signals import Signals
 from rollout_dispatcher.transport.fair_selector import FairEventLoop
 
@@ -50,7 +53,7 @@ def run(config: ServeConfig) -> int:
 
 async def _serve(config: ServeConfig) -> bool:
     """Returns whether nothing that was accepted was given up."""
-    dispatcher = Dispatcher(config)
+    dispatcher, manager = Dispatcher(config), ServiceManager()
     signals = Signals(
         {
             signal.SIGHUP: lambda: log.info("SIGHUP: nothing changes; settings are read at start"),
@@ -63,14 +66,17 @@ async def _serve(config: ServeConfig) -> bool:
         log.info("%s: stopped before anything was accepted", asked.name)
         return True
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(manager.watched())
         stack.push_async_exit(dispatcher)
-        return await _end(dispatcher, signals)
+        manager.ready(f"run {dispatcher.run_id}: samples on {', '.join(dispatcher.endpoints)}")
+        return await _end(dispatcher, signals, manager)
 
 
-async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
+async def _end(dispatcher: Dispatcher, signals: Signals, manager: ServiceManager) -> bool:
     ended = await signals.unless_asked(dispatcher.drained())
     if isinstance(ended, bool):
         return ended
+    manager.stopping(f"{ended.name}: what is here is kept, or trained on")
     if dispatcher.config.journal_dir is not None:
         at = dispatcher.statistics()
         log.info(
