@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-frameworks smoke bench bench-peers bench-plane bench-training convergence results chaos fuzz fuzz-nightly soak lint clean
+.PHONY: help demo test test-frameworks smoke bench bench-peers bench-plane bench-training convergence results chaos fuzz fuzz-nightly soak image test-deploy lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,8 @@ help:
 	@echo "make fuzz   100,000 inputs that no well-behaved peer would send, and damaged journals (12 minutes)"
 	@echo "make fuzz-nightly  1,000,000 of them, others each day (2 hours)"
 	@echo "make soak   2,000,000 samples of 64 producers under backpressure, and what memory is held (9 minutes)"
+	@echo "make image  the container image, by buildah, on Debian; IMAGE, BASE and IMAGE_FLAGS say otherwise"
+	@echo "make test-deploy  what is in deploy/, by the tools that know it, as far as they are here"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv, build and caches"
 
@@ -106,6 +108,25 @@ fuzz-nightly: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --out build/soak.json
+
+# BASE may be an image of one's own, where no registry is reached; IMAGE_FLAGS go to buildah as they
+# are: "--isolation chroot --volume /etc/pip.conf:/etc/pip.conf:ro", say.
+IMAGE ?= rollout-dispatcher
+BASE ?= docker.io/library/debian:bookworm-slim
+image:
+	buildah build --format docker --layers --build-arg BASE=$(BASE) $(IMAGE_FLAGS) \
+		-f deploy/docker/Dockerfile -t $(IMAGE) .
+
+# A Slurm of one node runs where slurmctld, slurmd and munged are installed (root); the image is
+# tried where DISPATCHER_IMAGE names it (root, buildah).
+DEPLOY := build/deploy
+$(DEPLOY)/.installed: tests/deploy/requirements.txt
+	test -x $(DEPLOY)/bin/python || $(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+test-deploy: $(STAMP) $(DEPLOY)/.installed
+	PATH="$(CURDIR)/$(DEPLOY)/bin:$$PATH" $(BIN)/pytest -rs tests/deploy
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

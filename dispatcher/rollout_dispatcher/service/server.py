@@ -8,7 +8,9 @@ while it is still being read any signal does. Invariant: the exit code is not 0 
 accepted is given up.
 
 SIGHUP reads the options again (reloading/); SIGUSR1 has the log say where the run stands, and what
-every thread and task does; SIGUSR2 is logged and changes nothing.
+every thread and task does; SIGUSR2 is logged and changes nothing. Under systemd (`Type=notify`) the
+service manager is told when it serves, when it reads its options again and when it ends, and the event
+loop feeds its watchdog.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
 from rollout_dispatcher.service.process import logs
 from rollout_dispatcher.service.process.allocator import keep_freed_memory
+from rollout_dispatcher.service.process.notify import ServiceManager
 from rollout_dispatcher.service.process.signals import Signals
 from rollout_dispatcher.service.process.stacks import Stacks
 from rollout_dispatcher.service.reloading.on_signal import Read, Rereading
@@ -57,8 +60,8 @@ def run(found: Read, read: Callable[[], Read]) -> int:
 
 async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     """Returns whether nothing that was accepted was given up."""
-    dispatcher = Dispatcher(found.config, found.sources)
-    rereading = Rereading(read, lambda: dispatcher.reloads)
+    dispatcher, manager = Dispatcher(found.config, found.sources), ServiceManager()
+    rereading = Rereading(read, lambda: dispatcher.reloads, manager.reloading)
     stacks = Stacks(asyncio.get_running_loop())
     signals = Signals(
         {
@@ -75,14 +78,17 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
         log.info("%s: stopped before anything was accepted", asked.name)
         return True
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(manager.watched())
         stack.push_async_exit(dispatcher)
-        return await _end(dispatcher, signals)
+        manager.ready(f"run {dispatcher.run_id}: samples on {', '.join(dispatcher.endpoints)}")
+        return await _end(dispatcher, signals, manager)
 
 
-async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
+async def _end(dispatcher: Dispatcher, signals: Signals, manager: ServiceManager) -> bool:
     ended = await signals.unless_asked(dispatcher.drained())
     if isinstance(ended, bool):
         return ended
+    manager.stopping(f"{ended.name}: what is here is kept, or trained on")
     if dispatcher.config.journal_dir is not None:
         at = dispatcher.statistics()
         log.info(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from rollout_dispatcher.errors import ConfigError
@@ -31,10 +32,16 @@ class Rereading:
     """Reads once for each time that it is asked to, one after the other.
 
     read: from the disk, which may hang; raises ConfigError. reloads: None before there are any.
+    within: what is entered while it reads, once it may.
     """
 
-    def __init__(self, read: Callable[[], Read], reloads: Callable[[], Reloads | None]) -> None:
-        self._read, self._reloads = read, reloads
+    def __init__(
+        self,
+        read: Callable[[], Read],
+        reloads: Callable[[], Reloads | None],
+        within: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._read, self._reloads, self._within = read, reloads, within
         self._task: asyncio.Task[None] | None = None
         self._asked = 0
 
@@ -57,6 +64,10 @@ class Rereading:
         if reloads is None:
             log.info("%s: nothing changes; the journal is still being read", BY)
             return
+        with self._within():
+            await self._read_and_apply(reloads)
+
+    async def _read_and_apply(self, reloads: Reloads) -> None:
         try:
             found = await in_own_thread(self._read)
         except ConfigError as error:
