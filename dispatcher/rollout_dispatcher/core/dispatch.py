@@ -53,6 +53,7 @@ class Dispatch:
                                     holds), `next_deadline`, `drained`, `deserted`
         for each answer to a push   `standing`
         for each HTTP request       `schema`
+        for each scrape             `ranks_seen`
         several times a second      `hungry_since`, `waits_for`
         for each simulated sample   `is_expected`
 
@@ -323,6 +324,12 @@ class Dispatch:
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group waits for this sample: it may pass by others that are held."""
         return self._buffer.is_expected(sample)
+
+    @property
+    def ranks_seen(self) -> tuple[int, dict[int, float]]:
+        """DP ranks that there are to be, and when each that has joined was last heard of."""
+        generation = self._ledger.generation
+        return generation.dp_size, {at: rank.last_seen for at, rank in generation.ranks.items()}
 
     @property
     def schema(self) -> tuple[Schema, str] | None:

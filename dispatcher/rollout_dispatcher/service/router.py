@@ -86,7 +86,6 @@ class Router:
             clock=clock,
         )
         self.feedback = self._effect_runner.feedback
-        self._hungry_since: dict[int, float] = {}
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.
@@ -133,6 +132,8 @@ class Router:
                 # It confirms what the producer said before; a rank repeats itself in its hello.
                 self.barrier.after(partial(self._confirm, peer))
             case m.Ping():
+                if (rank := self._connections.rank_of(peer)) is not None:
+                    self.core.seen(rank.dp_rank, now)
                 peer.send(m.Pong())
             case m.Bye():
                 self._says_goodbye(peer)
@@ -186,7 +187,7 @@ class Router:
             self.perform(gone)
         if (rank := connections.rank_of(peer)) is not None:
             connections.detach(peer.client_id)
-            self._hungry_since.pop(rank.dp_rank, None)
+            self.metrics.rank_waits.lost(rank.dp_rank, self.clock())
             log.info("DP rank %d disconnected (%s)", rank.dp_rank, reason)
             self.perform(
                 self.core.leave(rank.dp_rank, peer.client_id, self.clock(), for_good=for_good)
@@ -261,7 +262,7 @@ class Router:
         )
         decision = self.core.join(hello, now)
         if hello.generation is None:
-            self._hungry_since.clear()
+            self.metrics.rank_waits.all_lost(now)
             if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
                 self._connections.detach(peer.client_id)
         self._connections.said_hello(peer)
@@ -295,10 +296,8 @@ class Router:
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
-        if hungry:
-            self._hungry_since.setdefault(dp_rank, now)
-        elif (since := self._hungry_since.pop(dp_rank, None)) is not None:
-            self.metrics.rank_waited(dp_rank, now - since)
+        waits = self.metrics.rank_waits
+        (waits.begins if hungry else waits.ends)(dp_rank, now)
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Annotated
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
@@ -21,7 +20,10 @@ from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.openapi import describe
+from rollout_dispatcher.service.http.probes.negotiation import preferred, takes_gzip
+from rollout_dispatcher.service.http.probes.scrapes import Scrapes
 from rollout_dispatcher.service.http.pushes import Pushes
+from rollout_dispatcher.service.metrics.exposition import Format
 from rollout_dispatcher.service.router import Router
 
 #: All policy versions are below 2**53, on this plane as on the other.
@@ -36,10 +38,12 @@ class HttpPlane:
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
         self._pushes = Pushes(router, guard.places)
+        self._scrapes = Scrapes(router.metrics.registry)
 
     def application(self) -> web.Application:
         """The routes."""
         app = web.Application(middlewares=[self._guard.middleware])
+        app.on_cleanup.append(self._close)
         app.add_routes(
             [
                 web.get("/metrics", self.metrics),
@@ -55,10 +59,18 @@ class HttpPlane:
         )
         return app
 
-    async def metrics(self, _: web.Request) -> web.Response:
-        """Prometheus text format."""
-        body = generate_latest(self._router.metrics.registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(self, request: web.Request) -> web.Response:
+        """What Prometheus scrapes, in the format and encoding that it asks for."""
+        asked = request.headers
+        form = Format.of(preferred(asked.get("Accept"), [each.media_type for each in Format]))
+        gzipped = takes_gzip(asked.get("Accept-Encoding"))
+        headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
+        if gzipped:
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=await self._scrapes.body(form, gzipped=gzipped), headers=headers)
+
+    async def _close(self, _: web.Application) -> None:
+        self._scrapes.close()
 
     async def livez(self, _: web.Request) -> web.Response:
         """The process serves."""
