@@ -35,6 +35,7 @@ from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.waiting import Reason
 from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.sample import Sample, Schema
@@ -54,7 +55,7 @@ class Dispatch:
         for each answer to a push   `standing`
         for each HTTP request       `schema`
         for each scrape             `ranks_seen`
-        several times a second      `hungry_since`, `waits_for`
+        several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`
         for each simulated sample   `is_expected`
 
     and so do the words of a few (`end_waits`, `losses`, `name_undone`).
@@ -364,6 +365,15 @@ class Dispatch:
     def waits_for(self, now: float) -> str:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""
         return self._parts.waiting.explain(now)
+
+    def reasons(self, now: float) -> tuple[Reason, ...]:
+        """The same, one by one."""
+        return tuple(self._parts.waiting.reasons(now))
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that is planned next."""
+        return self._ledger.steps.next_step
 
     def end_waits(self, version: int | None) -> list[str]:
         """Producers whose word the end of this phase still waits for; None: of the stream."""

@@ -39,6 +39,7 @@ from rollout_dispatcher.service.effect_runner import EffectRunner
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.message_times import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.status.health import Health
 from rollout_dispatcher.transport.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class Router:
         self._connections = Connections()
         self._failure = Failure()
         self.barrier = DurabilityBarrier(journal, self._failure, self._journal_takes_more)
+        self.health = Health(core, lambda: self.barrier.failure, clock)
+        metrics.watch_health(self.health.is_ready)
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._effect_runner = EffectRunner(
@@ -128,13 +131,8 @@ class Router:
     def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         now = self.clock()
         match message:
-            case m.Ping() if peer.role == "producer":
-                # It confirms what the producer said before; a rank repeats itself in its hello.
-                self.barrier.after(partial(self._confirm, peer))
             case m.Ping():
-                if (rank := self._connections.rank_of(peer)) is not None:
-                    self.core.seen(rank.dp_rank, now)
-                peer.send(m.Pong())
+                self._pinged(peer, now)
             case m.Bye():
                 self._says_goodbye(peer)
             case m.HelloProducer():
@@ -166,6 +164,15 @@ class Router:
                 self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
             case _ if (rank := self._connections.rank_of(peer)) is not None:
                 self._rank_said(rank.dp_rank, message, now)
+
+    def _pinged(self, peer: Peer, now: float) -> None:
+        if peer.role == "producer":
+            # It confirms what the producer said before; a rank repeats itself in its hello.
+            self.barrier.after(partial(self._confirm, peer))
+            return
+        if (rank := self._connections.rank_of(peer)) is not None:
+            self.core.seen(rank.dp_rank, now)
+        peer.send(m.Pong())
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""

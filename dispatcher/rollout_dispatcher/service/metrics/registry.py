@@ -83,6 +83,8 @@ class Metrics:
         self._padded = config.layout is Layout.PADDED
         #: Tokens that ranks pad every micro-batch to, by rank.
         self.packed_lengths: dict[int, int] = {}
+        #: Steps planned by this process, and the sum of their straggler excess.
+        self.planned_steps, self.planned_excess = 0, 0.0
         registry = self.registry
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -192,9 +194,7 @@ class Metrics:
             registry,
         )
 
-    def _make_rank_metrics(
-        self, registry: CollectorRegistry, clock: Callable[[], float]
-    ) -> None:
+    def _make_rank_metrics(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self.delivery_duration = Histogram(
             "dispatcher_delivery_duration_seconds",
             "From a step's plan to its last micro-batch being written to a rank.",
@@ -255,6 +255,8 @@ class Metrics:
         self._imbalance.labels("planned").observe(plan.imbalance)
         self._excess.labels("fifo").observe(plan.fifo_excess)
         self._excess.labels("planned").observe(plan.excess)
+        self.planned_steps += 1
+        self.planned_excess += plan.excess
         costs = plan.cost.sum(axis=1).tolist()
         even = plan.even_time
         self._bound_excess.observe(max(0.0, plan.lower_bound / even - 1) if even else 0.0)

@@ -47,6 +47,6 @@ class Scrapes:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _make(families: list[Metric], form: Format, gzipped: bool) -> bytes:  # noqa: FBT001
+def _make(families: list[Metric], form: Format, gzipped: bool) -> bytes:
     text = render(families, form)
     return gzip.compress(text, GZIP_LEVEL, mtime=0) if gzipped else text
