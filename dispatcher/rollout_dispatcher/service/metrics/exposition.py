@@ -48,7 +48,7 @@ class RankFamily(Metric):
         return f"{self.name}_total" if self.type == "counter" else self.name
 
     @property
-    def samples(self) -> list[Sample]:  # type: ignore[override]
+    def samples(self) -> list[Sample]:
         """As prometheus-client has them, for who asks for a single one."""
         return [
             Sample(self.series, {"dp_rank": str(dp_rank)}, value)

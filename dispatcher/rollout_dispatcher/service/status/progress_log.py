@@ -65,8 +65,8 @@ class ProgressLog:
         return (
             f"{at.steps_committed} steps ({mark.steps - before.steps:+d}), {went:.3g} samples/s "
             f"trained on, {came:.3g} samples/s come, {at.ready} ready of a window of {window}, "
-            f"planned excess {excess}, {at.ranks_connected} of {at.dp_size} DP ranks, "
-            f"{at.producers_connected} producers; the next step waits for: {self._health.explain()}"
+            f"planned excess {excess}, DP ranks {at.ranks_connected} of {at.dp_size}, producers "
+            f"{at.producers_connected}; the next step waits for: {self._health.explain()}"
         )
 
 

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 def preferred(accept: str | None, offered: Sequence[str]) -> str:
     """Which of these media types, ours first, to answer with: ours where the client likes none.
 
-    Of what it likes alike it gets the first. Parameters other than its weights are not looked at.
+    Of what it likes alike it gets what it has named, and else the first. Parameters other than
+    weights are not looked at.
     """
     if not accept:
         return offered[0]
     weights = _weights(accept)
 
-    def liked(media_type: str) -> float:
-        ranges = media_type, f"{media_type.partition('/')[0]}/*", "*/*"
-        return next((weights[each] for each in ranges if each in weights), 0.0)
+    def liked(media_type: str) -> tuple[float, int]:
+        ranges = "*/*", f"{media_type.partition('/')[0]}/*", media_type
+        named = max((at for at, each in enumerate(ranges) if each in weights), default=None)
+        return (0.0, 0) if named is None else (weights[ranges[named]], named)
 
     return max(offered, key=liked)  # the first of the greatest
 

@@ -99,9 +99,10 @@ class Probes:
 
     def _summary(self, at: Statistics) -> str:
         health, window = self._router.health, self._router.core.config.trigger.window
+        ready = "ready" if health.is_ready(at) else "not ready"
         delays = "\n".join(f"  {delay}" for delay in health.delays()) or "  nobody"
         return (
-            f"run {at.run_id} is {at.run_state}, {'ready' if health.is_ready(at) else 'not ready'}\n"
+            f"run {at.run_id} is {at.run_state}, {ready}\n"
             f"ranks: {at.ranks_connected} of {at.dp_size} connected, generation {at.generation}\n"
             f"producers: {at.producers_connected} connected, {at.pushes_held} pushes wait\n"
             f"buffer: {at.buffered} samples, {at.ready} ready of a window of {window}, "
