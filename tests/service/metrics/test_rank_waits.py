@@ -41,7 +41,8 @@ def test_the_seconds_of_a_rank_never_fall_and_are_what_its_waits_took(
     events: list[tuple[str, int, float]],
 ) -> None:
     waits, now = RankWaits(lambda _: None), 0.0
-    waiting, expected, before = dict.fromkeys(range(RANKS), False), [0.0] * RANKS, {}
+    waiting, expected = dict.fromkeys(range(RANKS), False), [0.0] * RANKS
+    before: dict[int, float] = {}
     for what, rank, passes in events:
         now += passes
         for each in range(RANKS):

@@ -93,6 +93,8 @@ def _rank_lines(family: RankFamily) -> Iterator[str]:
 
 def _lines(family: Metric) -> Iterator[str]:
     for sample in family.samples:
+        if sample.name.endswith("_created"):  # of no use here, and a family more in the text format
+            continue
         labels = ",".join(
             f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items())
         )

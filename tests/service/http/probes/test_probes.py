@@ -67,7 +67,8 @@ def test_prometheus_gets_valid_openmetrics_in_gzip(
     assert headers["vary"] == "Accept, Accept-Encoding"
     text = gzip.decompress(body).decode()
     assert text.endswith("# EOF\n")
-    families = {family.name: family for family in read_openmetrics(text)}
+    found = read_openmetrics(text)  # type: ignore[no-untyped-call]
+    families = {family.name: family for family in found}
     committed = families["dispatcher_samples_committed"].samples
     assert [(each.name, each.value) for each in committed] == [
         ("dispatcher_samples_committed_total", 4)
