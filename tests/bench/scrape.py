@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -76,30 +76,34 @@ def serving(folder: Path, ranks: int) -> Iterator[tuple[ServeProcess, Trainer]]:
 def row(server: ServeProcess, trainer: Trainer, scrapes: int) -> str:
     """One row, as text."""
     wire, plain = len(scrape(server, HEADERS)), len(scrape(server, {}))
-    begun, used = time.monotonic(), loop_seconds(server)
-    quiet = pings(trainer, seconds=1.0)
-    idle = (loop_seconds(server) - used) / (time.monotonic() - begun)
-
+    loop = loop_time(server, scrapes)
+    quiet = pings(trainer, threading.Event(), seconds=1.0)
     stop = threading.Event()
     waits: list[float] = []
-    pinging = threading.Thread(target=lambda: waits.extend(pings(trainer, until=stop)))
+    pinging = threading.Thread(target=lambda: waits.extend(pings(trainer, stop)))
     pinging.start()
     for _ in range(scrapes):
         scrape(server, HEADERS)
     stop.set()
     pinging.join()
-
-    begun, used = time.monotonic(), loop_seconds(server)
-    for _ in range(scrapes):
-        scrape(server, HEADERS)
-        time.sleep(0.02)
-    spent = loop_seconds(server) - used
-    idle = idle_share(server) * (time.monotonic() - begun)
     return ROW.format(
-        len(trainer.ranks), f"{(spent - idle) / scrapes * 1e3:.2f}", wire, plain,
-        f"{median(quiet) * 1e3:.2f}, {max(quiet) * 1e3:.1f}",
-        f"{median(waits) * 1e3:.2f}, {max(waits) * 1e3:.1f}",
-    )  # fmt: skip
+        len(trainer.ranks), f"{loop * 1e3:.2f}", wire, plain, _shown(quiet), _shown(waits)
+    )
+
+
+def loop_time(server: ServeProcess, scrapes: int) -> float:
+    """CPU seconds that a scrape takes of the event loop."""
+
+    def spent(what: Callable[[], object]) -> tuple[float, float]:
+        begun, used = time.monotonic(), loop_seconds(server)
+        for _ in range(scrapes):
+            what()
+            time.sleep(0.02)
+        return loop_seconds(server) - used, time.monotonic() - begun
+
+    idle, for_seconds = spent(lambda: None)
+    busy, seconds = spent(lambda: scrape(server, HEADERS))
+    return (busy - idle * seconds / for_seconds) / scrapes
 
 
 def scrape(server: ServeProcess, headers: dict[str, str]) -> bytes:
@@ -113,19 +117,10 @@ def scrape(server: ServeProcess, headers: dict[str, str]) -> bytes:
         connection.close()
 
 
-def idle_share(server: ServeProcess) -> float:
-    """CPU seconds that the event loop takes a second when nobody asks for anything."""
-    used = loop_seconds(server)
-    time.sleep(1.0)
-    return loop_seconds(server) - used
-
-
-def pings(
-    trainer: Trainer, *, seconds: float = 60.0, until: threading.Event | None = None
-) -> list[float]:
+def pings(trainer: Trainer, stop: threading.Event, seconds: float = 60.0) -> list[float]:
     """How long each ping waited, in seconds."""
     rank, found, end = trainer.ranks[0], [], time.monotonic() + seconds
-    while time.monotonic() < end and not (until is not None and until.is_set()):
+    while time.monotonic() < end and not stop.is_set():
         begun = time.perf_counter()
         rank.settle()
         found.append(time.perf_counter() - begun)
@@ -137,6 +132,10 @@ def loop_seconds(server: ServeProcess) -> float:
     """CPU time that the process's first thread has had: the one that runs the event loop."""
     path = Path(f"/proc/{server.pid}/task/{server.pid}/schedstat")
     return int(path.read_text().split()[0]) / 1e9
+
+
+def _shown(waits: list[float]) -> str:
+    return f"{median(waits) * 1e3:.2f}, {max(waits) * 1e3:.1f}"
 
 
 if __name__ == "__main__":

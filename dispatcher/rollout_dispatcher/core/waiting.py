@@ -133,9 +133,11 @@ class Waiting:
 
     def _window(self, now: float) -> Iterator[Reason]:
         """A batch is there, and its plan may become better while nobody, or not for long, waits."""
+        if self._phases.flushing:
+            return
         config, since = self._timing.config, self._timing.hungry_since
         ready, units = self._phases.count(config.window), self._buffer.units
-        if self._phases.flushing or ready >= config.window:
+        if ready >= config.window:
             return
         waited = "no rank waits yet"
         if since is not None:

@@ -194,7 +194,7 @@ class Router:
             self.perform(gone)
         if (rank := connections.rank_of(peer)) is not None:
             connections.detach(peer.client_id)
-            self.metrics.rank_waits.lost(rank.dp_rank, self.clock())
+            self.metrics.rank_waits.stops(rank.dp_rank, self.clock())
             log.info("DP rank %d disconnected (%s)", rank.dp_rank, reason)
             self.perform(
                 self.core.leave(rank.dp_rank, peer.client_id, self.clock(), for_good=for_good)
@@ -269,7 +269,7 @@ class Router:
         )
         decision = self.core.join(hello, now)
         if hello.generation is None:
-            self.metrics.rank_waits.all_lost(now)
+            self.metrics.rank_waits.all_stop(now)
             if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
                 self._connections.detach(peer.client_id)
         self._connections.said_hello(peer)

@@ -7,7 +7,7 @@ from rollout_dispatcher.service.metrics.rank_waits import RankWaits
 
 RANKS = 2
 EVENTS = st.tuples(
-    st.sampled_from(["begins", "ends", "lost", "all_lost", "nothing"]),
+    st.sampled_from(["begins", "ends", "stops", "all_stop", "nothing"]),
     st.integers(0, RANKS - 1),
     st.floats(0, 100).map(lambda seconds: round(seconds, 3)),
 )
@@ -28,7 +28,7 @@ def test_a_wait_that_a_lost_connection_cuts_short_counts_and_is_no_step() -> Non
     ended: list[float] = []
     waits = RankWaits(ended.append)
     waits.begins(1, 0.0)
-    waits.lost(1, 5.0)
+    waits.stops(1, 5.0)
     assert waits.seconds(2, 9.0) == {0: 0.0, 1: 5.0}
     waits.begins(1, 9.0)  # it is back
     waits.ends(1, 10.0)
@@ -47,8 +47,8 @@ def test_the_seconds_of_a_rank_never_fall_and_are_what_its_waits_took(
         now += passes
         for each in range(RANKS):
             expected[each] += passes if waiting[each] else 0.0
-        if what == "all_lost":
-            waits.all_lost(now)
+        if what == "all_stop":
+            waits.all_stop(now)
             waiting = dict.fromkeys(waiting, False)
         elif what != "nothing":
             getattr(waits, what)(rank, now)

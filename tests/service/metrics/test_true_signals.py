@@ -33,6 +33,35 @@ def test_a_wait_shows_in_its_rate_while_it_lasts(serve: Serve) -> None:
         assert both == pytest.approx(found["rank_wait_duration_seconds_sum"], abs=0.01)
 
 
+def test_who_has_been_sent_away_waits_no_more(serve: Serve) -> None:
+    def waited() -> list[float]:
+        found = server.scrape()
+        return [found[f"rank_wait_seconds_total{{dp_rank={rank}}}"] for rank in (0, 1)]
+
+    server = serve()
+    with Trainer(server.endpoint, 2) as old, Producer(server.endpoint, "p") as producer:
+        for rank in old.ranks:
+            rank.demand(taken=-1)
+            rank.settle()
+        time.sleep(0.05)
+        with Trainer(server.endpoint, 2) as new:  # which fences the others
+            before = waited()
+            assert min(before) >= 0.05
+            time.sleep(0.05)
+            assert waited() == before
+            for rank in new.ranks:
+                rank.demand(taken=-1)
+                rank.settle()
+            time.sleep(0.05)
+            assert waited() > before
+            producer.end_stream()
+            for rank in new.ranks:
+                rank.await_end()
+            before = waited()
+            time.sleep(0.05)
+            assert waited() == before
+
+
 def test_a_heartbeat_is_a_sign_of_life(serve: Serve) -> None:
     server = serve()
     seen = "rank_last_seen_timestamp_seconds{dp_rank=0}"

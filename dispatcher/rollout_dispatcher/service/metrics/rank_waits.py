@@ -25,11 +25,11 @@ class RankWaits:
         if (seconds := self._stop(dp_rank, now)) is not None:
             self._observe(seconds)
 
-    def lost(self, dp_rank: int, now: float) -> None:
-        """Its connection is gone: it may come back and wait on, or not."""
+    def stops(self, dp_rank: int, now: float) -> None:
+        """It waits no more and has no step: its connection is gone, or the stream has ended."""
         self._stop(dp_rank, now)
 
-    def all_lost(self, now: float) -> None:
+    def all_stop(self, now: float) -> None:
         """Another process group takes the place of this one."""
         for dp_rank in list(self._since):
             self._stop(dp_rank, now)
