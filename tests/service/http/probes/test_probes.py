@@ -91,7 +91,7 @@ def test_a_machine_is_told_in_json_whether_we_are_ready_and_what_is_waited_for(
     assert headers["content-type"].startswith("application/json")
     assert "rollout-dispatcher-run-id" in headers
     found: dict[str, Any] = json.loads(body)
-    assert (found["ready"], found["run_state"]) == (True, "running")
+    assert (found["is_ready"], found["run_state"]) == (True, "running")
     assert (found["missing_ranks"], found["absent_ranks"]) == ([], [])
     (delay,) = found["delays"]
     assert (delay["cause"], delay["text"]) == ("samples", "0 of 4 samples are ready")
@@ -100,7 +100,7 @@ def test_a_machine_is_told_in_json_whether_we_are_ready_and_what_is_waited_for(
 
 def test_a_status_is_json_or_in_text_what_a_person_looks_for(trained: ServeProcess) -> None:
     status = trained.status()
-    assert (status["ready"], status["producers_connected"]) == (True, 1)
+    assert (status["is_ready"], status["producers_connected"]) == (True, 1)
     assert [each["cause"] for each in status["delays"]] == ["samples"]
     _, headers, body = ask(trained, "/statusz", {"Accept": "text/plain"})
     assert headers["content-type"].startswith("text/plain")
@@ -141,7 +141,7 @@ async def test_a_journal_that_fails_makes_it_unready_everywhere_alike(tmp_path: 
                     told = await answer.json()
                 async with session.get("/metrics") as scraped:
                     assert f"\ndispatcher_ready {float(ready)}\n" in await scraped.text()
-                assert (answer.status, told["ready"]) == (200 if ready else 503, ready)
+                assert (answer.status, told["is_ready"]) == (200 if ready else 503, ready)
                 causes = [each["cause"] for each in told["delays"]]
                 assert ("journal" in causes) is not ready
             assert told["code"] == "not-ready"

@@ -55,7 +55,7 @@ class Probes:
         if at.absent_ranks:
             lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
         if preferred(_accept(request), [TEXT, JSON]) == JSON:
-            body = {"ready": ready, **self._state(at)}
+            body = self._state(at)
             if not ready:  # as every error has them
                 body |= {"code": "not-ready", "message": "\n".join(lines)}
             status = 200 if ready else 503
@@ -73,7 +73,6 @@ class Probes:
         del status["lengths"]  # a histogram, for /metrics
         status |= self._state(at) | {
             "version": __version__,
-            "ready": self._router.health.is_ready(at),
             "accepted": at.accepted,
             "balanced": at.balanced,
             "waits_for": self._router.health.explain(),
@@ -88,6 +87,7 @@ class Probes:
     def _state(self, at: Statistics) -> dict[str, object]:
         """Where the run stands, and all that the next step waits for."""
         return {
+            "is_ready": self._router.health.is_ready(at),
             "run_state": at.run_state,
             "missing_ranks": at.missing_ranks,
             "absent_ranks": at.absent_ranks,
