@@ -53,12 +53,12 @@ def test_a_line_says_what_has_changed_and_then_there_is_none(
     watched.passes(100)
     (line,) = caplog.messages
     assert line.startswith(
-        "3 steps (+3), 1.2 samples/s trained on, 1.2 samples/s come, 0 ready of a window of 6, "
+        "3 steps (+3), samples/s: 1.2 accepted, 1.2 trained on; 0 ready of a window of 6, "
         "planned excess 0 %, DP ranks 2 of 2, producers 1; the next step waits for: 0 of 4"
     )
     watched.bench.push_plain(2)
     watched.passes(10)
-    assert "3 steps (+0), 0 samples/s trained on, 0.2 samples/s come, 2 ready" in caplog.messages[1]
+    assert "3 steps (+0), samples/s: 0.2 accepted, 0 trained on; 2 ready" in caplog.messages[1]
     assert "planned excess none" in caplog.messages[1]
 
 
@@ -74,7 +74,7 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_service_says_it(serve: Serve) -> None:
     server = serve(progress_interval="300ms")
     Producer(server.endpoint, "p").push([3, 4])
-    eventually(lambda: "0 steps (+0), 0 samples/s trained on" in server.log(), "a line")
+    eventually(lambda: "0 steps (+0), samples/s: " in server.log(), "a line")
     eventually(lambda: re.search(r"DP ranks 0 of 2, producers 0", server.log()), "it has left")
 
 

@@ -63,8 +63,8 @@ class ProgressLog:
         excess = f"{100 * (mark.excess - before.excess) / planned:.2g} %" if planned else "none"
         window = self._core.config.trigger.window
         return (
-            f"{at.steps_committed} steps ({mark.steps - before.steps:+d}), {went:.3g} samples/s "
-            f"trained on, {came:.3g} samples/s come, {at.ready} ready of a window of {window}, "
+            f"{at.steps_committed} steps ({mark.steps - before.steps:+d}), samples/s: {came:.3g} "
+            f"accepted, {went:.3g} trained on; {at.ready} ready of a window of {window}, "
             f"planned excess {excess}, DP ranks {at.ranks_connected} of {at.dp_size}, producers "
             f"{at.producers_connected}; the next step waits for: {self._health.explain()}"
         )
