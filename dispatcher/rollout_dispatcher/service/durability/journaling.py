@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.dispatch import Dispatch
@@ -49,7 +50,7 @@ def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
         raise ConfigError(
             f"--journal-dir needs lmdb ({error}): pip install 'rollout-dispatcher[journal]'"
         ) from error
-    created = not config.journal_dir.exists()
+    created = not _is_there(config.journal_dir)
     offset = time.time() - clock()  # the core's clock starts anew with every boot
     journal, memory = Journal.open(
         config.journal_dir,
@@ -61,6 +62,13 @@ def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
         payload_bytes=config.buffer_memory,
     )
     return Opened(journal, memory, created)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # whoever uses it says what is wrong with it
+        return False
 
 
 def go_on_from(
