@@ -9,8 +9,8 @@ accepted is given up.
 
 SIGHUP reads the options again (reloading/); SIGUSR1 has the log say where the run stands, and what
 every thread and task does; SIGUSR2 is logged and changes nothing. Under systemd (`Type=notify`) the
-service manager is told when it serves, when it reads its options again and when it ends, and the event
-loop feeds its watchdog.
+service manager is told when it serves, reads its options again and ends, and the event loop feeds
+its watchdog.
 """
 
 import asyncio
