@@ -104,13 +104,13 @@ class Measuring:
     # -- what becomes of it -----------------------------------------------------------------
 
     def _judge(self, timed: TimedStep, cost_key: str) -> StepMeasured | None:
-        compute, wait, transport = timed.passes[cost_key].split()
-        if not compute.any():
-            text = "the DP ranks report no time outside collectives"
-            self._settle(timed, cost_key, Unmeasured.INCONSISTENT, text)
+        known = timed.passes[cost_key]
+        if flaw := known.flaw:
+            self._settle(timed, cost_key, Unmeasured.INCONSISTENT, flaw)
             return None
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
+        compute, wait, transport = known.split()
         found = StepMeasured(
             timed.number, cost_key, self._leads(cost_key, timed.number), self._sync,
             compute, wait, transport, timed.planned,
