@@ -120,14 +120,17 @@ class Measuring:
 
     def _add(self, found: StepMeasured) -> None:
         self._measured += 1
-        inside = (found.wait + found.transport).sum(axis=1)
-        seconds = np.stack([found.compute.sum(axis=1), found.wait.sum(axis=1), inside])
-        self._totals[found.cost_key] = self._totals.get(found.cost_key, 0.0) + seconds
+        seconds = np.empty((3, self._dp_size))
+        found.compute.sum(axis=1, out=seconds[0])
+        found.wait.sum(axis=1, out=seconds[1])
+        np.add(seconds[1], found.transport.sum(), out=seconds[2])
+        before = self._totals.get(found.cost_key)
+        self._totals[found.cost_key] = seconds if before is None else before + seconds
         if not found.leads:
             return
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
-            self._speeds.note(found.compute, found.planned)
+            self._speeds.note(seconds[0], found.planned)
             self._error.note(found.compute, found.planned)
 
     def _leads(self, cost_key: str, step: int) -> bool:
