@@ -158,8 +158,13 @@ class CoreCollector:
             ("step_wanted", "1 while every rank has room for one more step.", at.wanted),
             (
                 "selection_bias_ratio",
-                "Kolmogorov-Smirnov distance of dispatched from arrived lengths.",
+                "Kolmogorov-Smirnov distance of lengths dispatched lately from all there were.",
                 at.selection_bias,
+            ),
+            (
+                "selection_bias_chance_ratio",
+                "What chance alone keeps that distance below, in 95 % of all draws.",
+                at.selection_bias_chance,
             ),
         ):
             yield GaugeMetricFamily(f"dispatcher_{name}", text, value=float(value))

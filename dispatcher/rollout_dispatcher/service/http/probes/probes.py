@@ -76,6 +76,7 @@ class Probes:
             "accepted": at.accepted,
             "balanced": at.balanced,
             "waits_for": self._router.health.explain(),
+            "measured": self._router.core.measured.as_json(),
             "config_generation": self._router.reloads.generation,
             "config": self._router.config.model_dump(mode="json"),
         }
