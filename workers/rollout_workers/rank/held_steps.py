@@ -182,9 +182,11 @@ class HeldSteps:
 
 
 def _check_groups(step: m.StepHeader, header: m.MicroBatch) -> None:
-    groups = len(step.group_loss_tokens or ())
-    if any(number >= groups for number in header.group_numbers or ()):
+    if not header.group_numbers:
+        return
+    last, groups = max(header.group_numbers), len(step.group_loss_tokens or ())
+    if last >= groups:
         raise ProtocolError(
-            f"micro-batch {header.index} of step {header.step} has samples of group "
-            f"{max(header.group_numbers or ())}, of {groups}"
+            f"micro-batch {header.index} of step {header.step} has samples of group {last}, of "
+            f"{groups}"
         )

@@ -27,7 +27,7 @@ from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, LabelledHistogram
 from rollout_dispatcher.transport.pending import Pending
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ class Metrics:
             ["plane"],
             registry=registry,
         )
-        self.message_duration = Histogram(
+        self.message_duration = LabelledHistogram(
             "dispatcher_message_duration_seconds",
             "From when a message can be read until it is answered, durably if there is a journal.",
-            ["role"],
-            buckets=_SECONDS,
-            registry=registry,
+            "role",
+            _SECONDS,
+            registry,
         )
         self.event_loop_lag = Histogram(
             "dispatcher_event_loop_lag_seconds",
