@@ -59,7 +59,7 @@ class Step:
         """
         if not self._totals.are_known:
             self._totals.know(self._ranks.total(f"the weights of step {self.number}", self._local))
-        sent = map(self._send, range(len(self)))
+        sent: Iterator[Coming] = map(self._send, range(len(self)))
         if self._config.delivery.ahead:
             sent = look_ahead(len(self), self._may_look_ahead, self._send)
         for index, coming in enumerate(sent):

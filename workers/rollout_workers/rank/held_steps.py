@@ -10,6 +10,7 @@ reconnect changes nothing either.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,12 +36,11 @@ ON_RELEASE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A micro-batch as it came: its header, its payload, and where the fields lie in it."""
 
     header: m.MicroBatch
-    payload: memoryview = field(repr=False)
+    payload: memoryview
     blocks: Sequence[Block]
 
     def only(self, names: Collection[str]) -> "Received":

@@ -10,7 +10,7 @@ from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.metrics.histogram import LabelledHistogram
 from rollout_dispatcher.transport.fair_selector import turns_of
 
-#: Messages that are not observed yet, at the most: another event loop than ours tells of no turns.
+#: Messages that are not observed yet, at the most: an event loop of others tells of no turns.
 MAX_ANSWERED = 4096
 
 
@@ -20,7 +20,8 @@ class MessageTimes:
     def __init__(self, durations: LabelledHistogram) -> None:
         self._durations, self._loop = durations, asyncio.get_running_loop()
         self._answered: list[tuple[Peer, float]] = []
-        turns_of(self._loop).ended.append(self._observe)
+        if (turns := turns_of(self._loop)) is not None:
+            turns.ended.append(self._observe)
 
     def note(self, peer: Peer, readable_since: float | None) -> None:
         """A message of this peer was answered that can be read since then; None: since now."""

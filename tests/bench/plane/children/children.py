@@ -39,10 +39,10 @@ class Child:
         python: str = sys.executable,
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        is_file = isinstance(module, Path)
-        self.name = module.stem if is_file else module.rpartition(".")[2]
+        by_name = [] if isinstance(module, Path) else ["-m"]
+        self.name = module.stem if isinstance(module, Path) else module.rpartition(".")[2]
         self._process = subprocess.Popen(
-            [python, *([] if is_file else ["-m"]), str(module), json.dumps(arguments)],
+            [python, *by_name, str(module), json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
