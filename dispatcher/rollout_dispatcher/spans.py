@@ -84,10 +84,11 @@ class SpanLayout(ABC):
     ) -> list[memoryview]:
         """Sample after sample, the values of its fields; `slices` of many, without the slices."""
         units, values = self.units, []
+        ahead, mask = ALIGNMENT - 1, -ALIGNMENT
         for span, counts in zip(spans, zip(tokens, repeat(1), *rows, strict=False), strict=True):
             stop = 0
             for unit, by in units:
-                start = (stop + ALIGNMENT - 1) & -ALIGNMENT  # `aligned`, unrolled
+                start = (stop + ahead) & mask  # `aligned`, unrolled
                 stop = start + unit * counts[by]
                 values.append(span[start:stop])
         return values

@@ -59,14 +59,15 @@ class Step:
         """
         if not self._totals.are_known:
             self._totals.know(self._ranks.total(f"the weights of step {self.number}", self._local))
-        for index, coming in enumerate(look_ahead(len(self), self._may_look_ahead, self._send)):
+        sent: Iterator[Coming] = map(self._send, range(len(self)))
+        if self._config.delivery.ahead:
+            sent = look_ahead(len(self), self._may_look_ahead, self._send)
+        for index, coming in enumerate(sent):
             self._handed_out[index : index + 1] = [self._times(index) + 1]
             yield coming.arrived()
 
     def _may_look_ahead(self, index: int) -> bool:
-        if not self._config.delivery.ahead or self._times(index) == self._epochs:
-            return False
-        return self._step.has(index)
+        return self._times(index) != self._epochs and self._step.has(index)
 
     def _times(self, index: int) -> int:
         return self._handed_out[index] if index < len(self._handed_out) else 0

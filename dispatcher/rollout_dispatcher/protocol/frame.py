@@ -92,7 +92,8 @@ def encode_frame(frame_type: int, header: bytes, payload_size: int = 0) -> bytes
 def frame_bytes(head: bytes | bytearray | memoryview) -> int:
     """Size of the whole frame that begins so, prefix, header and payload."""
     _, _, _, header, payload = PREFIX.unpack_from(head)
-    return PREFIX.size + int(header) + int(payload)
+    nbytes: int = PREFIX.size + header + payload
+    return nbytes
 
 
 class FrameReader:

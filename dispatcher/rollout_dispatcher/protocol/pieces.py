@@ -6,18 +6,17 @@ from itertools import accumulate
 
 
 class Pieces:
-    """Pieces of memory, one after the other; `is_full` once each of them is."""
+    """Pieces of memory, one after the other.
+
+    is_full: whether no byte is missing; asked several times a frame.
+    """
 
     def __init__(self, pieces: Iterable[memoryview] = ()) -> None:
         self._pieces = list(filter(len, pieces))
         #: Where each piece ends, counted from the start of the first.
         self._ends = list(accumulate(map(len, self._pieces)))
         self._full = self._filled = 0  # pieces, and bytes
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no byte is missing."""
-        return self._full == len(self._pieces)
+        self.is_full = not self._pieces
 
     @property
     def nbytes_filled(self) -> int:
@@ -48,6 +47,7 @@ class Pieces:
         beyond = max(0, self._filled + nbytes - total)
         self._filled += nbytes - beyond
         self._full = bisect_right(self._ends, self._filled, lo=self._full)
+        self.is_full = self._full == len(self._pieces)
         return beyond
 
     def copy(self, data: memoryview) -> int:

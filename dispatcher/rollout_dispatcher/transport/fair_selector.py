@@ -51,6 +51,9 @@ class FairEventLoop(asyncio.SelectorEventLoop):
         super().__init__(FairSelector(self.turns))
 
 
-def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
-    """The turns of this event loop; of any other than ours each is as long as it gets."""
-    return loop.turns if isinstance(loop, FairEventLoop) else Turns(loop.time)
+def turns_of(loop: asyncio.AbstractEventLoop) -> Turns | None:
+    """The turns of this event loop; None of any other than ours, where each is as long as it gets.
+
+    Clients have such: there is nobody to share it with.
+    """
+    return loop.turns if isinstance(loop, FairEventLoop) else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
 from rollout_dispatcher.transport.fair_selector import turns_of
+from rollout_dispatcher.transport.turns import Turns
 
 #: Write at once, rather than at the end of the turn, from this much on: each write wakes the peer,
 #: so a few micro-batches go together.
@@ -75,17 +76,23 @@ class StreamTransport(asyncio.Transport):
         """Receive again."""
         if not self._reading and not self._closing:
             self._reading = True
-            self._loop.add_reader(self._sock, self._read)
+            if self._turns is None:
+                self._loop.add_reader(self._sock, self._read)
+            else:
+                self._loop.add_reader(self._sock, self._read_in_turn, self._turns)
 
-    def _read(self) -> None:
-        since = self._turns.serve(self._descriptor)
+    def _read_in_turn(self, turns: Turns) -> None:
+        since = turns.serve(self._descriptor)
         if since is None:
             return
         began, self._protocol.readable_since = self._loop.time(), since
+        self._read()
+        turns.took(self._descriptor, self._loop.time() - began)
+
+    def _read(self) -> None:
         for _ in range(self._protocol.reads_at_once):
             if not self._receive():
                 break
-        self._turns.took(self._descriptor, self._loop.time() - began)
 
     def _receive(self) -> bool:
         """Receive once; returns whether there may be more."""

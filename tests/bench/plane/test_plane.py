@@ -30,6 +30,17 @@ def test_a_row_is_measured_beside_its_floor_and_written(tmp_path: Path) -> None:
         assert found["ratio"] == found["value"] / relay["value"] > 0
 
 
+@pytest.mark.e2e
+def test_a_tree_costs_about_what_it_costs() -> None:
+    command = [sys.executable, "-m", "tests.bench.plane.beside", ".", "--quick", "--pairs", "2"]
+    done = subprocess.run(
+        [*command, "--load", "hop"], timeout=100, check=True, capture_output=True, text=True
+    )
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [name for _, name, *_ in rows] == ["all", "producer", "dispatcher", "ranks"]
+    assert all(0.2 < float(ratio) < 5 for _, _, ratio, *_ in rows)
+
+
 def packed(load: Load, indexes: range) -> tuple[dict[str, Array], Array]:
     """These samples of the pool end to end, and where each starts."""
     samples = [load.fields(index) for index in indexes]

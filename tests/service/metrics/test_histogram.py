@@ -1,4 +1,4 @@
-"""A histogram of arrays shows what prometheus-client's own would have shown."""
+"""Our histograms show what prometheus-client's own would have shown."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, LabelledHistogram
 
 BOUNDS = (0, 0.001, 0.5, 1, 2.5, 60, 7200, 1_000_000)
 
@@ -36,6 +36,22 @@ def test_it_shows_what_the_clients_histogram_shows(batches: list[list[float]]) -
         arrays.observe_all(batch)
         for value in batch:
             singles.observe(value)
+    found, expected = exposition(ours), exposition(theirs)
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["producer", "rank"]), numbers), max_size=20))
+def test_one_with_a_label_does_too(values: list[tuple[str, float]]) -> None:
+    ours, theirs = CollectorRegistry(auto_describe=True), CollectorRegistry()
+    roles = ("producer", "rank")
+    labelled = LabelledHistogram("h_seconds", "Some help.", "role", roles, BOUNDS, ours)
+    others = Histogram("h_seconds", "Some help.", ["role"], buckets=BOUNDS, registry=theirs)
+    for role in roles:
+        others.labels(role)
+    for role, value in values:
+        labelled.observe(role, value)
+        others.labels(role).observe(value)
     found, expected = exposition(ours), exposition(theirs)
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected)

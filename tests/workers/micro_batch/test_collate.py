@@ -196,7 +196,7 @@ def test_a_sample_without_input_ids_is_the_peers_fault() -> None:
     frame = received(micro_batch(3, 0, sample([1])))
     blocks = [block for block in frame.blocks if block.field.name != "input_ids"]
     with pytest.raises(ProtocolError, match="no per-token field input_ids"):
-        collate(dataclasses.replace(frame, blocks=blocks), HEADER, CollateConfig(LossConfig(2)))
+        collate(frame._replace(blocks=blocks), HEADER, CollateConfig(LossConfig(2)))
 
 
 @given(st.lists(LISTS, min_size=1, max_size=5))

@@ -97,13 +97,14 @@ def collate(
     header = received.header
     copy = not (give_away or config.copies)
     totals = totals or StepTotals(step, config.loss)
-    names = _names(received)
     chosen, left_out = received, frozenset[str]()
     if config.fields is not None:
         made = _MADE | {loss.weights for loss in totals.losses}
-        chosen, left_out = _chosen(received, config.fields, names, made)
+        chosen, left_out = _chosen(received, config.fields, made)
     per_token, others, text = _fields(chosen.copied(config.memory) if copy else chosen)
     source = per_token if config.fields is None else _per_token(received)
+    if "input_ids" not in source:
+        raise ProtocolError("the samples have no per-token field input_ids")
     weights = {
         loss.weights: token_weights(loss, header, source.get(loss.field), totals[loss], config.loss)
         for loss in totals.losses
@@ -145,21 +146,14 @@ def collate(
     )
 
 
-def _names(received: Received) -> frozenset[str]:
-    """Of the samples' fields; raises ProtocolError without `input_ids`."""
-    names = frozenset(block.field.name for block in received.blocks)
-    if "input_ids" not in names:
-        raise ProtocolError("the samples have no per-token field input_ids")
-    return names
-
-
 def _chosen(
-    received: Received, wanted: frozenset[str], names: frozenset[str], made: frozenset[str]
+    received: Received, wanted: frozenset[str], made: frozenset[str]
 ) -> tuple[Received, frozenset[str]]:
     """What is wanted of it, and the names that are not. Raises ConfigError for another name.
 
-    names: of the samples' fields. made: of what may be made of them.
+    made: names of what may be made of the samples' fields.
     """
+    names = frozenset(block.field.name for block in received.blocks)
     there = names | made
     if unknown := wanted - there:
         raise ConfigError(

@@ -6,9 +6,9 @@ of dense tensors by `lay_out`, and gives them back by `dense`, so each can be ma
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,8 +47,7 @@ IGNORED = -100
 OF_LAYOUT = frozenset({"cu_seqlens", "cu_seqlens_unpadded", "attention_mask"})
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where the tokens of each sample lie among the rows of a per-token tensor.
 
     Each sample has a segment of rows, which begins, or on the left side ends, with its tokens; the
@@ -178,18 +177,20 @@ def index(rows: IntArray, like: Tensor) -> Tensor:
 
 
 def _packed(per_token: Mapping[str, Tensor], placement: Placement, device: torch.device) -> Tensors:
-    def starts(edges: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.array(edges, np.int32)).to(device)
-
-    own = {"cu_seqlens": starts(placement.bounds)}
+    own = {"cu_seqlens": _edges(placement.bounds, device)}
     if not placement.has_padding:
         return {**per_token, **own}
     found = _spread(per_token, placement)
     if not placement.is_dense and "position_ids" in found:
         _count_on(found["position_ids"], placement)
     real = (*placement.tokens, 0)[: len(placement.bounds) - 1]
-    own["cu_seqlens_unpadded"] = starts(bounds(real))
+    own["cu_seqlens_unpadded"] = _edges(bounds(real), device)
     return found | own
+
+
+def _edges(rows: Sequence[int], device: torch.device) -> Tensor:
+    found = torch.from_numpy(np.array(rows, np.int32))
+    return found if device is CPU else found.to(device)
 
 
 def _padded(per_token: Mapping[str, Tensor], placement: Placement, device: torch.device) -> Tensors:

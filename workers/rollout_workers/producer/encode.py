@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import Schema
+from rollout_dispatcher.sample import Outcome, Schema
 from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
 from rollout_workers.producer.to_array import Array, ArrayLike
 
@@ -150,7 +150,7 @@ class Encoder:
         all members have to be here, as others are refused for what became of these.
         """
         known, found = self._known, dict[int, EncodedSample]()
-        if known is None:
+        if known is None or set(map(type, answers)) <= {Outcome}:  # as a rule none is refused
             return found
         for index, (sample, answer) in enumerate(zip(samples, answers, strict=True)):
             if isinstance(answer, SampleRefused) and sample.schema != known.schema:

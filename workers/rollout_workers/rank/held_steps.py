@@ -10,6 +10,7 @@ reconnect changes nothing either.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,12 +36,11 @@ ON_RELEASE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A micro-batch as it came: its header, its payload, and where the fields lie in it."""
 
     header: m.MicroBatch
-    payload: memoryview = field(repr=False)
+    payload: memoryview
     blocks: Sequence[Block]
 
     def only(self, names: Collection[str]) -> "Received":
@@ -182,9 +182,11 @@ class HeldSteps:
 
 
 def _check_groups(step: m.StepHeader, header: m.MicroBatch) -> None:
-    groups = len(step.group_loss_tokens or ())
-    if any(number >= groups for number in header.group_numbers or ()):
+    if not header.group_numbers:
+        return
+    last, groups = max(header.group_numbers), len(step.group_loss_tokens or ())
+    if last >= groups:
         raise ProtocolError(
-            f"micro-batch {header.index} of step {header.step} has samples of group "
-            f"{max(header.group_numbers or ())}, of {groups}"
+            f"micro-batch {header.index} of step {header.step} has samples of group {last}, of "
+            f"{groups}"
         )

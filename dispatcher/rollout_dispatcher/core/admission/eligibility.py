@@ -74,7 +74,7 @@ class Eligibility:
             self._buffer.check_group(sample)
 
     def _is_young(self, push: Push, samples: SamplesByField) -> bool:
-        versions = [version for version in samples.policy_versions if version is not None]
+        versions = [version for version in set(samples.policy_versions) if version is not None]
         return not versions or min(versions) >= self._oldest_for(push)
 
     def _oldest_for(self, push: Push) -> int:

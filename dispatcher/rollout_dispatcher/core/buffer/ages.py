@@ -4,15 +4,12 @@ So that what has become too old, or is too long, is found without a look at what
 kept by versions before somebody asks for them, which only settings and phases make anybody do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, groupby
-from operator import itemgetter
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.limits import NO_LIMITS, MicroBatchLimits
 from rollout_dispatcher.core.indexes.lowest import Lowest
-
-_first = itemgetter(0)
 
 
 class Ages:
@@ -58,8 +55,7 @@ class Ages:
 
     def _place(self, entries: Sequence[Entry]) -> None:
         assert self._by_version is not None
-        for version, found in groupby(zip(_versions(entries), entries, strict=True), _first):
-            same = [entry for _, entry in found]
+        for version, same in _by_version(entries):
             if version is None:
                 for entry in same:
                     self._unknown.set(entry.ticket, entry.ticket)
@@ -70,12 +66,14 @@ class Ages:
     def remove(self, entries: Sequence[Entry]) -> None:
         """These are ready no more."""
         if self._by_version is not None:
-            for version, entry in zip(_versions(entries), entries, strict=True):
-                if version is None:
-                    self._unknown.remove(entry.ticket)
+            for version, gone in _by_version(entries):
                 same = self._by_version[version]
-                del same[entry]
-                if not same and version is not None:
+                for entry in gone:
+                    del same[entry]
+                if version is None:
+                    for entry in gone:
+                        self._unknown.remove(entry.ticket)
+                elif not same:
                     self._versions.remove(version)
                     del self._by_version[version]
         if self._long:
@@ -105,8 +103,13 @@ class Ages:
         return (oldest is not None and oldest < version) or (first is not None and first < ticket)
 
 
-def _versions(entries: Sequence[Entry]) -> list[int | None]:
-    """`Entry.version` of each; as a call for each it would take as long as all the rest."""
-    return [
+def _by_version(entries: Sequence[Entry]) -> Iterator[tuple[int | None, Sequence[Entry]]]:
+    """Neighbours of one version, as a rule all of them."""
+    # `Entry.version` of each, which as a call for each would take as long as all the rest.
+    versions = [
         entry.sample.policy_version if entry.oldest is None else entry.oldest for entry in entries
     ]
+    stop = 0
+    for version, same in groupby(versions):
+        start, stop = stop, stop + len(list(same))
+        yield version, entries[start:stop]

@@ -6,7 +6,7 @@ cap. Samples are counted in *units*: as they are, or by groups where a batch is 
 different schemas are held apart (`lots`), and a plan may choose from the lot that leads.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from operator import le
 
@@ -102,10 +102,10 @@ class SampleBuffer:
             found.pop()
         return found
 
-    def units_of(self, entries: Iterable[Entry]) -> int:
+    def units_of(self, entries: Collection[Entry]) -> int:
         """How many units these samples are, of which groups are whole."""
         if not self._by_groups:
-            return sum(1 for _ in entries)
+            return len(entries)
         return len({(entry.group, -1 if entry.group >= 0 else entry.ticket) for entry in entries})
 
     # -- who may come in --------------------------------------------------------------------

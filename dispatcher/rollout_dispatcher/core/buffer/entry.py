@@ -51,8 +51,10 @@ class Amount:
 
     @classmethod
     def of_entries(cls, entries: Iterable[Entry]) -> Self:
-        """What these entries take up together; there is one at least."""
-        return cls.of(SamplesByField.of(entry.sample for entry in entries))
+        """What these entries take up together."""
+        samples = [entry.sample for entry in entries]
+        nbytes = memory_bytes([sample.payload for sample in samples])
+        return cls(len(samples), sum([sample.tokens for sample in samples]), nbytes)
 
     def add(self, sample: Sample) -> None:
         """Add a sample."""

@@ -58,7 +58,7 @@ def report_plan(
         skips=wanted.window.skips[at],
         staleness=() if version is None else tuple(_staleness(chosen, version)),
         tokens=wanted.window.tokens[at],
-        nbytes=sum(entry.sample.nbytes for entry in chosen),
+        nbytes=sum([entry.sample.payload.nbytes for entry in chosen]),
     )
 
 

@@ -1,11 +1,14 @@
-"""A histogram that takes a step's samples at once.
+"""Histograms of what there is much of: a step's samples, and messages.
 
-prometheus-client's own Histogram observes one value a call, about a microsecond each; a step has
-thousands of samples, and the event loop would feel that. This one counts an array in one pass and
-is otherwise the same: cumulative buckets, a sum and a count.
+prometheus-client's own observes one value a call, some microseconds each: it looks at every bucket,
+under a lock. There are thousands of samples a step, and the event loop would feel that. These count
+an array in one pass, or a value by one bisection, in one thread; they are otherwise the same:
+cumulative buckets, a sum and a count, upper bounds inclusive, with a last bucket, +Inf, implied.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -16,7 +19,7 @@ from rollout_dispatcher.plan import FloatArray, IntArray
 
 
 class ArrayHistogram:
-    """Upper bounds are inclusive, as in Prometheus; the last bucket, +Inf, is implied."""
+    """Counts whole arrays."""
 
     def __init__(
         self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry
@@ -36,13 +39,49 @@ class ArrayHistogram:
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as one metric family."""
-        bounds = [*self._bounds.tolist(), float("inf")]
-        labels = [str(floatToGoString(bound)) for bound in bounds]  # type: ignore[no-untyped-call]
-        cumulative = np.cumsum(self._counts).tolist()
-        yield HistogramMetricFamily(
-            self._name, self._text, list(zip(labels, cumulative, strict=True)), self._sum
-        )
+        buckets = _buckets(self._bounds.tolist(), self._counts.tolist())
+        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
 
     def describe(self) -> Iterator[Metric]:
         """The same family, for the registry's check of names."""
         return self.collect()
+
+
+class LabelledHistogram:
+    """Counts values one at a time, by one label, whose values are there from the start."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        label: str,
+        values: Iterable[str],
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name, self._text, self._label, self._bounds = name, text, label, bounds
+        self._counts = {value: [0] * (len(bounds) + 1) for value in values}
+        self._sums = dict.fromkeys(self._counts, 0.0)
+        registry.register(self)
+
+    def observe(self, label: str, value: float) -> None:
+        """Count a value."""
+        self._counts[label][bisect_left(self._bounds, value)] += 1
+        self._sums[label] += value
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram as one metric family."""
+        family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
+        for label, counts in self._counts.items():
+            family.add_metric([label], _buckets(self._bounds, counts), self._sums[label])
+        yield family
+
+    def describe(self) -> Iterator[Metric]:
+        """The same family, for the registry's check of names."""
+        return self.collect()
+
+
+def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, int]]:
+    """Cumulative, by upper bounds as Prometheus writes them."""
+    edges = [str(floatToGoString(bound)) for bound in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]
+    return list(zip(edges, accumulate(counts), strict=True))

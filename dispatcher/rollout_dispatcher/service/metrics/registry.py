@@ -28,7 +28,7 @@ from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, LabelledHistogram
 from rollout_dispatcher.service.metrics.measured import MeasuredCollector
 from rollout_dispatcher.service.metrics.rank_waits import RankWaits
 from rollout_dispatcher.service.reloading.reloads import OUTCOMES
@@ -140,12 +140,13 @@ class Metrics:
             ["plane"],
             registry=registry,
         )
-        self.message_duration = Histogram(
+        self.message_duration = LabelledHistogram(
             "dispatcher_message_duration_seconds",
             "From when a message can be read until it is answered, durably if there is a journal.",
-            ["role"],
-            buckets=_SECONDS,
-            registry=registry,
+            "role",
+            _ROLES,
+            _SECONDS,
+            registry,
         )
         self.event_loop_lag = Histogram(
             "dispatcher_event_loop_lag_seconds",
@@ -241,7 +242,6 @@ class Metrics:
     def _begin_at_zero(self) -> None:
         for role in _ROLES:
             self.connections.labels(role)
-            self.message_duration.labels(role)
         for role, reasons in _ENDED.items():
             for reason in reasons:
                 self.connection_errors.labels(role, reason)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ Answer = dict[str, Any]
 
 
 class Child:
-    """A Python module that runs as a process of its own, told its arguments as JSON.
+    """A Python module, or file, that runs as a process of its own, told its arguments as JSON.
 
     python: its interpreter, for a peer that lives in another environment. environ: what its
     environment has besides.
@@ -33,14 +34,15 @@ class Child:
 
     def __init__(
         self,
-        module: str,
+        module: str | Path,
         arguments: Mapping[str, object],
         python: str = sys.executable,
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.name = module.rpartition(".")[2]
+        by_name = [] if isinstance(module, Path) else ["-m"]
+        self.name = module.stem if isinstance(module, Path) else module.rpartition(".")[2]
         self._process = subprocess.Popen(
-            [python, "-m", module, json.dumps(arguments)],
+            [python, *by_name, str(module), json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

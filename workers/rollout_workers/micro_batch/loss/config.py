@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
@@ -60,26 +61,26 @@ class Loss:
         return normaliser("normalisation", self.normalisation)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NamedLoss:
-    """A loss of a step, and what its tensors are called."""
+    """A loss of a step, and what its tensors are called, worked out once."""
 
     name: str
     normaliser: Normaliser
     field: str = LOSS_MASK
 
-    @property
+    @cached_property
     def weights(self) -> str:
         """The name of its weights in a micro-batch."""
         return f"{self.name}_weights"
 
-    @property
+    @cached_property
     def is_counted(self) -> bool:
         """Whether the dispatcher has counted what it is averaged over."""
         return self.field == LOSS_MASK
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LossConfig:
     """How the losses of every step of a stream are normalised.
 
@@ -95,9 +96,9 @@ class LossConfig:
     others: tuple[NamedLoss, ...] = ()
     divides_by: int | Literal["micro-batches"] = 1
 
-    @property
+    @cached_property
     def losses(self) -> tuple[NamedLoss, ...]:
-        """All of them, the main one first; made anew each time."""
+        """All of them, the main one first."""
         return (NamedLoss(MAIN, self.normalisation), *self.others)
 
     @property
