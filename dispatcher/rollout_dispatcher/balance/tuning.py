@@ -291,3 +291,17 @@ KK_BY_TOKENS = Price(once=60_000, sample=3500, rank=3000, look=15)
 #: The same, of the splitter itself.
 SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
+
+# Trades between micro-batches under a token budget.
+
+#: Samples of a micro-batch that one turn looks at, and micro-batches that the dearest is compared
+#: with: more find more, and take longer. Chosen by trial.
+TRADED_FROM, TRADE_PARTNERS = 7, 6
+#: Turns without a gain for each micro-step, with other samples and partners, after which it ends.
+#: Chosen by trial.
+TRADE_PATIENCE = 2
+#: Trades end this close to the bound; steps up to so many samples trade whatever they wait; and what
+#: they may spend of the work that is left, as other selections want some. Chosen by trial.
+TRADED_TO, ALWAYS_TRADED, TRADE_SHARE = 2e-4, 256, 0.75
+#: Operations of a turn: its time on a quiet machine.
+TRADE = 150_000
