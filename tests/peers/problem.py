@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from rollout_dispatcher.balance import Quadratic
-from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Layout, Sync
+from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Layout, Sync, round_up
 
 #: [dp rank][micro-batch] -> indices of samples.
 Schedule = Sequence[Sequence[Sequence[int]]]
@@ -92,7 +92,8 @@ class Rating:
 
     time: of the step, over the unpadded work / R that each rank would have at best.
     micro_batches: of the rank that has most. empty: micro-batches without samples, of all ranks,
-    those included that ranks with fewer run for the others' sake. over_cap: micro-batches of
+    those included that ranks with fewer run for the others' sake, and up to the multiple and the
+    minimum asked for. over_cap: micro-batches of
     several samples that exceed the budget.
     """
 
@@ -108,7 +109,7 @@ def rate(problem: Problem, schedule: Schedule) -> Rating:
     assert placed == list(range(len(problem.lengths))), "a sample is lost, or there twice"
     assert len(schedule) == problem.dp_size, f"{len(schedule)} ranks of {problem.dp_size}"
     _check_groups(problem, schedule)
-    most = max(len(rank) for rank in schedule)
+    most = round_up(max(problem.minimum, *(len(rank) for rank in schedule)), problem.multiple)
     cost = np.zeros((problem.dp_size, most))
     over = 0
     for r, rank in enumerate(schedule):

@@ -65,12 +65,13 @@ def _traded(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts
     """After trades between micro-batches, from these or from Karmarkar-Karp."""
     R, M = parts.counts.shape
     enough = lower_bound(batch.x, M, config) * (1 + tuning.TRADED_TO)
-    small = len(batch) <= tuning.ALWAYS_TRADED
-    if _is_enough(batch, parts, config, whatever_it_waits=small):
-        return parts
     if time_of(batch, parts, config) <= enough:
         return parts
-    work, starts = work.share(tuning.TRADE_SHARE), [parts]
+    if _is_enough(batch, parts, config, whatever_it_waits=False):
+        if len(batch) > tuning.ALWAYS_COMPARED:
+            return parts
+        work = work.share(tuning.WORK_WITHIN_TARGET)
+    starts = [parts]
     if work.affords(tuning.KK_BY_TOKENS.of(len(batch), R, 0)):
         other = by_differences(batch, M, config)
         starts += [] if other is None else [other]
