@@ -36,10 +36,12 @@ TWO = PlanConfig(
 def test_no_rank_is_above_the_cap_but_with_one_sample_or_group(
     case: tuple[Window, PlanConfig], cap: int, whole: bool
 ) -> None:
-    """Whatever is chosen is in one place; `whole` steps have all that was asked for."""
+    """Where nothing has to go; `whole` steps have all that was asked for."""
     window, config = case
-    budget = config.micro_batch_tokens or 0
-    config = replace(config, rank_tokens=max(cap, budget, 16))
+    budget, nothing = config.micro_batch_tokens or 0, np.zeros(len(case[0]), np.bool_)
+    config = replace(config, rank_tokens=max(cap, budget, 16), max_skips=10**6)
+    config = replace(config, outlier_max_skips=None)
+    window = replace(window, must_go=nothing, skips=np.zeros(len(window), np.int64))
     step = plan(window, config, whole=whole)
     chosen = step.chosen.tolist()
     assert 0 < len(chosen) == len(set(chosen)) <= min(len(window), config.dispatch_batch_size)
