@@ -92,7 +92,7 @@ class PlanConfig:
     next multiple of `sample_length_multiple`, since ranks pad it to that. A rank has
     `pipeline_stages`, and its largest micro-batch counts once more for each beyond the first.
     No rank has more than `rank_tokens` in a step, which is smaller where need be; but one may have
-    a single sample, or group that stays there, of more.
+    a single sample, or group that stays there, of more, and nobody skips more often for it.
     `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window
     wait for each other and leave together.
     A plan that waits more than `target_excess` is compared with other selections and splits, as

@@ -36,10 +36,12 @@ TWO = PlanConfig(
 def test_no_rank_is_above_the_cap_but_with_one_sample_or_group(
     case: tuple[Window, PlanConfig], cap: int, whole: bool
 ) -> None:
-    """Whatever is chosen is in one place; `whole` steps have all that was asked for."""
+    """Where nothing has to go; `whole` steps have all that was asked for."""
     window, config = case
-    budget = config.micro_batch_tokens or 0
-    config = replace(config, rank_tokens=max(cap, budget, 16))
+    budget, nothing = config.micro_batch_tokens or 0, np.zeros(len(case[0]), np.bool_)
+    config = replace(config, rank_tokens=max(cap, budget, 16), max_skips=10**6)
+    config = replace(config, outlier_max_skips=None)
+    window = replace(window, must_go=nothing, skips=np.zeros(len(window), np.int64))
     step = plan(window, config, whole=whole)
     chosen = step.chosen.tolist()
     assert 0 < len(chosen) == len(set(chosen)) <= min(len(window), config.dispatch_batch_size)
@@ -144,3 +146,28 @@ def test_what_exceeds_the_cap_and_has_to_go_leaves_the_others_their_ranks(
 def test_a_cap_below_one_micro_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match="rank_tokens is 7, and one micro-batch may have 8"):
         validate_config(replace(TWO, rank_tokens=7))
+
+
+@pytest.mark.parametrize("groups", [Grouping.IGNORE, Grouping.STEP])
+def test_nobody_waits_too_long_for_a_cap_that_hardly_any_step_keeps(groups: Grouping) -> None:
+    """Steps of a few samples each once left the others to wait for ever."""
+    generator = np.random.default_rng(3)
+    config = PlanConfig(
+        dp_size=4,
+        dispatch_batch_size=32,
+        cost=SQUARE,
+        micro_batch_tokens=1000,
+        rank_tokens=1000,
+        max_skips=4,
+        grouping=groups,
+    )
+    lengths, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for _ in range(24):
+        fresh = generator.integers(300, 900, 40 - len(lengths) + len(lengths) % 2)
+        lengths = np.append(lengths, fresh)
+        skips = np.append(skips, np.zeros(len(fresh), np.int64))
+        window = window_of(lengths.tolist(), (np.arange(len(lengths)) // 2).tolist())
+        window.skips[:] = skips
+        chosen = plan(window, config).chosen
+        lengths, skips = np.delete(lengths, chosen), np.delete(skips, chosen) + 1
+        assert skips.max(initial=0) <= config.max_skips

@@ -11,7 +11,8 @@ from enum import StrEnum
 import numpy as np
 
 from rollout_dispatcher.balance import Quadratic
-from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Layout, Sync
+from rollout_dispatcher.balance.split.padded.runs import begin_cost
+from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Layout, Sync, round_up
 
 #: [dp rank][micro-batch] -> indices of samples.
 Schedule = Sequence[Sequence[Sequence[int]]]
@@ -90,9 +91,11 @@ class Peer:
 class Rating:
     """What an answer is worth.
 
-    time: of the step, over the unpadded work / R that each rank would have at best.
+    time: of the step, over the unpadded work / R that each rank would have at best; where peers are
+    told how many micro-batches to make and we choose, with what it costs to begin each one more.
     micro_batches: of the rank that has most. empty: micro-batches without samples, of all ranks,
-    those included that ranks with fewer run for the others' sake. over_cap: micro-batches of
+    those included that ranks with fewer run for the others' sake, and up to the multiple and the
+    minimum asked for. over_cap: micro-batches of
     several samples that exceed the budget.
     """
 
@@ -108,7 +111,7 @@ def rate(problem: Problem, schedule: Schedule) -> Rating:
     assert placed == list(range(len(problem.lengths))), "a sample is lost, or there twice"
     assert len(schedule) == problem.dp_size, f"{len(schedule)} ranks of {problem.dp_size}"
     _check_groups(problem, schedule)
-    most = max(len(rank) for rank in schedule)
+    most = round_up(max(problem.minimum, *(len(rank) for rank in schedule)), problem.multiple)
     cost = np.zeros((problem.dp_size, most))
     over = 0
     for r, rank in enumerate(schedule):
@@ -117,6 +120,9 @@ def rate(problem: Problem, schedule: Schedule) -> Rating:
                 cost[r, m] = work(problem, part)
                 over += _exceeds(problem, part)
     together = cost.sum(axis=1).max() if problem.sync is Sync.STEP else cost.max(axis=0).sum()
+    if problem.micro_batches is not None and problem.micro_batch_tokens is not None:
+        more = most - problem.micro_batches
+        together += more * begin_cost(problem.costs, problem.lengths, problem.micro_batch_tokens)
     filled = sum(len(part) > 0 for rank in schedule for part in rank)
     share = float(problem.costs.sum()) / problem.dp_size
     return Rating(float(together) / share, most, problem.dp_size * most - filled, over)

@@ -1,6 +1,7 @@
 """Claims about the comparison itself: what it loads, how it rates, and what its rows say."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.balance import Quadratic, tokens
+from rollout_dispatcher.balance.tuning import BEGIN_MICRO_STEP
 from rollout_dispatcher.plan import Layout, Sync
 from tests.peers import random_cases, table
 from tests.peers.adapters import textbook
@@ -216,3 +218,19 @@ def test_loading_leaves_no_stub_behind(tmp_path: Path) -> None:
 
 def test_a_cost_is_the_problem_s_own() -> None:
     assert Problem(np.array([2]), 1, Quadratic(1, 3)).costs.tolist() == [10]
+
+
+def test_micro_batches_up_to_what_was_asked_for_are_run_empty() -> None:
+    """An answer of three where multiples of two were asked for runs four."""
+    problem = Problem(np.array([3, 2, 1]), 1, tokens, multiple=2, micro_batch_tokens=4)
+    found = rate(problem, [[[0], [1], [2]]])
+    assert (found.micro_batches, found.empty) == (4, 1)
+
+
+def test_a_padded_micro_batch_more_than_peers_were_told_to_make_has_its_price() -> None:
+    lengths = np.array([4, 4, 2, 2])
+    asked = Problem(lengths, 1, tokens, layout=Layout.PADDED, micro_batches=1)
+    problem = replace(asked, micro_batch_tokens=16)
+    one, two = rate(problem, [[[0, 1, 2, 3]]]), rate(problem, [[[0, 1], [2, 3]]])
+    assert one.time == pytest.approx(16 / 12)
+    assert two.time == pytest.approx((12 + BEGIN_MICRO_STEP * 16) / 12)

@@ -19,7 +19,7 @@ from rollout_dispatcher.balance.rank_cap import (
     smallest_step,
     split_under_cap,
 )
-from rollout_dispatcher.balance.select.choose import choose
+from rollout_dispatcher.balance.select.choose import choose, must_take
 from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.select.selection import Selection
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
@@ -50,7 +50,8 @@ def plan(
     """Choose `take` samples (default: a dispatch batch, or all if fewer) and split them.
 
     Fewer are chosen where ranks would have more than `rank_tokens`, but for one that has a single
-    sample or group; `whole`: all are, whatever ranks have then.
+    sample or group, and as long as nobody is passed over more than `max_skips` times for it;
+    `whole`: all are, whatever ranks have then.
     Raises SampleTooLong or GroupTooLong for a sample above the token budget, or a group that has to
     stay in one micro-batch, unless such go alone; and PlanError for a window whose columns disagree
     or that no group fits, and for a group of more samples than a micro-batch has.
@@ -87,10 +88,10 @@ class _Choice:
 def _choose_and_split(
     window: Window, cost: FloatArray, config: PlanConfig, take: int, *, whole: bool
 ) -> _Choice:
-    """Fewer samples until no rank is above its cap, or there is nothing to leave out."""
+    """Fewer samples until no rank is above its cap, or all that are left have to go."""
     if whole or config.rank_tokens is None:
         return _compare(window, cost, config, take)
-    least = smallest_step(window, config)
+    least = min(max(smallest_step(window, config), must_take(window, cost, config, take)), take)
     if least < take:
         take = max(fits_on_ranks(window, config, take), least)
     while True:
@@ -110,7 +111,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
     strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
     price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
 
-    def choice_of(selection: Selection) -> _Choice:
+    def choice_of(selection: Selection, work: Work) -> _Choice:
         chosen = np.flatnonzero(selection.keep)
         group = _groups(window.group[chosen], config)
         batch = Batch.of(cost[chosen], window.tokens[chosen], group)
@@ -123,12 +124,12 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         return waiting / max(float(cost.mean()) * len(choice.chosen), 1e-300)
 
     first, *others = choose(window, cost, config, take, ahead=strategy.looks_ahead)
-    best = choice_of(first)
+    best = choice_of(first, work.share(tuning.WORK_ON_FIRST) if others else work)
     least = waits(best) + first.later if others else 0.0
     for selection in others:
         if selection.total >= least or not work.affords(price.of(take, config.dp_size, 0)):
             break
-        choice = choice_of(selection)
+        choice = choice_of(selection, work)
         found = waits(choice) + selection.later
         if found < least:
             best, least = choice, found

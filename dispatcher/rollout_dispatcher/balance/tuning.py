@@ -282,6 +282,8 @@ ALWAYS_COMPARED = 200
 #: Steps under a token budget that wait no more than this above what was thought possible are
 #: compared with nothing. Chosen.
 AS_THOUGHT = 0.01
+#: What the first of several selections may spend of the work, so that others are tried. Chosen.
+WORK_ON_FIRST = 0.75
 #: Operations, a nanosecond of one core each: by the times of each method on lognormal lengths, 64
 #: to 4,096 samples on 4 to 256 ranks, read off by eye.
 GREEDY_BY_COUNT = Price(once=40_000, sample=350, rank=600)
@@ -291,3 +293,22 @@ KK_BY_TOKENS = Price(once=60_000, sample=3500, rank=3000, look=15)
 #: The same, of the splitter itself.
 SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
+
+# Trades between micro-batches under a token budget.
+
+#: Samples of a micro-batch that one turn looks at, and micro-batches that the dearest is compared
+#: with: more find more, and take longer. Chosen by trial.
+TRADED_FROM, TRADE_PARTNERS = 6, 8
+#: Turns without a gain for each micro-step, with other samples and partners, after which it ends.
+#: Chosen by trial.
+TRADE_PATIENCE = 2
+#: Trades end this close to the bound; and what they may spend of the work if a small step waits no
+#: more than the target. Chosen by trial.
+TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.2
+#: So little of what a trade takes off counts that it decides between equals only. Chosen.
+BETWEEN_EQUALS = 1e-6
+#: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.
+TRADE = Price(once=60_000, sample=0, look=12)
+#: Up to so many items are squeezed into fewer bins than fits find, for so many seconds of one core,
+#: which are counted. Chosen by trial.
+SQUEEZED_UP_TO, SQUEEZE = 256, 2e-3

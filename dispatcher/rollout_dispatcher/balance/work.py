@@ -39,3 +39,10 @@ class Work:
             return False
         self.left -= operations
         return True
+
+    def share(self, part: float) -> "Work":
+        """This part of what is left, as a budget of its own; it is spent here."""
+        given = Work(0.0)
+        given.left = part * self.left
+        self.left -= given.left
+        return given

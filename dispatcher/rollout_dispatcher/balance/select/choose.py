@@ -4,7 +4,7 @@ Invariant: exactly `take` positions (with groups, the largest total that whole g
 and the same ones for the same window and config.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +60,42 @@ def choose(
     return select(pool, take, _judge(window, cost, by_cost, config))
 
 
+def must_take(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> int:
+    """How many of `take` samples, or groups, go now if none is to be passed over too often.
+
+    Later steps take as many at most, so it may be more than those that are due in this one.
+    """
+    left = _skips_left(window, cost, config, take)
+    if config.grouping is Grouping.IGNORE or not (window.group >= 0).any():
+        return int(np.count_nonzero(due(left, window.must_go, take)))
+    groups = _Groups.of(window, left, config)
+    return int(groups.size[groups.due(take)].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Groups as what is chosen. index: int64[n], of each sample; size: what each counts as."""
+
+    index: IntArray
+    size: IntArray
+    left: IntArray
+    must_go: BoolArray
+
+    @classmethod
+    def of(cls, window: Window, left: IntArray, config: PlanConfig) -> "_Groups":
+        """left: skips that each sample may still suffer; a group has its most urgent one's."""
+        index = group_index(window.group)
+        must_go = group_max(window.must_go.astype(np.int64), index) > 0
+        size = np.bincount(index)
+        if config.by_groups:
+            size = np.ones_like(size)
+        return cls(index, size, -group_max(-left, index), must_go)
+
+    def due(self, take: int) -> BoolArray:
+        """Those that have to go now."""
+        return due(self.left, self.must_go, _surely_taken(self.size, take), self.size)
+
+
 def _choose_groups(
     window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int, *, ahead: bool
 ) -> list[Selection]:
@@ -67,21 +103,18 @@ def _choose_groups(
 
     Where a step takes a number of groups, each is of size one, whatever its members.
     """
-    index = group_index(window.group)
-    size = np.bincount(index)
-    members, samples = int(np.median(size)), float(take)
+    groups = _Groups.of(window, left, config)
+    index, size = groups.index, groups.size
+    members, samples = int(np.median(np.bincount(index))), float(take)
     if config.by_groups:
         samples = take * len(window) / len(size)
-        size = np.ones_like(size)
     if size.min() > take:
         raise PlanError(
             f"the smallest group has {size.min()} samples and the step takes {take}; "
             "raise --dispatch-batch-size to the size of a group at least"
         )
-    group_left = -group_max(-left, index)
-    must_go = group_max(window.must_go.astype(np.int64), index) > 0
-    forced = due(group_left, must_go, _surely_taken(size, take), size)
-    urgency = np.argsort(np.where(must_go, -1, group_left), kind="stable")
+    forced = groups.due(take)
+    urgency = np.argsort(np.where(groups.must_go, -1, groups.left), kind="stable")
 
     def realise(first: BoolArray) -> BoolArray:
         order = np.concatenate((urgency[forced[urgency]], np.argsort(~first, kind="stable")))
@@ -98,7 +131,7 @@ def _choose_groups(
     pool = Pool(
         cost=item,
         order=np.argsort(-item, kind="stable"),
-        age=_age(group_max(window.skips, index), group_left),
+        age=_age(group_max(window.skips, index), groups.left),
         forced=forced,
         neighbours=max(_neighbours(config) // members, config.dp_size if together else 1),
         columns=_waits_in_columns(config),

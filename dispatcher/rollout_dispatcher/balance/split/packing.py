@@ -25,6 +25,7 @@ from rollout_dispatcher.balance.split.budgets.fewest import (
     num_bins,
     tight_packings,
 )
+from rollout_dispatcher.balance.split.budgets.trades import squeezed
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
 
@@ -92,9 +93,11 @@ def fill(
     enough = max(allowed(-(-num_bins(tightest) // R)), M)
     if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.EVEN_PACKING:
         return [tightest], enough
-    M = max(enough if many else least, untried)
+    M = enough if many else least
     while enough >= M:
-        labels = _fill(x, s, R, M, budget)
+        labels = _fill(x, s, R, M, budget) if untried <= M else None
+        if labels is None and enough > M:
+            labels = squeezed(s, R * M, budget, tightest)
         if labels is not None:
             return [labels], M
         M = allowed(M + 1)

@@ -25,7 +25,7 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
-from rollout_dispatcher.balance.split.padded.exchange import exchanged
+from rollout_dispatcher.balance.split.padded.exchange import exchanged, time_of_runs
 from rollout_dispatcher.balance.split.padded.levels import Wanted, level_runs, parts_of_runs
 from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
 
@@ -59,8 +59,18 @@ def padded_runs(
     if per_step and 1 < M <= tuning.MOVED_UP_TO // R:
         starts = _least_total(starts, x, most, R, M)
     elif R * M <= tuning.EXCHANGED_UP_TO:
-        starts = exchanged(starts, positive, most, R)
+        found = [exchanged(starts, positive, most, R)]
+        if fewest < M and R * M <= tuning.FEW_RUNS:  # after exchanges fewer may do as well
+            fewer = level_runs(positive, most, wanted._replace(begin=np.inf))
+            found.append(exchanged(fewer, positive, most, R))
+        starts = min(found, key=lambda each: _price(each, positive, wanted))
+        M = (len(starts) - 1) // R
     return _dealt(starts, x, R, M, per_step)
+
+
+def _price(starts: IntArray, x: FloatArray, wanted: Wanted) -> float:
+    """What these runs take, and what it costs to begin their micro-steps."""
+    return time_of_runs(starts, x, wanted.R) + wanted.begin * ((len(starts) - 1) // wanted.R)
 
 
 def most_in_run(s: IntArray, budget: int) -> IntArray:
