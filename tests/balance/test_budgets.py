@@ -13,6 +13,7 @@ from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.packing import pack
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
@@ -152,7 +153,7 @@ def test_tight_budgets_leave_ranks_that_meet_once_a_step_even(
     lengths = np.random.default_rng(3).lognormal(np.log(8192), 0.8, n)
     s = falling(np.clip(lengths, 16, 65536).astype(int).tolist())
     x = squares(s) + 24576 * s
-    labels, M = pack_ranks(x, s, ranks, budget)
+    labels, M = pack_ranks(x, s, ranks, budget, work=Work(5e-3))
     assert np.bincount(labels, weights=s).max() <= budget
     assert np.bincount(labels // M, weights=x).max() <= rank_bound(x, ranks) * 1.001
 

@@ -92,7 +92,7 @@ def test_a_sample_above_the_budget_is_thought_to_fill_a_bin_and_no_more() -> Non
     lengths = np.array([900] * 12 + [80] * 20 + [30] * 32)
     config = config_of({"micro_batch_tokens": 400}, Sync.MICRO_STEP)
     batch = Batch.of(config.cost(lengths), lengths)
-    real = time_of(batch, splitter_for(batch, config)(batch, config), config)
+    real = time_of(batch, splitter_for(batch, config)(batch, config, Work(5e-3)), config)
     assert estimate(batch.x, batch.s, config) == pytest.approx(real, rel=0.2)
 
 

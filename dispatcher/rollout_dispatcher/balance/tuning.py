@@ -291,3 +291,8 @@ KK_BY_TOKENS = Price(once=60_000, sample=3500, rank=3000, look=15)
 #: The same, of the splitter itself.
 SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
+#: The same, of ranks with whole groups: their samples filled into micro-batches, and that by KK.
+FILL_RANKS = Price(once=1_500_000, sample=1500)
+FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)
+#: The same, of bins under a token budget dealt to ranks that meet once a step.
+BINS_ONTO_RANKS = Price(once=350_000, sample=4000, rank=40_000)

@@ -28,6 +28,7 @@ from rollout_dispatcher.balance.split.packing import (
     members,
 )
 from rollout_dispatcher.balance.split.partition import bins_onto_ranks, step_partition
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import Allowed, BoolArray, FloatArray, IntArray
 
 
@@ -39,10 +40,12 @@ def pack_ranks(
     allowed: Allowed = int,
     *,
     came: IntArray | None = None,
+    work: Work,
 ) -> tuple[Labels, int]:
     """Micro-batch of each item, numbered rank by rank, and M. Items descend in cost and in tokens.
 
-    came: place of each item in order of arrival, for a first fit in that order as well.
+    came: place of each item in order of arrival, for a first fit in that order as well. work: pays
+    for trying more packings.
     """
     M = allowed(fewest_micro_batches(s, R, budget))
     ranks = _Ranks(x, np.minimum(s, budget), R, M, budget)
@@ -58,7 +61,7 @@ def pack_ranks(
     elif fewest == M:
         found += [ranks.by_bins(each) for each in bins]
     if not ranks.close(found, tuning.WORTH_PACKINGS):
-        found += ranks.by_packings(s, came)
+        found += ranks.by_packings(s, came, bins if fewest == M else [], work)
     return min(found, key=ranks.time), M
 
 
@@ -145,10 +148,20 @@ class _Ranks:
         load = np.bincount(bins, weights=self.x, minlength=R * M).astype(np.float64)
         return self._filled(self._level(bins_onto_ranks(load, R, M)[bins]))
 
-    def by_packings(self, s: IntArray, came: IntArray | None) -> list[Labels]:
+    def by_packings(
+        self, s: IntArray, came: IntArray | None, tried: list[Labels], work: Work
+    ) -> list[Labels]:
         """The same with bins filled by tokens alone, of the ways that need no more."""
-        tight = tight_packings(s, self.budget, came)
-        return [self.by_bins(bins) for bins in tight if num_bins(bins) <= self.R * self.M]
+        found, tried = [], list(tried)
+        price = tuning.BINS_ONTO_RANKS.of(len(s), self.R, self.M)
+        for bins in tight_packings(s, self.budget, came):
+            if num_bins(bins) > self.R * self.M or any(np.array_equal(bins, at) for at in tried):
+                continue
+            if not work.affords(price):
+                break
+            tried.append(bins)
+            found.append(self.by_bins(bins))
+        return found
 
     def _filled(self, labels: Labels) -> Labels:
         """Without needless empty micro-batches."""
