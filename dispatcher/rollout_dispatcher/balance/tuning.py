@@ -295,4 +295,4 @@ SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
 FILL_RANKS = Price(once=1_500_000, sample=1500)
 FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)
 #: The same, of bins under a token budget dealt to ranks that meet once a step.
-BINS_ONTO_RANKS = Price(once=350_000, sample=4000, rank=40_000)
+BINS_ONTO_RANKS = Price(once=300_000, sample=1200)

@@ -113,13 +113,14 @@ class _Ranks:
                 return None
             labels[rows] = np.arange(R)[:, None]
             return self._filled(labels[:-1])
-        if R >= tuning.RANKS_BY_ROWS:
+        alike = R < tuning.RANKS_BY_ROWS
+        if not alike:
             own, fits = self._pack_rows(rows)
             labels[rows] = own + np.arange(0, R * M, M)[:, None]
             left = np.flatnonzero(~fits).tolist()
         for r in left:
             items = rows[r][rows[r] < len(self.x)]
-            own = _pack_own(self.x[items], self.t[items], M, self.budget)
+            own = _pack_own(self.x[items], self.t[items], M, self.budget, alike=alike)
             labels[items] = np.where(own < 0, -1, own + r * M)
         labels = labels[:-1]
         if labels.min() < 0:
@@ -207,7 +208,7 @@ class _Ranks:
         return swapped[:-1]
 
 
-def _pack_own(x: FloatArray, t: IntArray, M: int, budget: int) -> Labels:
+def _pack_own(x: FloatArray, t: IntArray, M: int, budget: int, *, alike: bool) -> Labels:
     """A rank's items into its micro-batches, alike if they can be, or by best fit; -1: no room."""
-    alike = lpt_budget(x, t, M, budget)
-    return best_fit(t, np.full(M, budget), budget) if alike is None else alike
+    labels = lpt_budget(x, t, M, budget) if alike else None
+    return best_fit(t, np.full(M, budget), budget) if labels is None else labels
