@@ -124,10 +124,12 @@ def swap_level(
     mean = (mean if base is None else mean + base.sum(axis=1)) / bins
     level, waits = mean * min(tuning.TOLERANCE, enough), enough * float(mean.sum())
     whole = np.arange(slots)
+    loads = np.zeros((rows, bins))
+    beside = None if base is None else base.reshape(-1)
+    changed: slice | IntArray = slice(None)
     for turn in range(rounds):
-        loads = np.add.reduce(cost, axis=1).reshape(rows, bins)
-        if base is not None:
-            loads += base
+        held = np.add.reduce(cost[changed], axis=1)
+        loads.ravel()[changed] = held if beside is None else held + beside[changed]
         over = np.maximum.reduce(loads, axis=1) - mean
         uneven = (over > level) & (stalled <= patience)
         if float(np.add.reduce(over[uneven])) <= waits:
@@ -142,8 +144,10 @@ def swap_level(
             if tokens is None:
                 moved.append(s[flat])
                 tokens = moved[-1].reshape(rows * bins, slots)
+                room, changed = np.zeros((rows * bins, parts), dtype=np.int64), slice(None)
             given, taken = _at(tokens, high, u), _at(tokens, low, v)
-            room = budget - np.add.reduce(tokens.reshape(len(tokens), parts, -1), axis=2)
+            by_part = tokens[changed].reshape(-1, parts, slots // parts)
+            room[changed] = budget - np.add.reduce(by_part, axis=2)
             here, there = room[high], room[low]
             if parts > 1:
                 here, there = here[:, u // (slots // parts)], there[:, v // (slots // parts)]
@@ -158,7 +162,10 @@ def swap_level(
             row = high[top] // bins
             stalled[row] = np.where(helped, 0, stalled[row] + 1)
         i, j = np.divmod(best[gain], len(v))
-        one, other = high[gain] * slots + u[i], low[gain] * slots + v[j]
+        high, low = high[gain], low[gain]
+        if len(flat) > tuning.MANY_SLOTS:
+            changed = np.concatenate((high, low))
+        one, other = high * slots + u[i], low * slots + v[j]
         to, source = np.concatenate((one, other)), np.concatenate((other, one))
         for array in moved:
             array[to] = array[source]

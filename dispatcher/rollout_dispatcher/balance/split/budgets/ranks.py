@@ -26,6 +26,7 @@ from rollout_dispatcher.balance.split.packing import (
     fill,
     is_scarce,
     members,
+    too_many_slots,
 )
 from rollout_dispatcher.balance.split.partition import bins_onto_ranks, step_partition
 from rollout_dispatcher.balance.work import Work
@@ -198,6 +199,8 @@ class _Ranks:
     def _level(self, labels: Labels) -> Labels:
         """Swaps between ranks, in and out of micro-batches with room."""
         R, M = self.R, self.M
+        if too_many_slots(labels, R * M):
+            return labels
         ids = members(labels, R * M)
         by_rank = ids.reshape(1, R, -1)
         swap_level(
