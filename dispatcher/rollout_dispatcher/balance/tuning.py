@@ -100,9 +100,9 @@ CHUNKED_FROM, CHUNKED_BINS = 3000, 32
 TOLERANCE = 2e-4
 #: Swap candidates a bin; more than this costs time and adds nothing, as many are alike. Chosen.
 SWAP_SLOTS = 16
-#: Of more slots than this only the bins that swapped are summed up anew. Time alone. Of more than
-#: that bins are not levelled: few of the slots are taken then, as one bin has a thousand samples and
-#: others one, so that it would take a second. Chosen.
+#: Of more slots than this only the bins that swapped are summed up anew, which is time alone. Of
+#: more than that bins are not levelled: most slots are empty then, as one bin has a thousand
+#: samples and others have one, and it would take a second. Chosen.
 MANY_SLOTS, TOO_MANY_SLOTS = 1 << 13, 1 << 20
 #: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
 #: it is the budget that stands in the way. By `tests.bench.planner`, times.

@@ -116,7 +116,8 @@ def swap_level(
     flat = ids.reshape(-1)
     costs = x[flat]
     cost = costs.reshape(rows * bins, slots)
-    moved, tokens = [flat, costs], None
+    moved: list[NDArray[Any]] = [flat, costs]
+    tokens: IntArray | None = None
     stalled = np.zeros(rows, dtype=np.int64)
     patience = tuning.OTHER_PAIRINGS if s is None else tuning.OTHER_PAIRINGS_IN_BUDGET
     # Of a row: swaps do not change it.
@@ -145,15 +146,9 @@ def swap_level(
                 moved.append(s[flat])
                 tokens = moved[-1].reshape(rows * bins, slots)
                 room, changed = np.zeros((rows * bins, parts), dtype=np.int64), slice(None)
-            given, taken = _at(tokens, high, u), _at(tokens, low, v)
             by_part = tokens[changed].reshape(-1, parts, slots // parts)
             room[changed] = budget - np.add.reduce(by_part, axis=2)
-            here, there = room[high], room[low]
-            if parts > 1:
-                here, there = here[:, u // (slots // parts)], there[:, v // (slots // parts)]
-            too_much = given[:, :, None] > (taken + there)[:, None, :]
-            too_much |= taken[:, None, :] > (given + here)[:, :, None]
-            np.copyto(error, np.inf, where=too_much)
+            np.copyto(error, np.inf, where=_too_much(tokens, room, (high, u), (low, v)))
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
@@ -165,11 +160,34 @@ def swap_level(
         high, low = high[gain], low[gain]
         if len(flat) > tuning.MANY_SLOTS:
             changed = np.concatenate((high, low))
-        one, other = high * slots + u[i], low * slots + v[j]
-        to, source = np.concatenate((one, other)), np.concatenate((other, one))
-        for array in moved:
-            array[to] = array[source]
+        _swap(moved, high * slots + u[i], low * slots + v[j])
     ids[...] = flat.reshape(ids.shape)
+
+
+def _too_much(
+    tokens: IntArray,
+    room: IntArray,
+    high: tuple[IntArray, IntArray],
+    low: tuple[IntArray, IntArray],
+) -> BoolArray:
+    """Which swaps need more room than there is, [pair, slot of the high one, of the low one].
+
+    tokens: int64[bins, slots]. room: int64[bins, parts]. high, low: bins of each pair, and slots.
+    """
+    part = tokens.shape[1] // room.shape[1]
+    given, taken = _at(tokens, *high), _at(tokens, *low)
+    here, there = room[high[0]], room[low[0]]
+    if room.shape[1] > 1:
+        here, there = here[:, high[1] // part], there[:, low[1] // part]
+    too_much: BoolArray = given[:, :, None] > (taken + there)[:, None, :]
+    too_much |= taken[:, None, :] > (given + here)[:, :, None]
+    return too_much
+
+
+def _swap(arrays: list[NDArray[Any]], one: IntArray, other: IntArray) -> None:
+    to, source = np.concatenate((one, other)), np.concatenate((other, one))
+    for array in arrays:
+        array[to] = array[source]
 
 
 def _pairs(

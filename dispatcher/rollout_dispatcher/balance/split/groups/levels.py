@@ -209,12 +209,11 @@ def _by_differences(ranks: Ranks, cap: int, below: FloatArray, plain: Own | None
     """
     M, own, is_new = len(below), [], False
     for r, (x, w) in enumerate(ranks.own()):
-        labels: IntArray | None = differencing_labels(x, M, equal_size=False)
-        if np.bincount(labels, weights=w, minlength=M).max() <= cap:
-            is_new = True
-        else:
-            labels = _one_to_levels(x, w, cap, below) if plain is None else plain[r]
-        if labels is None:
+        labels = differencing_labels(x, M, equal_size=False)
+        fits = bool(np.bincount(labels, weights=w, minlength=M).max() <= cap)
+        is_new |= fits
+        found = labels if fits else _one_to_levels(x, w, cap, below) if plain is None else plain[r]
+        if found is None:
             return None
-        own.append(labels)
+        own.append(found)
     return own if is_new else None
