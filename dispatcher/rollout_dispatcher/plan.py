@@ -4,9 +4,10 @@ A `Window` is columns over the samples it may choose from, oldest first; a `Plan
 positions in that window. Neither knows where samples live or how they travel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from typing import TypeVar
 
 import numpy as np
@@ -246,3 +247,12 @@ def straggler_excess(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
 def imbalance(cost: FloatArray) -> float:
     """Max over mean of the rows' sums, minus one, for cost[R, M]: the excess of a whole step."""
     return straggler_excess(cost, Sync.STEP)
+
+
+def digest_of(number: int, counts: list[list[int]], samples: Sequence[int | str]) -> str:
+    """Fingerprint of who trains on what and when in step `number`, 32 hex digits.
+
+    counts: samples of each micro-batch, [dp rank][micro-batch]. samples: in that order.
+    """
+    named = ascii((number, counts, list(samples))).encode()
+    return blake2b(named, digest_size=16).hexdigest()

@@ -1,5 +1,6 @@
 """Claims about token budgets: as few micro-batches as anybody finds, even ranks, no fillers."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.packing import pack
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
@@ -82,7 +84,7 @@ def test_nobody_needs_fewer_micro_batches(
     def allowed(needed: int) -> int:
         return round_up(max(needed, minimum), multiple)
 
-    for way in (pack, pack_ranks):
+    for way in (pack, partial(pack_ranks, work=Work(1.0))):
         labels, M = way(squares(s), s, ranks, budget, allowed, came=came)
         assert minimum <= M <= most
         assert M % multiple == 0
@@ -113,7 +115,7 @@ def test_tight_bins_are_as_few_as_best_fit_finds_however_many_samples_there_are(
         rng = np.random.default_rng(seed)
         s = falling(np.clip(rng.lognormal(7, 1, 4096), 1, 14336).astype(int).tolist())
         budget = -(-int(s.sum()) // (8 * 48)) + 40  # 99.4 to 99.8 % full
-        for way in (pack, pack_ranks):
+        for way in (pack, partial(pack_ranks, work=Work(1.0))):
             assert way(squares(s), s, 8, budget)[1] <= -(-best_fit(s.tolist(), budget) // 8)
 
 
@@ -152,7 +154,7 @@ def test_tight_budgets_leave_ranks_that_meet_once_a_step_even(
     lengths = np.random.default_rng(3).lognormal(np.log(8192), 0.8, n)
     s = falling(np.clip(lengths, 16, 65536).astype(int).tolist())
     x = squares(s) + 24576 * s
-    labels, M = pack_ranks(x, s, ranks, budget)
+    labels, M = pack_ranks(x, s, ranks, budget, work=Work(5e-3))
     assert np.bincount(labels, weights=s).max() <= budget
     assert np.bincount(labels // M, weights=x).max() <= rank_bound(x, ranks) * 1.001
 

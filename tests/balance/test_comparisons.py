@@ -92,7 +92,7 @@ def test_a_sample_above_the_budget_is_thought_to_fill_a_bin_and_no_more() -> Non
     lengths = np.array([900] * 12 + [80] * 20 + [30] * 32)
     config = config_of({"micro_batch_tokens": 400}, Sync.MICRO_STEP)
     batch = Batch.of(config.cost(lengths), lengths)
-    real = time_of(batch, splitter_for(batch, config)(batch, config), config)
+    real = time_of(batch, splitter_for(batch, config)(batch, config, Work(5e-3)), config)
     assert estimate(batch.x, batch.s, config) == pytest.approx(real, rel=0.2)
 
 
@@ -137,3 +137,26 @@ def test_work_is_counted_and_what_does_not_fit_is_not_begun() -> None:
     assert not work.affords(500)
     assert work.affords(400)
     assert not work.affords(1)
+
+
+def test_ways_to_split_groups_beyond_the_first_are_paid_from_the_work() -> None:
+    rng = np.random.default_rng(5)
+    lengths = np.clip(rng.lognormal(9, 0.8, 512), 16, 65_536).astype(np.int64)
+    limits: dict[str, object] = {"micro_batch_tokens": int(lengths.sum() / 0.98 / 16 / 3)}
+    config = replace(config_of(limits, Sync.MICRO_STEP, 16), grouping=Grouping.RANK)
+    batch = Batch.of(config.cost(lengths), lengths, np.arange(512) // 8)
+    enough, none = Work(1.0), Work(0.0)
+    compared = splitter_for(batch, config)(batch, config, enough)
+    plain = splitter_for(batch, config)(batch, config, none)
+    assert enough.left < 1e9
+    assert plain.num_micro_batches == compared.num_micro_batches
+    assert time_of(batch, compared, config) <= time_of(batch, plain, config)
+
+
+def test_one_micro_batch_of_a_thousand_samples_makes_no_matrix_of_the_others() -> None:
+    lengths = np.random.default_rng(0).choice([5, 16_000], 16_384, p=[0.1, 0.9])
+    config = config_of({"micro_batch_tokens": 16_000}, Sync.STEP, 64)
+    found = plan(window_of(lengths), replace(config, dispatch_batch_size=16_384))
+    held = [int(lengths[part].sum()) for rank in found.micro_batches for part in rank]
+    assert max(held) <= 16_000
+    assert found.excess < 0.01

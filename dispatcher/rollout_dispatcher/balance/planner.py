@@ -4,7 +4,6 @@ Invariant: a plan depends on nothing but its arguments. It takes every sample at
 takes exactly what was asked for; all ranks get the same number of micro-batches.
 """
 
-import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,6 +35,7 @@ from rollout_dispatcher.plan import (
     PlanConfig,
     Window,
     bubble,
+    digest_of,
     imbalance,
     round_up,
     straggler_excess,
@@ -139,11 +139,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
 def plan_digest(plan: Plan) -> str:
     """Fingerprint of who trains on what and when: equal for equal micro-batches, 32 hex digits."""
     counts = [[len(part) for part in rank] for rank in plan.micro_batches]
-    shape = np.array([len(counts), len(counts[0])], dtype="<i8")
-    digest = hashlib.sha256(shape.tobytes())
-    digest.update(np.array(counts, dtype="<i8").tobytes())
-    digest.update(plan.chosen.astype("<i8").tobytes())
-    return digest.hexdigest()[:32]
+    return digest_of(0, counts, plan.chosen.tolist())
 
 
 def _groups(group: IntArray, config: PlanConfig) -> IntArray | None:

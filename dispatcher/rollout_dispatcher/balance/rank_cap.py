@@ -66,14 +66,15 @@ def _units(batch: Batch, parts: Parts) -> IntArray:
 
 
 def _candidates(batch: Batch, plain: Parts, config: PlanConfig) -> Iterator[Parts]:
-    """By rising price in waiting."""
+    """By rising price in waiting; one budget of work for all."""
+    work_left = Work(config.planning_budget)
     yield from _dealt_anew(batch, plain, config)
     dear = float(batch.cost.mean())
     for weight in tuning.TOKEN_WEIGHTS if dear > 0 else tuning.TOKEN_WEIGHTS[-1:]:
         work = batch.tokens.astype(np.float64)
         if weight < np.inf:
             work = batch.cost / dear + weight * work / work.mean()
-        parts = split(replace(batch, cost=work), config, Work(config.planning_budget))
+        parts = split(replace(batch, cost=work), config, work_left)
         yield parts
         yield from _dealt_anew(batch, parts, config)
 

@@ -100,6 +100,10 @@ CHUNKED_FROM, CHUNKED_BINS = 3000, 32
 TOLERANCE = 2e-4
 #: Swap candidates a bin; more than this costs time and adds nothing, as many are alike. Chosen.
 SWAP_SLOTS = 16
+#: Of more slots than this only the bins that swapped are summed up anew, which is time alone. Of
+#: more than that bins are not levelled: most slots are empty then, as one bin has a thousand
+#: samples and others have one, and it would take a second. Chosen.
+MANY_SLOTS, TOO_MANY_SLOTS = 1 << 13, 1 << 20
 #: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
 #: it is the budget that stands in the way. By `tests.bench.planner`, times.
 OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
@@ -293,6 +297,11 @@ KK_BY_TOKENS = Price(once=60_000, sample=3500, rank=3000, look=15)
 #: The same, of the splitter itself.
 SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
+#: The same, of ranks with whole groups: their samples filled into micro-batches, and that by KK.
+FILL_RANKS = Price(once=1_500_000, sample=1500)
+FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)
+#: The same, of bins under a token budget dealt to ranks that meet once a step.
+BINS_ONTO_RANKS = Price(once=300_000, sample=1200)
 
 # Trades between micro-batches under a token budget.
 

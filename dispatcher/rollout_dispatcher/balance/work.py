@@ -33,9 +33,9 @@ class Work:
     def __init__(self, seconds: float) -> None:
         self.left = seconds * _PER_SECOND
 
-    def affords(self, operations: float) -> bool:
-        """Whether so many are left; if they are, they are spent."""
-        if operations > self.left:
+    def affords(self, operations: float, leaving: float = 0.0) -> bool:
+        """Whether so many are left, and some besides; if they are, they are spent."""
+        if operations + leaving > self.left:
             return False
         self.left -= operations
         return True

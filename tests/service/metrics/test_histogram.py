@@ -45,7 +45,7 @@ def test_it_shows_what_the_clients_histogram_shows(batches: list[list[float]]) -
 def test_one_with_a_label_does_too(values: list[tuple[str, float]]) -> None:
     ours, theirs = CollectorRegistry(auto_describe=True), CollectorRegistry()
     roles = ("producer", "rank")
-    labelled = LabelledHistogram("h_seconds", "Some help.", "role", roles, BOUNDS, ours)
+    labelled = LabelledHistogram("h_seconds", "Some help.", ("role", roles), BOUNDS, ours)
     others = Histogram("h_seconds", "Some help.", ["role"], buckets=BOUNDS, registry=theirs)
     for role in roles:
         others.labels(role)

@@ -26,7 +26,7 @@ from rollout_dispatcher.balance.public.arguments import (
     option,
     oversize_option,
 )
-from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty, labels_of
+from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import (
     fewest_members_fit,
@@ -34,7 +34,7 @@ from rollout_dispatcher.balance.split.budgets.fewest import (
     num_bins,
     tight_packings,
 )
-from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.packing import level_columns
 from rollout_dispatcher.plan import (
     CostModel,
@@ -153,9 +153,9 @@ def _starts(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Iterat
             labels[sequence] = found
             yield labels
     yield from fits
-    yield labels_of(karmarkar_karp(x, bins, equal_size=False), len(s))
+    yield differencing_labels(x, bins, equal_size=False)
     if len(s) <= tuning.ALL_STARTS_UP_TO:
-        yield labels_of(karmarkar_karp(s, bins, equal_size=False), len(s))
+        yield differencing_labels(s, bins, equal_size=False)
 
 
 def _is_legal(labels: Labels, s: IntArray, bins: int, budget: int) -> bool:

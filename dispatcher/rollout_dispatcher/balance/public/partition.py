@@ -22,7 +22,7 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.numbers import as_costs
 from rollout_dispatcher.balance.public.arguments import at_least
-from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
 from rollout_dispatcher.balance.split.packing import members
 from rollout_dispatcher.balance.split.partition import step_partition
@@ -124,7 +124,7 @@ def _starts(x: FloatArray, k: int, equal_size: bool) -> Iterator[IntArray]:
     yield lpt_one_by_one(x, np.zeros(k), cap)
     if equal_size:
         yield labels_of(step_partition(x, k, 1, cap)[:, 0].tolist(), len(x))
-    yield labels_of(karmarkar_karp(x, k, equal_size), len(x))
+    yield differencing_labels(x, k, equal_size)
 
 
 def labels_of(parts: list[list[int]], n: int) -> IntArray:

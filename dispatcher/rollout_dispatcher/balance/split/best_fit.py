@@ -20,9 +20,9 @@ def best_fit(s: IntArray, room: IntArray, budget: int) -> IntArray:
     """
     if not (len(s) and len(room)):
         return np.full(len(s), -1)
-    starts = np.flatnonzero(np.diff(s, prepend=-1))
-    if tuning.ALIKE * len(starts) <= len(s):
-        return _fit_runs(s, starts, room, budget)
+    changes = s[1:] != s[:-1]
+    if tuning.ALIKE * (1 + int(np.count_nonzero(changes))) <= len(s):
+        return _fit_runs(s, np.append(0, changes.nonzero()[0] + 1), room, budget)
     return _fit_one_by_one(s, room, budget)
 
 

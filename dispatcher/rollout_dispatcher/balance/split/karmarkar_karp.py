@@ -22,10 +22,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollout_dispatcher.balance.numbers import as_plain
 from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import IntArray
+
+#: A whole number below this is the same as an int64.
+_EXACT = 2.0**62
 
 
 def get_seqlen_balanced_partitions(
@@ -57,16 +61,16 @@ def karmarkar_karp(seqlen_list: Any, k_partitions: int, equal_size: bool) -> lis
     return _partition(_integers(seqlen_list), k_partitions, equal_size)
 
 
-def labels_of(partitions: Sequence[Sequence[int]], n: int) -> IntArray:
-    """The set of each of the first n numbers, int64[n]."""
-    labels = np.empty(sum(map(len, partitions)), dtype=np.int64)
-    for i, members in enumerate(partitions):
-        labels[members] = i
-    return labels[:n]
+def differencing_labels(seqlen_list: Any, k_partitions: int, equal_size: bool) -> IntArray:
+    """The set of each number, int64[n], numbered as `karmarkar_karp` gives them."""
+    return _labels(_integers(seqlen_list), k_partitions, equal_size)
 
 
 def _integers(values: Any) -> list[int]:
     """Lists, arrays and tensors as Python integers, scaled where they are fractions."""
+    if isinstance(values, np.ndarray) and _are_whole(values):
+        whole: list[int] = values.astype(np.int64).tolist()
+        return whole
     plain = as_plain(values)
     if all(isinstance(value, int) for value in plain):
         return [int(value) for value in plain]
@@ -75,21 +79,36 @@ def _integers(values: Any) -> list[int]:
     return [numerator * (scale // denominator) for numerator, denominator in ratios]
 
 
+def _are_whole(values: NDArray[Any]) -> bool:
+    """Whether all are whole numbers, as costs mostly are, and exact as int64."""
+    if values.ndim != 1 or values.dtype.kind != "f" or not len(values):
+        return False
+    return bool(values.max() < _EXACT and values.min() >= 0 and (values % 1 == 0).all())
+
+
 def _partition(lengths: list[int], k: int, equal_size: bool) -> list[list[int]]:
+    """Ascending indices of each set, largest set first."""
+    labels = _labels(lengths, k, equal_size)
+    order = np.argsort(labels, kind="stable").tolist()
+    ends = np.cumsum(np.bincount(labels, minlength=k)).tolist()
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _labels(lengths: list[int], k: int, equal_size: bool) -> IntArray:
     n = len(lengths)
     if k < 1:
         raise UnequalPartitions(f"k_partitions is {k}; at least one set is needed")
     if equal_size and n % k:
         raise UnequalPartitions(f"{n} items do not split into {k} partitions of equal size")
     if k == 1 or n == 0:
-        return [list(range(n))] + [[] for _ in range(k - 1)]
+        return np.zeros(n, dtype=np.int64)
     differencing = _Differencing(n, k)
     keys = sorted(differencing.key(length, i) for i, length in enumerate(lengths))
     if equal_size:
         heads = differencing.merge_tuples([keys[i : i + k] for i in range(0, n, k)])
     else:
         heads = differencing.merge_singles(keys)
-    return differencing.members(heads)
+    return differencing.labels(heads)
 
 
 class _Differencing:
@@ -179,14 +198,11 @@ class _Differencing:
             state = state + second if len(second) > 1 else [*state, second[0]]
         return sorted(state)
 
-    def members(self, heads: Sequence[int]) -> list[list[int]]:
-        """Ascending indices of each set, largest set first, by undoing the unions."""
+    def labels(self, heads: Sequence[int]) -> IntArray:
+        """The set of each number, the largest set being the first, by undoing the unions."""
         label = [0] * (self.n + 1)
         for rank, head in enumerate(sorted(heads, reverse=True)):
             label[head & self.head_mask] = rank
         for kept, absorbed in reversed(self.unions):
             label[absorbed] = label[kept]
-        order = np.argsort(np.asarray(label[: self.n]), kind="stable")
-        counts = np.bincount(label[: self.n], minlength=self.k)
-        ends = np.cumsum(counts)
-        return [order[end - count : end].tolist() for end, count in zip(ends, counts, strict=True)]
+        return np.array(label[: self.n], dtype=np.int64)

@@ -111,56 +111,83 @@ def swap_level(
     `enough` of the mean.
     """
     rows, bins, slots = ids.shape
-    flat = ids.reshape(rows * bins, slots)
-    cost, tokens = x[flat], None if s is None else s[flat]
-    moved = [flat, cost] if tokens is None else [flat, cost, tokens]
+    if bins < 2:
+        return
+    flat = ids.reshape(-1)
+    costs = x[flat]
+    cost = costs.reshape(rows * bins, slots)
+    moved: list[NDArray[Any]] = [flat, costs]
+    tokens: IntArray | None = None
     stalled = np.zeros(rows, dtype=np.int64)
-    patience = tuning.OTHER_PAIRINGS if tokens is None else tuning.OTHER_PAIRINGS_IN_BUDGET
-    beside = np.zeros((rows, bins)) if base is None else base
+    patience = tuning.OTHER_PAIRINGS if s is None else tuning.OTHER_PAIRINGS_IN_BUDGET
     # Of a row: swaps do not change it.
-    mean = (cost.reshape(rows, -1).sum(axis=1) + beside.sum(axis=1)) / bins
+    mean = costs.reshape(rows, -1).sum(axis=1)
+    mean = (mean if base is None else mean + base.sum(axis=1)) / bins
+    level, waits = mean * min(tuning.TOLERANCE, enough), enough * float(mean.sum())
+    whole = np.arange(slots)
+    loads = np.zeros((rows, bins))
+    beside = None if base is None else base.reshape(-1)
+    changed: slice | IntArray = slice(None)
     for turn in range(rounds):
-        loads = cost.sum(axis=1).reshape(rows, bins) + beside
-        uneven = _uneven(loads, mean, stalled > patience, enough)
-        if not len(uneven):
+        held = np.add.reduce(cost[changed], axis=1)
+        loads.ravel()[changed] = held if beside is None else held + beside[changed]
+        over = np.maximum.reduce(loads, axis=1) - mean
+        uneven = (over > level) & (stalled <= patience)
+        if float(np.add.reduce(over[uneven])) <= waits:
             break
-        high, low, gap, top = _pairs(loads, mean, uneven, stalled)
-        u, v = _slots(slots, turn), _slots(slots, turn + 1)
-        error = _differences(_at(cost, high, u), _at(cost, low, v))
-        np.abs(np.subtract(error, gap[:, None, None], out=error), out=error)
-        if tokens is not None:
-            more = _differences(_at(tokens, high, u), _at(tokens, low, v))
-            if parts == 1:
-                room = (budget - tokens.sum(axis=1))[:, None, None]
-                taken, given = room[low], room[high]
-            else:
-                room = budget - tokens.reshape(len(flat), parts, -1).sum(axis=2)
-                room = np.repeat(room, slots // parts, axis=1)
-                taken, given = _at(room, low, v)[:, None], _at(room, high, u)[:, :, None]
-            error[(more > taken) | (-more > given)] = np.inf
+        high, low, gap, top = _pairs(loads, mean, uneven.nonzero()[0], stalled)
+        sampled = slots > tuning.SWAP_SLOTS
+        u, v = (_slots(slots, turn), _slots(slots, turn + 1)) if sampled else (whole, whole)
+        error = _at(cost, high, u)[:, :, None] - _at(cost, low, v)[:, None, :]
+        error -= gap[:, None, None]
+        np.abs(error, out=error)
+        if s is not None:
+            if tokens is None:
+                moved.append(s[flat])
+                tokens = moved[-1].reshape(rows * bins, slots)
+                room, changed = np.zeros((rows * bins, parts), dtype=np.int64), slice(None)
+            by_part = tokens[changed].reshape(-1, parts, slots // parts)
+            room[changed] = budget - np.add.reduce(by_part, axis=2)
+            np.copyto(error, np.inf, where=_too_much(tokens, room, (high, u), (low, v)))
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
-        row = high[top] // bins
-        stalled[row] = np.where(gain[top], 0, stalled[row] + 1)
+        helped = gain[top]
+        if stalled.any() or not helped.all():
+            row = high[top] // bins
+            stalled[row] = np.where(helped, 0, stalled[row] + 1)
         i, j = np.divmod(best[gain], len(v))
-        one, other = (high[gain], u[i]), (low[gain], v[j])
-        for array in moved:
-            array[one], array[other] = array[other], array[one]
+        high, low = high[gain], low[gain]
+        if len(flat) > tuning.MANY_SLOTS:
+            changed = np.concatenate((high, low))
+        _swap(moved, high * slots + u[i], low * slots + v[j])
     ids[...] = flat.reshape(ids.shape)
 
 
-def _uneven(loads: FloatArray, mean: FloatArray, given_up: BoolArray, enough: float) -> IntArray:
-    """Rows that are worth a round; none if what they wait together is `enough` or less.
+def _too_much(
+    tokens: IntArray,
+    room: IntArray,
+    high: tuple[IntArray, IntArray],
+    low: tuple[IntArray, IntArray],
+) -> BoolArray:
+    """Which swaps need more room than there is, [pair, slot of the high one, of the low one].
 
-    loads: float64[rows, bins].
+    tokens: int64[bins, slots]. room: int64[bins, parts]. high, low: bins of each pair, and slots.
     """
-    over = loads.max(axis=1) - mean
-    uneven = (over > mean * min(tuning.TOLERANCE, enough)) & ~given_up
-    if loads.shape[1] < 2 or float(over[uneven].sum()) <= enough * float(mean.sum()):
-        uneven[:] = False
-    rows: IntArray = uneven.nonzero()[0]
-    return rows
+    part = tokens.shape[1] // room.shape[1]
+    given, taken = _at(tokens, *high), _at(tokens, *low)
+    here, there = room[high[0]], room[low[0]]
+    if room.shape[1] > 1:
+        here, there = here[:, high[1] // part], there[:, low[1] // part]
+    too_much: BoolArray = given[:, :, None] > (taken + there)[:, None, :]
+    too_much |= taken[:, None, :] > (given + here)[:, :, None]
+    return too_much
+
+
+def _swap(arrays: list[NDArray[Any]], one: IntArray, other: IntArray) -> None:
+    to, source = np.concatenate((one, other)), np.concatenate((other, one))
+    for array in arrays:
+        array[to] = array[source]
 
 
 def _pairs(
@@ -176,12 +203,14 @@ def _pairs(
     order = loads[rows].argsort(axis=1, kind="stable")
     order += rows[:, None] * bins
     high, low = order[:, : -half - 1 : -1], order[:, :half]
-    if stalled[rows].any():
-        shifted = (np.arange(half) - stalled[rows, None]) % half
+    shift = stalled[rows]
+    if shift.any():
+        shifted = (np.arange(half) - shift[:, None]) % half
         low = low[np.arange(len(rows))[:, None], shifted]
     flat, mean = loads.ravel(), mean[rows, None]
-    dear = flat[high]
-    gap = (dear - flat[low]) / 2
+    dear = flat.take(high)
+    gap = dear - flat.take(low)
+    gap /= 2
     worth = (dear > mean) & (gap > mean * (tuning.TOLERANCE / 4))
     return high[worth], low[worth], gap[worth], worth.nonzero()[1] == 0
 
@@ -189,13 +218,7 @@ def _pairs(
 def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:
     """These slots of some bins."""
     whole = len(slots) == array.shape[1]
-    out: NDArray[Any] = array[bins] if whole else array[bins[:, None], slots]
-    return out
-
-
-def _differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """All a - b of each pair of rows: [n, u], [n, v] -> [n, u, v]."""
-    out: NDArray[Any] = a[:, :, None] - b[:, None, :]
+    out: NDArray[Any] = array.take(bins, axis=0) if whole else array[bins[:, None], slots]
     return out
 
 

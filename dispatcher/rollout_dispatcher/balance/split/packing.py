@@ -157,6 +157,8 @@ def level_columns(
     rank = np.empty(bins, dtype=np.int64)
     rank[np.argsort(-load, kind="stable")] = np.arange(bins)
     labels = rank[labels]
+    if too_many_slots(labels, bins):
+        return labels
     ids = members(labels, bins).reshape(M, R, -1)
     enough = tuning.EVEN_PACKING - 1 if goes_by_chunks(len(x), bins) else tuning.LEVEL_PACKING
     swap_level(
@@ -176,3 +178,8 @@ def members(labels: Labels, bins: int) -> IntArray:
         order
     )
     return ids
+
+
+def too_many_slots(labels: Labels, bins: int) -> bool:
+    """Whether the rows of `members` would be nearly all padding, and large."""
+    return bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS

@@ -19,7 +19,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import levels, rank_bound
 from rollout_dispatcher.balance.order import running_sums
-from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.pipelines import for_pipelines
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, step_time
@@ -46,6 +46,9 @@ def bins_onto_ranks(load: FloatArray, R: int, M: int, stages: int = 1) -> IntArr
     """Place, rank * M + micro-step, of each of R*M bins of float64[R*M] cost, M to each rank."""
     falling = np.argsort(-load, kind="stable")
     place = np.empty(R * M, dtype=np.int64)
+    if M == 1:
+        place[falling] = np.arange(R)
+        return place
     place[falling[step_partition(load[falling], R, M, 1, stages).ravel()]] = np.arange(R * M)
     return place
 
@@ -57,7 +60,7 @@ def into_micro_batches(ids: IntArray, M: int) -> IntArray:
 
 
 def _from_kk(x: FloatArray, R: int) -> IntArray:
-    ids = np.array(karmarkar_karp(x, R, equal_size=True), dtype=np.int64)
+    ids = _by_label(differencing_labels(x, R, equal_size=True), R, len(x) // R)
     swap_level(ids[None], x)
     return ids
 

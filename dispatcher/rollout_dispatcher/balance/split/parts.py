@@ -11,6 +11,7 @@ import numpy as np
 
 from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
     FloatArray,
     IntArray,
@@ -95,8 +96,9 @@ class Parts:
         return tuple(ranks)
 
 
-#: How one layout or limit is served: the micro-batches of every rank.
-Splitter = Callable[[Batch, PlanConfig], Parts]
+#: How one layout or limit is served: the micro-batches of every rank. What is left of the work pays
+#: for trying more than one way.
+Splitter = Callable[[Batch, PlanConfig, Work], Parts]
 
 
 def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:

@@ -5,10 +5,11 @@ import numpy as np
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.split.partition import column_partition, step_partition
 from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
 
 
-def split_by_count(batch: Batch, config: PlanConfig) -> Parts:
+def split_by_count(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     """Equal sums where ranks meet once a step, or have one micro-batch; else sorted columns."""
     R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
     M = micro_batches_for(n, config)

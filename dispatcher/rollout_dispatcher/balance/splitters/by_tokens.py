@@ -10,14 +10,15 @@ from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.packing import level_columns, pack
 from rollout_dispatcher.balance.split.partition import bins_onto_ranks
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import PlanConfig, Sync
 
 
-def split_by_tokens(batch: Batch, config: PlanConfig) -> Parts:
+def split_by_tokens(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Ranks of equal cost, or micro-steps whose micro-batches cost about the same."""
     if config.sync is Sync.MICRO_STEP:
         return _parts(batch, config, *_in_columns(batch, config))
-    ours = _parts(batch, config, *pack_ranks(batch.x, batch.s, **_limits(batch, config)))
+    ours = _parts(batch, config, *pack_ranks(batch.x, batch.s, work=work, **_limits(batch, config)))
     if config.pipeline_stages == 1:
         return ours
     level = _parts(batch, config, *_for_pipelines(batch, config))

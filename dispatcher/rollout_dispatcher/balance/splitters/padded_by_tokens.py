@@ -4,10 +4,11 @@ import numpy as np
 
 from rollout_dispatcher.balance.split.padded.runs import padded_runs
 from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import PlanConfig, Sync
 
 
-def split_padded_by_tokens(batch: Batch, config: PlanConfig) -> Parts:
+def split_padded_by_tokens(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     """Sorted runs, which pad least, of like cost in each micro-step."""
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     per_step = config.sync is Sync.STEP

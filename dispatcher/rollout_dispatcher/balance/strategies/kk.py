@@ -3,7 +3,7 @@
 import numpy as np
 
 from rollout_dispatcher.balance.split.groups.assign import by_neighbours
-from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.strategies.rank_by_rank import RankByRank
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.plan import FloatArray, IntArray
@@ -13,10 +13,7 @@ def largest_differencing(x: FloatArray, R: int, cap: int) -> IntArray:
     """See `Assign`; counts differ by one at most, even if the cap would allow more."""
     padded = np.append(x, np.zeros(-len(x) % R))
     assert len(padded) <= R * cap, "ranks that may take so few have no room for all"
-    parts = np.array(karmarkar_karp(_as_integers(padded), R, equal_size=True), dtype=np.int64)
-    labels = np.empty(len(padded), dtype=np.int64)
-    labels[parts] = np.arange(R)[:, None]
-    return labels[: len(x)]
+    return differencing_labels(_as_integers(padded), R, equal_size=True)[: len(x)]
 
 
 def _as_integers(x: FloatArray) -> list[int]:

@@ -30,7 +30,7 @@ class WindowStrategy:
 
     def split(self, batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
-        best = without_fillers(batch, splitter_for(batch, config)(batch, config), config)
+        best = without_fillers(batch, splitter_for(batch, config)(batch, config, work), config)
         if batch.group is not None:
             return best  # the plain methods keep groups whole in the same way
         if config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:

@@ -14,11 +14,10 @@ of another number of DP ranks than there are now waits in PLANNED until a new pl
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from hashlib import blake2b
 
 from rollout_dispatcher.core.buffer.entry import Entry, in_journal
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
-from rollout_dispatcher.plan import FloatArray
+from rollout_dispatcher.plan import FloatArray, digest_of
 from rollout_dispatcher.sample import Sample
 
 
@@ -146,4 +145,4 @@ def step_digest(number: int, micro_batches: MicroBatches) -> str:
     """Digest of who gets what: step number, and sample ids by DP rank and micro-batch."""
     counts = [[len(part) for part in rank] for rank in micro_batches]
     names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
-    return blake2b(ascii((number, counts, names)).encode(), digest_size=16).hexdigest()
+    return digest_of(number, counts, names)

@@ -54,12 +54,12 @@ class LabelledHistogram:
         self,
         name: str,
         text: str,
-        label: str,
-        values: Iterable[str],
+        label: tuple[str, Iterable[str]],
         bounds: Sequence[float],
         registry: CollectorRegistry,
     ) -> None:
-        self._name, self._text, self._label, self._bounds = name, text, label, bounds
+        self._label, values = label
+        self._name, self._text, self._bounds = name, text, bounds
         self._counts = {value: [0] * (len(bounds) + 1) for value in values}
         self._sums = dict.fromkeys(self._counts, 0.0)
         registry.register(self)

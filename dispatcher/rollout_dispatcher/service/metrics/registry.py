@@ -143,8 +143,7 @@ class Metrics:
         self.message_duration = LabelledHistogram(
             "dispatcher_message_duration_seconds",
             "From when a message can be read until it is answered, durably if there is a journal.",
-            "role",
-            _ROLES,
+            ("role", _ROLES),
             _SECONDS,
             registry,
         )

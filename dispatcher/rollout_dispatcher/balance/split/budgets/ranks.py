@@ -26,8 +26,10 @@ from rollout_dispatcher.balance.split.packing import (
     fill,
     is_scarce,
     members,
+    too_many_slots,
 )
 from rollout_dispatcher.balance.split.partition import bins_onto_ranks, step_partition
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import Allowed, BoolArray, FloatArray, IntArray
 
 
@@ -39,10 +41,12 @@ def pack_ranks(
     allowed: Allowed = int,
     *,
     came: IntArray | None = None,
+    work: Work,
 ) -> tuple[Labels, int]:
     """Micro-batch of each item, numbered rank by rank, and M. Items descend in cost and in tokens.
 
-    came: place of each item in order of arrival, for a first fit in that order as well.
+    came: place of each item in order of arrival, for a first fit in that order as well. work: pays
+    for trying more packings.
     """
     M = allowed(fewest_micro_batches(s, R, budget))
     ranks = _Ranks(x, np.minimum(s, budget), R, M, budget)
@@ -58,7 +62,7 @@ def pack_ranks(
     elif fewest == M:
         found += [ranks.by_bins(each) for each in bins]
     if not ranks.close(found, tuning.WORTH_PACKINGS):
-        found += ranks.by_packings(s, came)
+        found += ranks.by_packings(s, came, bins if fewest == M else [], work)
     return min(found, key=ranks.time), M
 
 
@@ -110,13 +114,14 @@ class _Ranks:
                 return None
             labels[rows] = np.arange(R)[:, None]
             return self._filled(labels[:-1])
-        if R >= tuning.RANKS_BY_ROWS:
+        alike = R < tuning.RANKS_BY_ROWS
+        if not alike:
             own, fits = self._pack_rows(rows)
             labels[rows] = own + np.arange(0, R * M, M)[:, None]
             left = np.flatnonzero(~fits).tolist()
         for r in left:
             items = rows[r][rows[r] < len(self.x)]
-            own = _pack_own(self.x[items], self.t[items], M, self.budget)
+            own = _pack_own(self.x[items], self.t[items], M, self.budget, alike=alike)
             labels[items] = np.where(own < 0, -1, own + r * M)
         labels = labels[:-1]
         if labels.min() < 0:
@@ -145,10 +150,20 @@ class _Ranks:
         load = np.bincount(bins, weights=self.x, minlength=R * M).astype(np.float64)
         return self._filled(self._level(bins_onto_ranks(load, R, M)[bins]))
 
-    def by_packings(self, s: IntArray, came: IntArray | None) -> list[Labels]:
+    def by_packings(
+        self, s: IntArray, came: IntArray | None, tried: list[Labels], work: Work
+    ) -> list[Labels]:
         """The same with bins filled by tokens alone, of the ways that need no more."""
-        tight = tight_packings(s, self.budget, came)
-        return [self.by_bins(bins) for bins in tight if num_bins(bins) <= self.R * self.M]
+        found, tried = [], list(tried)
+        price = tuning.BINS_ONTO_RANKS.of(len(s), self.R, self.M)
+        for bins in tight_packings(s, self.budget, came):
+            if num_bins(bins) > self.R * self.M or any(np.array_equal(bins, at) for at in tried):
+                continue
+            if not work.affords(price):
+                break
+            tried.append(bins)
+            found.append(self.by_bins(bins))
+        return found
 
     def _filled(self, labels: Labels) -> Labels:
         """Without needless empty micro-batches."""
@@ -184,6 +199,8 @@ class _Ranks:
     def _level(self, labels: Labels) -> Labels:
         """Swaps between ranks, in and out of micro-batches with room."""
         R, M = self.R, self.M
+        if too_many_slots(labels, R * M):
+            return labels
         ids = members(labels, R * M)
         by_rank = ids.reshape(1, R, -1)
         swap_level(
@@ -194,7 +211,7 @@ class _Ranks:
         return swapped[:-1]
 
 
-def _pack_own(x: FloatArray, t: IntArray, M: int, budget: int) -> Labels:
+def _pack_own(x: FloatArray, t: IntArray, M: int, budget: int, *, alike: bool) -> Labels:
     """A rank's items into its micro-batches, alike if they can be, or by best fit; -1: no room."""
-    alike = lpt_budget(x, t, M, budget)
-    return best_fit(t, np.full(M, budget), budget) if alike is None else alike
+    labels = lpt_budget(x, t, M, budget) if alike else None
+    return best_fit(t, np.full(M, budget), budget) if labels is None else labels

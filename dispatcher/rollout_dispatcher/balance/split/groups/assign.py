@@ -21,7 +21,7 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
-from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp, labels_of
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import members
 from rollout_dispatcher.plan import FloatArray, IntArray
@@ -134,11 +134,11 @@ def _least_loaded(x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray | No
 def _by_neighbours(x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray | None:
     """Equal-count KK; items without cost fill the count up."""
     filled = np.append(x, np.zeros(-len(x) % R))
-    return _within(labels_of(karmarkar_karp(filled, R, equal_size=True), len(x)), w, R, cap)
+    return _within(differencing_labels(filled, R, equal_size=True)[: len(x)], w, R, cap)
 
 
 def _by_differences(x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray | None:
-    return _within(labels_of(karmarkar_karp(x, R, equal_size=False), len(x)), w, R, cap)
+    return _within(differencing_labels(x, R, equal_size=False), w, R, cap)
 
 
 def _levelled(labels: IntArray, x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray:

@@ -11,7 +11,7 @@ once a step, or pad, only their sums count.
 Example: ranks with costs 9 2 1 and 6 3 3, M = 2: the levels are 9 and 3, so 9 | 2 1 beside 6 3 | 3.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +19,15 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
-from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp, labels_of
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import members
 from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray
 
-#: Costs and weights of one rank's samples, cap, what each micro-batch should cost less than the
-#: first -> micro-batch of each sample; None if one finds no room.
-Fill = Callable[[FloatArray, IntArray, int, FloatArray], IntArray | None]
+#: Micro-batch of each sample, for each rank.
+Own = list[IntArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,11 @@ class Ranks:
     def heaviest(self) -> int:
         """What the rank with the heaviest samples has of them."""
         return int(self.weight.sum(axis=1).max())
+
+    def own(self) -> Iterator[tuple[FloatArray, IntArray]]:
+        """Costs and weights of each rank's samples."""
+        for cost, weight, p in zip(self.cost, self.weight, self.sizes.tolist(), strict=True):
+            yield cost[:p], weight[:p]
 
     def slots(self, M: int, m: int) -> IntArray:
         """The ids with empty slots up to M * m of each rank."""
@@ -101,29 +106,38 @@ def runs(ranks: Ranks, M: int, m: int) -> list[Parts]:
     return found
 
 
-def filled(ranks: Ranks, M: int, cap: int, levels: FloatArray | None) -> Parts | None:
+def filled(ranks: Ranks, M: int, cap: int, levels: FloatArray | None, work: Work) -> Parts | None:
     """M micro-batches a rank, sorted by cost; None if a rank finds no way.
 
-    levels: what each should cost; None where only the sums of ranks count.
+    levels: what each should cost; None where only the sums of ranks count. work: pays for a second
+    way to fill them.
     """
-    found: list[tuple[float, IntArray]] = []
     has = ranks.ids < ranks.sizes.sum()
     x, w = np.append(ranks.cost[has], 0.0), np.append(ranks.weight[has], 0)
-    good = np.inf if levels is None else float(levels.sum()) * tuning.UNEVEN_LEVELS
+    n, R, below = len(x) - 1, len(ranks.ids), np.zeros(M) if levels is None else levels[0] - levels
+
+    def built(own: Own) -> tuple[float, IntArray]:
+        """Time, if that is asked for, and bins int64[R, M, slots]."""
+        labels = np.concatenate([labels + r * M for r, labels in enumerate(own)])
+        bins = members(labels, R * M).reshape(R, M, -1)
+        return (0.0, bins) if levels is None else _levelled(bins, x, w, cap, levels)
+
+    own = _to_levels(ranks, cap, below)
+    best = None if own is None else built(own)
     even = levels is None or levels[-1] >= tuning.EVEN_LEVELS * levels[0]
-    again = even and w.max() > 1 and len(x) - 1 <= tuning.MANY_IN_GROUPS
-    for fill in (_to_levels, _by_differences) if again else (_to_levels,):
-        labels = _labels(ranks, M, cap, levels, fill)
-        if labels is not None:
-            bins = members(labels, len(ranks.ids) * M).reshape(len(ranks.ids), M, -1)
-            found.append((0.0, bins) if levels is None else _levelled(bins, x, w, cap, levels))
-        if found and found[-1][0] <= good:
-            break
-    if not found:
+    again = even and w.max() > 1 and n <= tuning.MANY_IN_GROUPS
+    if again and best is not None:
+        good = np.inf if levels is None else float(levels.sum()) * tuning.UNEVEN_LEVELS
+        again = best[0] > good and work.affords(tuning.FILL_BY_DIFFERENCES.of(n, R, M))
+    if again:
+        other = _by_differences(ranks, cap, below, own)
+        if other is not None:
+            found = built(other)
+            best = found if best is None or found[0] < best[0] else best
+    if best is None:
         return None
-    _, bins = min(found, key=lambda each: each[0])
-    held = bins < len(x) - 1
-    return Parts(ranks.ids[has][bins[held]], held.sum(axis=2))
+    held = best[1] < n
+    return Parts(ranks.ids[has][best[1][held]], held.sum(axis=2))
 
 
 def _levelled(
@@ -151,20 +165,6 @@ def _levelled(
     return least, best
 
 
-def _labels(
-    ranks: Ranks, M: int, cap: int, levels: FloatArray | None, fill: Fill
-) -> IntArray | None:
-    """Micro-batch of each sample, rank after rank, numbered through all ranks."""
-    below = np.zeros(M) if levels is None else levels[0] - levels
-    labels = []
-    for r, p in enumerate(ranks.sizes.tolist()):
-        own = fill(ranks.cost[r, :p], ranks.weight[r, :p], cap, below)
-        if own is None:
-            return None
-        labels.append(own + r * M)
-    return np.concatenate(labels)
-
-
 def _falling(bins: IntArray, x: FloatArray) -> IntArray:
     """Each rank's micro-batches by falling cost; bins: int64[R, M, slots]."""
     order = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
@@ -175,7 +175,21 @@ def _time(bins: IntArray, x: FloatArray) -> float:
     return float(x[bins].sum(axis=2).max(axis=0).sum())
 
 
-def _to_levels(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntArray | None:
+def _to_levels(ranks: Ranks, cap: int, below: FloatArray) -> Own | None:
+    """Micro-batch of each of a rank's samples, rank by rank; None if one finds no room.
+
+    below: what each micro-batch should cost less than the first.
+    """
+    own = []
+    for x, w in ranks.own():
+        labels = _one_to_levels(x, w, cap, below)
+        if labels is None:
+            return None
+        own.append(labels)
+    return own
+
+
+def _one_to_levels(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntArray | None:
     """Micro-batch of each of one rank's samples: to the levels, evenly by weight, or tightly."""
     M = len(below)
     labels = lpt_budget(x, w, M, cap, start=below)
@@ -188,8 +202,18 @@ def _to_levels(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntAr
     return None if labels.min(initial=0) < 0 else labels
 
 
-def _by_differences(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntArray | None:
-    """By unequal KK, more even where few samples share a micro-batch; if too heavy as above."""
-    labels = labels_of(karmarkar_karp(x, len(below), equal_size=False), len(x))
-    held = np.bincount(labels, weights=w, minlength=len(below))
-    return labels if held.max() <= cap else _to_levels(x, w, cap, below)
+def _by_differences(ranks: Ranks, cap: int, below: FloatArray, plain: Own | None) -> Own | None:
+    """By unequal KK, more even where few samples share a micro-batch; if too heavy as `plain`.
+
+    None if that is everywhere, or if there is no plain way.
+    """
+    M, own, is_new = len(below), [], False
+    for r, (x, w) in enumerate(ranks.own()):
+        labels = differencing_labels(x, M, equal_size=False)
+        fits = bool(np.bincount(labels, weights=w, minlength=M).max() <= cap)
+        is_new |= fits
+        found = labels if fits else _one_to_levels(x, w, cap, below) if plain is None else plain[r]
+        if found is None:
+            return None
+        own.append(found)
+    return own if is_new else None

@@ -39,6 +39,7 @@ from rollout_dispatcher.balance.split.groups.levels import (
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks
+from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
     FloatArray,
     IntArray,
@@ -48,9 +49,12 @@ from rollout_dispatcher.plan import (
 )
 
 
-def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig) -> Parts:
-    """Micro-batches of ranks that hold whole groups. group: dense group number of each sample."""
-    task = _Task.of(batch, group, config)
+def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig, work: Work) -> Parts:
+    """Micro-batches of ranks that hold whole groups. group: dense group number of each sample.
+
+    work: pays for trying more ways than the most promising one.
+    """
+    task = _Task.of(batch, group, config, work)
     if config.micro_batch_tokens is None:
         ours = _by_count(task)
     else:
@@ -66,7 +70,7 @@ def split_plainly(
     batch: Batch, group: IntArray, config: PlanConfig, share: Share, sequence: IntArray
 ) -> Parts:
     """The same as methods to compare with have it: ranks cut their samples, in this sequence."""
-    return _plain_split(_Task.of(batch, group, config), share, sequence)
+    return _plain_split(_Task.of(batch, group, config, Work(0.0)), share, sequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,17 @@ class _Task:
     weight: IntArray
     cap: int
     config: PlanConfig
+    work: Work
 
     @classmethod
-    def of(cls, batch: Batch, group: IntArray, config: PlanConfig) -> "_Task":
+    def of(cls, batch: Batch, group: IntArray, config: PlanConfig, work: Work) -> "_Task":
         budget = config.micro_batch_tokens
         if budget is None:
             cap, weight = config.micro_batch_size or 1, np.ones(len(batch), dtype=np.int64)
         else:
             cap, weight = budget, np.minimum(batch.tokens, budget)
-        return cls(batch, group, Groups.of(batch.cost, weight, group), weight, cap, config)
+        groups = Groups.of(batch.cost, weight, group)
+        return cls(batch, group, groups, weight, cap, config, work)
 
     @property
     def alike(self) -> bool:
@@ -146,10 +152,24 @@ class _Task:
         most = tuning.WAYS_TRIED if len(self.batch) <= tuning.WAYS_TRIED_UP_TO else 1
         found: list[Parts] = []
         for ranks in sorted(ways, key=lambda ranks: self.estimate(ranks, M)):
+            if found and not self.affords_another(M):
+                break
             found += self.micro_batches(ranks, M)
             if len(found) >= most:
                 break
         return min(found, key=self.time, default=None)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether samples just go in turn, or with their neighbours, which takes no time."""
+        m, per_step = self.config.micro_batch_size, self.config.sync is Sync.STEP
+        return m is not None and (per_step or m == 1 or self.config.layout is Layout.PADDED)
+
+    def affords_another(self, M: int) -> bool:
+        """Whether one more way may be split, and another selection after it."""
+        n, R = len(self.batch), self.config.dp_size
+        price, leaving = tuning.FILL_RANKS.of(n, R, M), tuning.SPLIT_BY_TOKENS.of(n, R, M)
+        return self.cuts or self.work.affords(price, leaving)
 
     def micro_batches(self, ranks: Ranks, M: int) -> list[Parts]:
         """Splits of these ranks into M micro-batches each; none if one of them finds no room."""
@@ -159,7 +179,7 @@ class _Task:
         if m is not None and per_step:
             return [dealt(ranks, M, m)]
         levels = None if per_step else self.levels(ranks, M)
-        parts = filled(ranks, M, self.cap, levels)
+        parts = filled(ranks, M, self.cap, levels, self.work)
         return [] if parts is None else [parts]
 
 
