@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.split.karmarkar_karp import karmarkar_karp, labels_of
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.work import Work
@@ -52,7 +52,7 @@ def squeezed(s: IntArray, bins: int, budget: int, fitted: IntArray) -> IntArray 
         trades = _Trades(tokens.astype(np.float64), np.zeros_like(s), parts, 0, per_step=True)
         trades.make(budget, work)
         if trades.time() <= budget:
-            return labels_of(trades.bins, len(s))
+            return trades.labels()
     return None
 
 
@@ -66,7 +66,7 @@ def _merged(tokens: IntArray, bins: int, fitted: IntArray) -> IntArray:
 
 
 def _by_differences(tokens: IntArray, bins: int, _fitted: IntArray) -> IntArray:
-    return labels_of(karmarkar_karp(tokens, bins, equal_size=False), len(tokens))
+    return differencing_labels(tokens, bins, equal_size=False)
 
 
 class _Trades:
@@ -107,6 +107,13 @@ class _Trades:
     def time(self) -> float:
         """What the step takes."""
         return float(self.levels[:, 0].sum())
+
+    def labels(self) -> IntArray:
+        """The bin of each sample, int64[n]."""
+        labels = np.empty(self.nobody, dtype=np.int64)
+        for label, members in enumerate(self.bins):
+            labels[members] = label
+        return labels
 
     def make(self, enough: float, work: Work) -> bool:
         """Trades until none is found, or no work is left; False if the time is `enough` sooner."""
