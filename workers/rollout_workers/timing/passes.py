@@ -1,0 +1,111 @@
+"""What a step's micro-batches took, pass by pass, as far as the clock has got.
+
+A step is iterated once or several times: old log-probs, then an epoch or more of updates. All that
+counts for one key is one *pass*: the times of its repeats are added up. A *span* is a stretch of
+time in one micro-batch; stretches in it in which the rank was blocked are told apart.
+"""
+
+from dataclasses import dataclass, field
+
+from rollout_workers.timing.clocks import Clock, Mark
+
+#: What counts for no key that the trainer has named: with a backward pass, and without one.
+UPDATE, FORWARD = "update", "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """One pass of one step on this rank: what is told to the dispatcher.
+
+    busy_s: seconds of each micro-batch from its begin to its end, or one number for all of them
+    together. collective_s: what of each was spent blocked in collectives; None where that cannot be
+    told apart. why: it cannot.
+    """
+
+    step: int
+    cost_key: str
+    busy_s: list[float]
+    collective_s: list[float] | None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Pass:
+    """Sums over spans. key: None for what has not been named. as_one: nobody knows of which
+    micro-batch its times are, only of which step."""
+
+    key: str | None
+    count: int
+    as_one: bool = False
+    busy_s: list[float] = field(init=False)
+    blocked_s: list[float] = field(init=False)
+    backwards: list[int] = field(init=False)
+    #: Names of groups in which there were collectives that nobody has timed.
+    untimed: set[str] = field(default_factory=set)
+    #: Whether a part of it has no times: it was captured into a CUDA graph.
+    has_gaps: bool = False
+
+    def __post_init__(self) -> None:
+        self.busy_s, self.blocked_s = [0.0] * self.count, [0.0] * self.count
+        self.backwards = [0] * self.count
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether micro-batches were computed after the next had been asked for."""
+        return min(self.backwards) == 0 and max(self.backwards) > 1
+
+    def add(self, other: "Pass") -> None:
+        """Count what belongs to the same key."""
+        for index in range(self.count):
+            self.busy_s[index] += other.busy_s[index]
+            self.blocked_s[index] += other.blocked_s[index]
+            self.backwards[index] += other.backwards[index]
+        self.untimed |= other.untimed
+        self.as_one |= other.as_one
+        self.has_gaps |= other.has_gaps
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """A stretch of time in one micro-batch.
+
+    blocked: stretches in it. untimed: as in `Pass`, so far; by_backward: how much of these there
+    was when the last backward pass in it ended, at `backward_end`.
+    """
+
+    owner: Pass
+    index: int
+    begin: Mark
+    end: Mark = None
+    blocked: list[tuple[Mark, Mark]] = field(default_factory=list)
+    untimed: set[str] = field(default_factory=set)
+    backward_end: Mark = None
+    by_backward: tuple[int, frozenset[str]] = (0, frozenset())
+
+    def saw_backward(self, mark: Mark) -> None:
+        """A backward pass has ended."""
+        self.backward_end, self.by_backward = mark, (len(self.blocked), frozenset(self.untimed))
+        self.owner.backwards[self.index] += 1
+
+    def close(self, mark: Mark, *, at_backward: bool) -> None:
+        """It has ended: now, or when its last backward pass did, if there was one."""
+        self.end = mark
+        if at_backward and self.backward_end is not None:
+            blocked, untimed = self.by_backward
+            self.end, self.blocked, self.untimed = self.backward_end, self.blocked[:blocked], {*untimed}
+        self.owner.untimed |= self.untimed
+
+    def fold(self, clock: Clock) -> bool:
+        """Add it to its pass, if what is computed has come to its end."""
+        marks = [self.begin, self.end, *(mark for pair in self.blocked for mark in pair)]
+        if any(mark is None for mark in marks):
+            self.owner.has_gaps = True
+            return True
+        if not clock.has_passed(self.end):
+            return False
+        owner, index = self.owner, self.index
+        owner.busy_s[index] += clock.seconds(self.begin, self.end)
+        owner.blocked_s[index] += sum(clock.seconds(start, stop) for start, stop in self.blocked)
+        for mark in marks:
+            clock.free(mark)
+        return True
