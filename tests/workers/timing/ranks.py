@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from rollout_workers.timing.passes import PassTimes
+from rollout_dispatcher.protocol.messages import StepTimes
 from rollout_workers.timing.timing import Timing
 
 BLOCKS, WIDTH = 3, 64
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--work", choices=["sleep", "matmul"], default="sleep")
     parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--unit", type=float, default=0.012, help="seconds")
+    parser.add_argument("--unit", type=float, default=0.02, help="seconds")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -108,7 +108,7 @@ def train(args: argparse.Namespace, work: Work) -> Any:
     device = torch.device(args.device)
     model, sync = wrapped(args.model, Net(work).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    told: list[PassTimes] = []
+    told: list[StepTimes] = []
     timing = Timing(told.append, dp_size=ranks, dp_ranks=None, device=device, says_why=True)
     slow = args.slow if rank == 1 else 1.0
     for step in range(args.steps):
@@ -142,9 +142,7 @@ def train(args: argparse.Namespace, work: Work) -> Any:
             }  # fmt: skip
 
 
-def wrapped(
-    kind: str, net: Net
-) -> tuple[nn.Module, Callable[[bool], AbstractContextManager[Any]]]:
+def wrapped(kind: str, net: Net) -> tuple[nn.Module, Callable[[bool], AbstractContextManager[Any]]]:
     """The model, and what a micro-batch is computed in, told whether it is the last."""
     if kind == "ddp":
         model = DistributedDataParallel(net)

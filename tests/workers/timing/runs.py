@@ -21,7 +21,9 @@ class Run(NamedTuple):
     def table(self, of: str) -> list[list[list[float]]]:
         """Seconds by step, rank and micro-batch: `spent` by the script's clocks, or `computed`."""
         steps = zip(*self.ranks, strict=True)
-        return [_computed(step) if of == "computed" else [r["spent_s"] for r in step] for step in steps]
+        return [
+            _computed(step) if of == "computed" else [r["spent_s"] for r in step] for step in steps
+        ]
 
     def lost(self, of: str, *, each_micro_step: bool) -> float:
         """The share of ranks' time in which they wait for the slowest of them."""

@@ -185,7 +185,7 @@ class StepClient(Closing):
         """Whether the dispatcher wants to hear of this process what micro-batches took."""
         return self._core.tells_times
 
-    def tell_times(self, times: PassTimes) -> None:
+    def tell_times(self, times: m.StepTimes) -> None:
         """What a pass of a committed step took; dropped if there is no connection."""
         with self._changed:
             self._core.tell_times(times)

@@ -9,24 +9,8 @@ from dataclasses import dataclass, field
 
 from rollout_workers.timing.clocks import Clock, Mark
 
-#: What counts for no key that the trainer has named: with a backward pass, and without one.
-UPDATE, FORWARD = "update", "forward"
-
-
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """One pass of one step on this rank: what is told to the dispatcher.
-
-    busy_s: seconds of each micro-batch from its begin to its end, or one number for all of them
-    together. collective_s: what of each was spent blocked in collectives; None where that cannot be
-    told apart. why: it cannot.
-    """
-
-    step: int
-    cost_key: str
-    busy_s: list[float]
-    collective_s: list[float] | None
-    why: str = ""
+#: What counts for no key that the trainer has named, without a backward pass; with one, `UPDATE`.
+FORWARD = "forward"
 
 
 @dataclass(slots=True)
@@ -92,7 +76,11 @@ class Span:
         self.end = mark
         if at_backward and self.backward_end is not None:
             blocked, untimed = self.by_backward
-            self.end, self.blocked, self.untimed = self.backward_end, self.blocked[:blocked], {*untimed}
+            self.end, self.blocked, self.untimed = (
+                self.backward_end,
+                self.blocked[:blocked],
+                {*untimed},
+            )
         self.owner.untimed |= self.untimed
 
     def fold(self, clock: Clock) -> bool:

@@ -15,13 +15,17 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.messages.ranks import UPDATE
 from rollout_workers.timing import running
 from rollout_workers.timing.clocks import Clock, Mark
 from rollout_workers.timing.collectives import Collectives
-from rollout_workers.timing.passes import FORWARD, UPDATE, Pass, PassTimes, Span
+from rollout_workers.timing.passes import FORWARD, Pass, Span
 
 #: Micro-batches less than this share of their step's time were not computed when they seemed to be.
 LEAST_SHARE = 0.1
+#: Characters of a reason.
+MAX_WHY = 200
 AHEAD = (
     "micro-batches were asked for before the one before was computed; put the computing of the "
     "step into step.timer('update')"
@@ -154,7 +158,7 @@ class StepTimer:
 
     # -- what is told
 
-    def times(self) -> list[PassTimes] | None:
+    def times(self) -> list[m.StepTimes] | None:
         """Every pass, once what is computed has come to the end of the last; None before."""
         self._fold()
         if self._closed:
@@ -172,12 +176,15 @@ class StepTimer:
             return sum(one.busy_s) >= LEAST_SHARE * self._took_s
         return any(one.busy_s) or one.has_gaps
 
-    def _told(self, key: str, one: Pass) -> PassTimes:
+    def _told(self, key: str, one: Pass) -> m.StepTimes:
         why = self._why(one)
         busy, blocked = one.busy_s, one.blocked_s
         if one.as_one:
             busy, blocked = [sum(busy)], [sum(blocked)]
-        return PassTimes(self._step, key, busy, None if why else blocked, why)
+        return m.StepTimes(
+            step=self._step, cost_key=key, busy_s=busy,
+            collective_s=None if why else blocked, why=why[:MAX_WHY],
+        )  # fmt: skip
 
     def _why(self, one: Pass) -> str:
         """Why the waits in a pass cannot be told apart; "" if they can."""

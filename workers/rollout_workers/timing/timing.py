@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.protocol import messages as m
 from rollout_workers.timing import probes
 from rollout_workers.timing.clocks import Clock, HostClock, clock_for
 from rollout_workers.timing.collectives import Collectives
-from rollout_workers.timing.passes import PassTimes
 from rollout_workers.timing.step_timer import StepTimer
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Timing:
 
     def __init__(
         self,
-        tell: Callable[[PassTimes], None],
+        tell: Callable[[m.StepTimes], None],
         *,
         dp_size: int,
         dp_ranks: Iterable[int] | None,
@@ -130,7 +130,7 @@ class Timing:
                 self._say_why(one)
                 self._tell(one)
 
-    def _say_why(self, times: PassTimes) -> None:
+    def _say_why(self, times: m.StepTimes) -> None:
         self._puzzles = self._puzzles + 1 if times.why else 0
         if self._puzzles == PATIENCE and self._says_why:
             self._says_why = False
