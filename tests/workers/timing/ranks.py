@@ -151,7 +151,7 @@ def wrapped(kind: str, net: Net) -> tuple[nn.Module, Callable[[bool], AbstractCo
         for layer in net.layers:
             fully_shard(layer)
         fully_shard(net)
-    return net, lambda last: nullcontext()
+    return net, lambda _last: nullcontext()
 
 
 if __name__ == "__main__":

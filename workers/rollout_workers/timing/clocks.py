@@ -27,7 +27,7 @@ class Clock(Protocol):
         """From one to the other; both have passed."""
 
     def free(self, mark: Mark) -> None:
-        """It is not asked about any more."""
+        """It is not asked about any more; None is no mark."""
 
 
 class HostClock:
@@ -60,7 +60,7 @@ class CudaClock:
         if torch.cuda.is_current_stream_capturing():
             return None
         event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def has_passed(self, mark: Mark) -> bool:
@@ -73,7 +73,8 @@ class CudaClock:
 
     def free(self, mark: Mark) -> None:
         """Record it again some time."""
-        self._unused.append(mark)
+        if mark is not None:
+            self._unused.append(mark)
 
 
 def clock_for(device: torch.device | None) -> Clock | str:
@@ -85,7 +86,7 @@ def clock_for(device: torch.device | None) -> Clock | str:
         return f"times on {device.type} are not measured"
     if device is not None and device.type == "cuda":
         return CudaClock(device)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return CudaClock(torch.device("cuda", torch.cuda.current_device()))
     other = _other_accelerator() if device is None else None
     return HostClock() if other is None else f"times on {other} are not measured"

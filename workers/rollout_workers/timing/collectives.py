@@ -5,6 +5,8 @@ somebody timed what the rank was blocked for, there was a collective that looks 
 ranks would look alike, and it has to be said instead.
 """
 
+from typing import Any
+
 import torch.distributed as dist
 
 
@@ -24,7 +26,7 @@ class Collectives:
     def cannot_be_seen(self) -> str:
         """Why nobody could tell whether there are any; "" if they are counted."""
         if not self._joined:
-            return "this process has no process group with other DP ranks"
+            return "there is no process group with other DP ranks to see collectives of"
         if len(self._groups) < self._joined:
             return "a process group does not count its collectives"
         return ""
@@ -42,26 +44,29 @@ class Collectives:
 
     def look(self) -> None:
         """What there was up to now is known."""
-        self._numbers = [group._get_sequence_number_for_group() for group in self._groups]  # noqa: SLF001
+        self._numbers = [_number(group) for group in self._groups]
 
     def since(self, forgiven: dist.ProcessGroup | None = None) -> set[str]:
         """Names of the groups that had collectives since `look`, but for one."""
         return {
             group.group_desc or group.group_name
             for group, before in zip(self._groups, self._numbers, strict=False)
-            if group is not forgiven and group._get_sequence_number_for_group() != before  # noqa: SLF001
+            if group is not forgiven and _number(group) != before
         }
 
     def _joins_dp_ranks(self, group: dist.ProcessGroup) -> bool:
-        if not isinstance(group, dist.ProcessGroup):  # this process is not in it
-            return False
         ranks = set(dist.get_process_group_ranks(group))
         return len(ranks if self._dp_ranks is None else ranks & self._dp_ranks) > 1
 
 
+def _number(group: Any) -> int:
+    """Of its last collective."""
+    return int(group._get_sequence_number_for_group())  # noqa: SLF001
+
+
 def _counts(group: dist.ProcessGroup) -> bool:
     try:
-        group._get_sequence_number_for_group()  # noqa: SLF001
+        _number(group)
     except RuntimeError:  # its backend does not
         return False
     return True

@@ -15,8 +15,11 @@ FORWARD = "forward"
 
 @dataclass(slots=True)
 class Pass:
-    """Sums over spans. key: None for what has not been named. as_one: nobody knows of which
-    micro-batch its times are, only of which step."""
+    """Sums over spans.
+
+    key: None for what has not been named. as_one: nobody knows of which micro-batch its times are,
+    only of which step.
+    """
 
     key: str | None
     count: int
@@ -53,8 +56,8 @@ class Pass:
 class Span:
     """A stretch of time in one micro-batch.
 
-    blocked: stretches in it. untimed: as in `Pass`, so far; by_backward: how much of these there
-    was when the last backward pass in it ended, at `backward_end`.
+    blocked: stretches in it. untimed: as in `Pass`, so far; by_backward: how much of both there was
+    when the last backward pass in it ended, at `backward_end`.
     """
 
     owner: Pass
@@ -66,22 +69,31 @@ class Span:
     backward_end: Mark = None
     by_backward: tuple[int, frozenset[str]] = (0, frozenset())
 
-    def saw_backward(self, mark: Mark) -> None:
+    def saw_backward(self, clock: Clock) -> None:
         """A backward pass has ended."""
-        self.backward_end, self.by_backward = mark, (len(self.blocked), frozenset(self.untimed))
+        clock.free(self.backward_end)
+        self.backward_end = clock.mark()
+        self.by_backward = len(self.blocked), frozenset(self.untimed)
         self.owner.backwards[self.index] += 1
 
-    def close(self, mark: Mark, *, at_backward: bool) -> None:
-        """It has ended: now, or when its last backward pass did, if there was one."""
-        self.end = mark
+    def close(self, clock: Clock, *, at_backward: bool) -> None:
+        """It ends: now, or when its last backward pass did, if there was one."""
         if at_backward and self.backward_end is not None:
             blocked, untimed = self.by_backward
-            self.end, self.blocked, self.untimed = (
-                self.backward_end,
-                self.blocked[:blocked],
-                {*untimed},
-            )
+            for pair in self.blocked[blocked:]:
+                _free(clock, *pair)
+            del self.blocked[blocked:]
+            self.end, self.untimed = self.backward_end, {*untimed}
+        else:
+            self.end = clock.mark()
+            clock.free(self.backward_end)
         self.owner.untimed |= self.untimed
+
+    def drop(self, clock: Clock) -> None:
+        """It counts for nothing."""
+        _free(clock, self.begin, self.backward_end)
+        for pair in self.blocked:
+            _free(clock, *pair)
 
     def fold(self, clock: Clock) -> bool:
         """Add it to its pass, if what is computed has come to its end."""
@@ -94,6 +106,10 @@ class Span:
         owner, index = self.owner, self.index
         owner.busy_s[index] += clock.seconds(self.begin, self.end)
         owner.blocked_s[index] += sum(clock.seconds(start, stop) for start, stop in self.blocked)
-        for mark in marks:
-            clock.free(mark)
+        _free(clock, *marks)
         return True
+
+
+def _free(clock: Clock, *marks: Mark) -> None:
+    for mark in marks:
+        clock.free(mark)

@@ -8,8 +8,8 @@ is complete, and one that it queues itself, when DDP has all gradients:
     forward | backward, all-reduces behind it | DDP waits | optimizer
                                              first      second
 
-A hook on a parameter queues the first: it runs before DDP hears that this parameter is complete, so
-before it can know that all are. Whatever communication hook the trainer has, it is waited for there.
+A hook on a parameter queues the first: it runs before DDP hears that this parameter is complete,
+so before it can know that all are. Whatever communication hook there is, it is waited for there.
 
 FSDP2 is Python, and waits in methods of its own, which are wrapped on this model's objects: for
 parameters before they are used, and for gradients. On a GPU it is the stream that waits there, not
@@ -19,8 +19,8 @@ the host, so events on it say how long.
 import gc
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,8 @@ def probe_all() -> bool:
 
 def probe(modules: Iterable[nn.Module]) -> bool:
     """Put probes into those of these modules that wait for other ranks; whether there is any."""
-    return any([_is_probed(module) for module in modules])
+    found = [module for module in modules if _is_probed(module)]
+    return bool(found)
 
 
 def _is_probed(module: nn.Module) -> bool:
@@ -68,9 +69,12 @@ def _kinds() -> tuple[type, ...]:
     return (DistributedDataParallel, *{kind for kind in found if isinstance(kind, type)})
 
 
-def _live(kinds: tuple[type, ...]) -> Iterator[nn.Module]:
+def _live(kinds: tuple[type, ...]) -> list[nn.Module]:
+    """Among all objects: torch has no list of models. Few types come of many objects."""
+    objects = gc.get_objects()
     # Not isinstance: that asks the object, and a proxy may do anything then.
-    return (item for item in gc.get_objects() if issubclass(type(item), kinds))
+    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
+    return [item for item in objects if type(item) in wanted]
 
 
 # -- DDP
@@ -81,19 +85,19 @@ def _probe_ddp(model: DistributedDataParallel) -> None:
     probe = _Backward(model)
     for parameter in trained[:: max(1, len(trained) // PARAMETERS)][:PARAMETERS]:
         parameter.register_post_accumulate_grad_hook(probe)
-    if hasattr(model, "_pre_forward"):
-        # In place of the method, in this object: rank 0's buffers are waited for there, and once
-        # the order of gradients.
+    if model.broadcast_buffers and any(True for _ in model.module.buffers()):
+        # In place of the method, in this object: rank 0's buffers are waited for there.
+        _Eager.call = torch.compiler.disable(Blocked.__call__)  # type: ignore[no-untyped-call]
         vars(model)["_pre_forward"] = _Eager(model._pre_forward)  # noqa: SLF001
 
 
 class _Eager(Blocked):
-    """Not looked at by a compiler, which would have to give up at the clock."""
+    """Left out by compilers, as the collective in it is: no clock can be part of a graph."""
+
+    call: ClassVar[Callable[..., Any]] = Blocked.__call__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self._method(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        return _Eager.call(self, *args, **kwargs)
 
 
 class _Backward:
@@ -103,7 +107,7 @@ class _Backward:
         self._model = weakref.ref(model)
         self._pass = -1
 
-    def __call__(self, parameter: Tensor) -> None:
+    def __call__(self, parameter: Tensor) -> None:  # noqa: ARG002
         """One of its parameters has its gradient."""
         here = torch._C._current_graph_task_id()  # noqa: SLF001
         if running.listener is None or here == self._pass:
@@ -126,7 +130,7 @@ class _Backward:
 
 
 def _queue(callback: Any) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]  # noqa: SLF001
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
 
 
 # -- FSDP2

@@ -14,8 +14,10 @@ class Listener(Protocol):
     """What hears of probes."""
 
     def block(self, forgiven: dist.ProcessGroup | None = None) -> None:
-        """The rank waits for others from now on. forgiven: a group whose collectives until now
-        were begun by who waits for them here."""
+        """The rank waits for others from now on.
+
+        forgiven: a group whose collectives until now were begun by who waits for them here.
+        """
 
     def unblock(self) -> None:
         """It does not, any more; pairs may be nested."""

@@ -30,6 +30,7 @@ AHEAD = (
     "micro-batches were asked for before the one before was computed; put the computing of the "
     "step into step.timer('update')"
 )
+REMEDY = "so nobody sees what is waited for in them; put them into step.waiting()"
 GAPS = "it was captured into a CUDA graph"
 
 
@@ -48,12 +49,15 @@ class StepTimer:
         self._passes: list[Pass] = []
         self._closed: list[Span] = []
         self._open: Span | None = None
+        #: The micro-batch that was handed out last, until the next is asked for.
+        self._at: int | None = None
         #: The pass of `timer`, if one is entered, and of the iteration under way if none is.
         self._named: Pass | None = None
         self._iteration: Pass | None = None
         #: What `timer` times as long as no micro-batch is handed out in it.
         self._whole: Span | None = None
-        self._depth, self._blocked_at = 0, None
+        self._depth = 0
+        self._blocked_at: Mark = None
         self._has_waited = False
         #: Whether a backward pass ended after the micro-batches had been asked for.
         self._is_late = False
@@ -64,8 +68,8 @@ class StepTimer:
     def hand_out(self, index: int) -> None:
         """A micro-batch is computed from now on."""
         if self._open is self._whole:
-            self._open = None
-        self._close(self._clock.mark())
+            self._drop()
+        self._close()
         self._fold()
         now = time.perf_counter()
         if self._began:
@@ -75,36 +79,43 @@ class StepTimer:
         if index == 0 or self._iteration is None:
             self._iteration = self._pass(None)
         running.listen(self)
+        self._at = index
         self._enter(self._named or self._iteration, index)
 
     def asked(self, index: int) -> None:
         """The training loop asks for the one after that, or for no more."""
-        self._paused = time.perf_counter()
+        if self._at != index:
+            return  # it is a loop that was left, and collected only now
+        self._paused, self._at = time.perf_counter(), None
         last = index == self._count - 1
-        if self._named is not None and last:
-            return  # it lasts until the timer is left
-        if self._open is not None and self._open.index == index:
-            self._close(self._clock.mark(), at_backward=last and self._named is None)
+        if self._named is None or not last:  # in a timer the last one lasts until that is left
+            self._close(at_backward=last and self._named is None)
 
     @contextmanager
     def timer(self, key: str) -> Iterator[None]:
         """What is computed in it counts for `key`, and, in a micro-batch, nothing else."""
-        inside = self._open
-        named = self._pass(key)
-        if inside is None:
+        named, around = self._pass(key), self._open
+        is_first = around is None and self._at is None
+        if is_first:
             self._begin_all(named)
-        elif inside.owner.key is None:
-            self._enter(named, inside.index)  # what counted by itself does not: the trainer knows
-        else:
-            self._close(self._clock.mark())
-            self._enter(named, inside.index)
+        elif around is not None and around.owner.key is None:
+            self._drop()  # what counted by itself does not, as the trainer knows better
+            around = None
+        elif around is not None:
+            named.as_one |= around is self._whole
+            self._close()
+        if not is_first:
+            self._enter(named, self._at or 0)
         try:
             yield
         finally:
-            if inside is None:
+            if is_first:
                 named.as_one |= self._open is self._whole or named.is_ahead
                 self._named = self._whole = None
-            self._close(self._clock.mark())
+            self._close()
+            if around is not None:
+                around.owner.as_one |= named.as_one
+                self._enter(around.owner, around.index)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -118,7 +129,7 @@ class StepTimer:
 
     def finish(self) -> None:
         """The step is committed."""
-        self._close(self._clock.mark(), at_backward=True)
+        self._close(at_backward=True)
         self._took_s = time.perf_counter() - self._began - self._left_out_s
         if running.listener is self:
             running.listen(None)
@@ -154,7 +165,7 @@ class StepTimer:
         if self._open is None:
             self._is_late = True
         else:
-            self._open.saw_backward(self._clock.mark())
+            self._open.saw_backward(self._clock)
 
     # -- what is told
 
@@ -171,7 +182,7 @@ class StepTimer:
         return [self._told(key, one) for key, one in by_key.items()]
 
     def _counts(self, one: Pass) -> bool:
-        """Whether anything was computed in it: a pass that only made a list for a timer does not."""
+        """Whether anything was computed in it, and not only a list made for a timer."""
         if one.key is None and any(other.key for other in self._passes):
             return sum(one.busy_s) >= LEAST_SHARE * self._took_s
         return any(one.busy_s) or one.has_gaps
@@ -194,7 +205,7 @@ class StepTimer:
             return AHEAD
         if one.untimed:
             names = ", ".join(sorted(one.untimed))
-            return f"collectives of {names} in micro-batches are not timed; put them into step.waiting()"
+            return f"collectives of {names} in micro-batches are not timed, {REMEDY}"
         return "" if self._has_waited else self._cannot
 
     @property
@@ -233,10 +244,14 @@ class StepTimer:
         self._collectives.look()
         self._open = Span(owner, index, self._clock.mark())
 
-    def _close(self, mark: Mark, *, at_backward: bool = False) -> None:
+    def _close(self, *, at_backward: bool = False) -> None:
         span, self._open = self._open, None
-        if span is None:
-            return
-        span.untimed |= self._collectives.since()
-        span.close(mark, at_backward=at_backward)
-        self._closed.append(span)
+        if span is not None:
+            span.untimed |= self._collectives.since()
+            span.close(self._clock, at_backward=at_backward)
+            self._closed.append(span)
+
+    def _drop(self) -> None:
+        span, self._open = self._open, None
+        if span is not None:
+            span.drop(self._clock)

@@ -18,7 +18,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_workers.timing import probes
 from rollout_workers.timing.clocks import Clock, HostClock, clock_for
 from rollout_workers.timing.collectives import Collectives
-from rollout_workers.timing.step_timer import StepTimer
+from rollout_workers.timing.step_timer import REMEDY, StepTimer
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ BEHIND = 8
 LOOKS = (0, 1, 2, 4, 8, 16, 32)
 #: Steps in a row of which something could not be told before that is logged: the first are odd.
 PATIENCE = 3
-REMEDY = "so nobody sees when it waits for them; put what waits into step.waiting()"
 
 
 class Timer(Protocol):
