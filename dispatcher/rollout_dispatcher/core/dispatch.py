@@ -29,6 +29,8 @@ from rollout_dispatcher.core.facts import (
     RunBegan,
     VersionReported,
 )
+from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.producers.standing import Standing
@@ -53,6 +55,7 @@ class Dispatch:
                                     holds), `next_deadline`, `drained`, `deserted`
         for each answer to a push   `standing`
         for each HTTP request       `schema`
+        for each scrape             `measured`, which is large and of use to nobody else
         several times a second      `hungry_since`, `waits_for`
         for each simulated sample   `is_expected`
 
@@ -243,8 +246,15 @@ class Dispatch:
             self._checkpoints.saved(step)
         return self._decide([])
 
+    def step_times(self, dp_rank: int, times: RankTimes) -> Decision:
+        """A rank tells what a pass over a step took; what is of no use is counted."""
+        measured = self._parts.measuring.heard(dp_rank, times)
+        return NOTHING if measured is None else self._decide([measured])
+
     def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
-        return [*self._checkpoints.committed(self._ledger.commit(dp_rank, step), now)]
+        done = self._ledger.commit(dp_rank, step)
+        self._parts.measuring.committed(done)
+        return [*self._checkpoints.committed(done, now)]
 
     # -- time and plans ---------------------------------------------------------------------
 
@@ -370,6 +380,11 @@ class Dispatch:
     def name_undone(self) -> str:
         """The first of the samples that are in open steps or ready, oldest first, for the log."""
         return name_undone(self._ledger.steps, self._buffer)
+
+    @property
+    def measured(self) -> MeasuredStatistics:
+        """What steps have really taken, as far as the ranks tell: a frozen snapshot."""
+        return self._parts.measuring.statistics()
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""

@@ -113,6 +113,7 @@ class Statistics:
     hungry: bool
     run_state: str
     selection_bias: float
+    selection_bias_chance: float
 
     @property
     def accepted(self) -> int:
@@ -172,5 +173,6 @@ class Statistics:
             wanted=ledger.wanted,
             hungry=ledger.hungry,
             run_state=parts.lifecycle.state,
-            selection_bias=totals.arrived.distance(totals.dispatched),
+            selection_bias=parts.selection_bias.distance,
+            selection_bias_chance=parts.selection_bias.chance,
         )

@@ -45,7 +45,9 @@ log = logging.getLogger(__name__)
 _T = TypeVarTuple("_T")
 
 #: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
-AT_ONCE = (e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.WelcomeProducer, e.RefuseRank)
+AT_ONCE = (
+    e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.WelcomeProducer, e.RefuseRank,
+)  # fmt: skip
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: Effects that are for the DP ranks of one generation.
@@ -108,6 +110,7 @@ class EffectRunner:
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
+            e.StepMeasured: metrics.step_measured,
             e.Rewound: _log_rewound,
             e.Drained: _log_drained,
         }

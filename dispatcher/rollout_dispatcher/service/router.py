@@ -11,6 +11,7 @@ from functools import partial
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PushAnswered
+from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
@@ -293,6 +294,9 @@ class Router:
                 self.perform(self.core.set_policy_version(version, now, first_step))
             case m.CheckpointSaved():
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
+            case m.StepTimes(busy_s=busy, collective_s=inside, why=why):
+                times = RankTimes(message.step, message.cost_key, busy, inside, why)
+                self.perform(self.core.step_times(dp_rank, times))
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
         if hungry:

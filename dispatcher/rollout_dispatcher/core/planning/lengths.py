@@ -56,9 +56,10 @@ class LengthCounts:
         longest = below.index(self.samples)
         return [(2 ** (octave + 1), count) for octave, count in enumerate(below[: longest + 1])]
 
-    def distance(self, other: "LengthCounts") -> float:
-        """Kolmogorov-Smirnov distance, 0 to 1; 0 while either is empty."""
-        if not self.samples or not other.samples:
-            return 0.0
-        ours, theirs = self.counts.cumsum(), other.counts.cumsum()
-        return float(np.abs(ours / self.samples - theirs / other.samples).max())
+
+def ks_distance(ours: IntArray, theirs: IntArray) -> float:
+    """Kolmogorov-Smirnov distance of two counts by bin, 0 to 1; 0 while either is empty."""
+    below, others_below = ours.cumsum(), theirs.cumsum()
+    if not below[-1] or not others_below[-1]:
+        return 0.0
+    return float(np.abs(below / below[-1] - others_below / others_below[-1]).max())

@@ -16,6 +16,7 @@ from typing import Annotated, Self
 from pydantic import Field as Declared
 from pydantic import model_validator
 
+from rollout_dispatcher.plan import UPDATE
 from rollout_dispatcher.protocol.messages.base import (
     Count,
     Extent,
@@ -32,8 +33,6 @@ MAX_TIMED = 1 << 16
 #: Up to years, so that sums and quotients of them stay finite.
 Seconds = Annotated[float, Declared(ge=0, le=1e9, allow_inf_nan=False)]
 Times = Annotated[list[Seconds], Declared(min_length=1, max_length=MAX_TIMED)]
-#: Of which pass over a step's micro-batches.
-UPDATE = "update"
 
 
 class Demand(Message):
@@ -162,13 +161,13 @@ class CheckpointSaved(Message):
 
 
 class StepTimes(Message):
-    """What one pass over a step's micro-batches took on the rank, with the capability `step-times`.
+    """What one pass over a step's micro-batches took, with the capability `step-times`.
 
-    Said once a pass, with or after the step's Commit; nobody waits for it. Times are in seconds, one
-    a micro-batch in order, summed where the pass goes over them more than once.
+    Said once a pass, with or after the step's Commit; nobody waits for it. Times are in seconds,
+    one a micro-batch in order, summed where the pass goes over them more than once.
 
     step: which.
-    cost_key: which pass: `update` trains; others (`log-prob`, `critic`) have names of the trainer's.
+    cost_key: which pass: `update` trains, others (`log-prob`, `critic`) have the trainer's names.
     busy_s: from each micro-batch's begin to its end, time inside collectives included.
     collective_s: how much of that the rank was inside collectives, whether it waited for others
         there or bytes were on their way; null where that cannot be told apart.

@@ -91,6 +91,7 @@ class HttpPlane:
             "version": __version__,
             "accepted": at.accepted,
             "balanced": at.balanced,
+            "measured": self._router.core.measured.as_json(),
             "waits_for": self._router.core.waits_for(self._router.clock()),
             "config": self._router.config.model_dump(mode="json"),
         }

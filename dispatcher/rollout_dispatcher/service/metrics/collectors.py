@@ -142,8 +142,13 @@ class CoreCollector:
             ("policy_version", "Policy version last reported.", at.policy_version or 0),
             (
                 "selection_bias_ratio",
-                "Kolmogorov-Smirnov distance of dispatched from arrived lengths.",
+                "Kolmogorov-Smirnov distance of lengths dispatched lately from all there were.",
                 at.selection_bias,
+            ),
+            (
+                "selection_bias_chance_ratio",
+                "What chance alone keeps that distance below, in 95 % of all draws.",
+                at.selection_bias_chance,
             ),
         ):
             yield GaugeMetricFamily(f"dispatcher_{name}", text, value=float(value))

@@ -22,12 +22,13 @@ from prometheus_client import (
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import StepPlanned
+from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
 from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
 from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+from rollout_dispatcher.service.metrics.measured import MeasuredCollector
 from rollout_dispatcher.transport.pending import Pending
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Metrics:
             _config_labels(config)
         )
         registry.register(CoreCollector(core, config, clock))
+        registry.register(MeasuredCollector(core, per_rank=config.per_rank_metrics))
         self._make_connection_metrics(registry)
         self._make_plan_metrics(registry)
         self._make_sample_histograms(registry)
@@ -105,11 +107,14 @@ class Metrics:
 
         self.plan_duration = histogram("plan_duration_seconds", "Time to plan a step.", _SECONDS)
         self._imbalance = histogram(
-            "step_imbalance_ratio", "Max over mean of the ranks' cost, minus 1.", _RATIOS, "stage"
+            "step_imbalance_ratio",
+            "Max over mean of the ranks' cost or time, minus 1.",
+            _RATIOS,
+            "stage",
         )
         self._excess = histogram(
             "step_straggler_excess_ratio",
-            "Share of trainer time lost to waiting for stragglers.",
+            "Time that waiting for stragglers adds to what even ranks would take.",
             _RATIOS,
             "stage",
         )
@@ -210,6 +215,12 @@ class Metrics:
         self._padding_tokens.inc(self._padding(step))
         for dp_rank, cost in enumerate(costs):
             self._per_rank.cost[dp_rank] += cost
+
+    def step_measured(self, step: StepMeasured) -> None:
+        """Observe what a step has lost, by the ranks' own clocks."""
+        if step.leads:
+            self._imbalance.labels("measured").observe(step.imbalance)
+            self._excess.labels("measured").observe(step.excess)
 
     def _padding(self, step: StepPlanned) -> int:
         """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
