@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -142,15 +143,21 @@ def train(args: argparse.Namespace, work: Work) -> Any:
             }  # fmt: skip
 
 
+def shard(net: Net) -> None:
+    """Each layer by itself, on the CPU also where there is a GPU."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+
+
 def wrapped(kind: str, net: Net) -> tuple[nn.Module, Callable[[bool], AbstractContextManager[Any]]]:
     """The model, and what a micro-batch is computed in, told whether it is the last."""
     if kind == "ddp":
         model = DistributedDataParallel(net)
         return model, lambda last: nullcontext() if last else model.no_sync()
     if kind == "fsdp2":  # with collectives in every micro-batch
-        for layer in net.layers:
-            fully_shard(layer)
-        fully_shard(net)
+        shard(net)
     return net, lambda _last: nullcontext()
 
 

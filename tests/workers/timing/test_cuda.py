@@ -5,6 +5,7 @@ stream of collectives: how long each takes is known, and the host goes on meanwh
 """
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,9 @@ def no_waiting() -> Iterator[None]:
     """Whatever would make the host wait for the GPU is an error."""
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it does not find everything
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

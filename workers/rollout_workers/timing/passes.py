@@ -18,7 +18,7 @@ class Pass:
     """Sums over spans.
 
     key: None for what has not been named. as_one: nobody knows of which micro-batch its times are,
-    only of which step.
+    only of which step: all of it is told of the first.
     """
 
     key: str | None

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from rollout_dispatcher.plan import UPDATE
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.messages.ranks import UPDATE
 from rollout_workers.timing import running
 from rollout_workers.timing.clocks import Clock, Mark
 from rollout_workers.timing.collectives import Collectives
@@ -190,8 +190,9 @@ class StepTimer:
     def _told(self, key: str, one: Pass) -> m.StepTimes:
         why = self._why(one)
         busy, blocked = one.busy_s, one.blocked_s
-        if one.as_one:
-            busy, blocked = [sum(busy)], [sum(blocked)]
+        if one.as_one:  # then no other has any: the dispatcher knows that from a time of 0
+            rest = [0.0] * (self._count - 1)
+            busy, blocked = [sum(busy), *rest], [sum(blocked), *rest]
         return m.StepTimes(
             step=self._step, cost_key=key, busy_s=busy,
             collective_s=None if why else blocked, why=why[:MAX_WHY],

@@ -76,6 +76,8 @@ class ModelError:
 
     def note(self, compute: FloatArray, planned: FloatArray) -> None:
         """A step was measured; of a large one some micro-batches are compared, in turn."""
+        if np.any((compute == 0) & (planned > 0)):
+            return  # only the whole step was timed, and told of its first micro-batch
         ranks, at = np.nonzero((compute > 0) & (planned > 0))
         stride = max(-(-len(ranks) // COMPARED_A_STEP), 1)
         some = slice(self._turn % stride, None, stride)
