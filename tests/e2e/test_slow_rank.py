@@ -18,22 +18,21 @@ pytestmark = pytest.mark.e2e
 
 HERE = Path(__file__).parent
 RANKS, SLOW = 4, 1
-#: In which DDP and FSDP2 make themselves ready.
-WARM = 3
+STEPS, BATCH = 11, 48
 
 
 @pytest.mark.parametrize(("model", "sync"), [("ddp", "step"), ("fsdp2", "micro-step")])
 def test_a_slow_rank_and_what_it_costs_are_measured(model: str, sync: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"micro_batch_tokens": 1024, "oversize": "alone", "sync": sync}
-    with ServeProcess(tmp_path, dp_size=RANKS, dispatch_batch_size=48, **options) as server:
+    with ServeProcess(tmp_path, dp_size=RANKS, dispatch_batch_size=BATCH, **options) as server:
         with (
             trainers(model, server.endpoint, tmp_path) as training,
-            producer(server.endpoint, "p", 48 * 15) as pushing,
+            producer(server.endpoint, "p", STEPS * BATCH) as pushing,
         ):
             finish(pushing)
             server.post("/v1/stream/end")
-            eventually(lambda: server.scrape()["steps_committed_total"] >= 15, "training", 100)
-            eventually(lambda: server.scrape()["measured_steps_total"] >= 12, "measuring")
+            eventually(lambda: server.scrape()["steps_committed_total"] >= STEPS, "training", 100)
+            eventually(lambda: server.scrape()["measured_steps_total"] >= STEPS - 2, "measuring")
             at = server.scrape()
             (tmp_path / "seen").touch()
             finish(training)
@@ -43,19 +42,17 @@ def test_a_slow_rank_and_what_it_costs_are_measured(model: str, sync: str, tmp_p
     lost = np.array([1 - step.sum() / RANKS / paid(step, sync) for step in spent])
     assert lost.mean() > 0.15
     # Excess over the mean rank, in a histogram: of its sum, those that were not measured are few.
-    count = at['step_straggler_excess_ratio_count{stage="measured"}']
-    measured = at['step_straggler_excess_ratio_sum{stage="measured"}'] / count
+    count = at["step_straggler_excess_ratio_count{stage=measured}"]
+    measured = at["step_straggler_excess_ratio_sum{stage=measured}"] / count
     excess = 1 / (1 - lost[-int(count) :]) - 1
     assert 1 - 1 / (1 + measured) == pytest.approx(1 - 1 / (1 + excess.mean()), rel=0.1)
 
-    slowness = [at[f'rank_slowness_ratio{{dp_rank="{rank}"}}'] for rank in range(RANKS)]
+    slowness = [at[f"rank_slowness_ratio{{dp_rank={rank}}}"] for rank in range(RANKS)]
     assert slowness.index(max(slowness)) == SLOW
     assert slowness[SLOW] == pytest.approx(1.4, rel=0.1)
     assert sorted(slowness)[-2] < 1.15
-    key = 'cost_key="update",dp_rank="{}"'
-    waits = [
-        at["rank_straggler_wait_seconds_total{" + key.format(rank) + "}"] for rank in range(RANKS)
-    ]
+    labels = "{{cost_key=update,dp_rank={}}}"
+    waits = [at["rank_straggler_wait_seconds_total" + labels.format(rank)] for rank in range(RANKS)]
     assert waits.index(min(waits)) == SLOW
 
 
@@ -68,9 +65,9 @@ def trainers(model: str, endpoint: str, out: Path) -> Any:
 
 def clocked(folder: Path) -> list[Any]:
     """Seconds of each step by rank and micro-batch."""
+    files = [folder / f"rank{rank}.jsonl" for rank in range(RANKS)]
     ranks = [
-        [json.loads(line)["spent_s"] for line in (folder / f"rank{rank}.jsonl").open()]
-        for rank in range(RANKS)
+        [json.loads(line)["spent_s"] for line in file.read_text().splitlines()] for file in files
     ]
     return [np.array(step) for step in zip(*ranks, strict=True)]
 

@@ -1,9 +1,9 @@
 """Ranks that train for real, time what they compute themselves, and are timed; run under torchrun.
 
-    torchrun ... tests/workers/timing/ranks.py --model fsdp2 --slow 1.4 --out FOLDER
+    torchrun ... tests/workers/timing/ranks.py --model ddp fsdp2 --slow 1.4 --out FOLDER
 
 Rank 1 takes `--slow` times as long for the same work. Every rank writes a line of JSON a step into
-its file: what was told of it, and what the clocks round its own work say.
+a file for each model: what was told of it, and what the clocks round its own work say.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from rollout_dispatcher.protocol.messages import StepTimes
 from rollout_workers.timing.timing import Timing
 
 BLOCKS, WIDTH = 3, 64
+#: by-hand: gradients are reduced after the step; unknown: so is something in every micro-batch.
+MODELS = ["ddp", "fsdp2", "by-hand", "unknown"]
 #: Steps of which the first are left out: models are made ready in them.
 WARM = 2
 
@@ -85,7 +87,7 @@ class Net(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=["ddp", "fsdp2", "by-hand", "unknown"], required=True)
+    parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
     parser.add_argument("--work", choices=["sleep", "matmul"], default="sleep")
     parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=8)
@@ -95,19 +97,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
     work = Work(args.work)
-    with (args.out / f"rank{dist.get_rank()}.jsonl").open("w") as lines:
-        for seen in train(args, work):
-            lines.write(json.dumps(seen) + "\n")
-    dist.barrier()
+    for model in args.model:
+        torch.manual_seed(0)
+        with (args.out / f"{model}.rank{dist.get_rank()}.jsonl").open("w") as lines:
+            for seen in train(model, args, work):
+                lines.write(json.dumps(seen) + "\n")
+        dist.barrier()
     dist.destroy_process_group()
 
 
-def train(args: argparse.Namespace, work: Work) -> Any:
+def train(kind: str, args: argparse.Namespace, work: Work) -> Any:
     rank, ranks, count = dist.get_rank(), dist.get_world_size(), 3
     device = torch.device(args.device)
-    model, sync = wrapped(args.model, Net(work).to(device))
+    model, sync = wrapped(kind, Net(work).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     told: list[StepTimes] = []
     timing = Timing(told.append, dp_size=ranks, dp_ranks=None, device=device, says_why=True)
@@ -121,11 +124,11 @@ def train(args: argparse.Namespace, work: Work) -> Any:
             with sync(index == count - 1):
                 hidden = torch.randn(4, WIDTH, device=device, requires_grad=True)
                 model(hidden, float(costs[rank, index]) * slow).sum().backward()
-            if args.model == "unknown":
+            if kind == "unknown":
                 dist.all_reduce(torch.zeros(1))
             timer.asked(index)
             spent.append(work.take())
-        if args.model == "by-hand":
+        if kind == "by-hand":
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
         optimizer.step()

@@ -49,8 +49,8 @@ def _computed(step: tuple[dict[str, Any], ...]) -> list[list[float]]:
     ]
 
 
-def run(folder: Path, ranks: int, *options: str) -> Run:
-    """Run it to its end."""
+def run(folder: Path, ranks: int, *options: str) -> dict[str, Run]:
+    """Run it to its end: what was seen, by model."""
     done = subprocess.run(
         [*torchrun_command(ranks, folder), str(SCRIPT), "--out", str(folder), *options],
         cwd=ROOT,
@@ -61,5 +61,10 @@ def run(folder: Path, ranks: int, *options: str) -> Run:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    files = [folder / f"rank{rank}.jsonl" for rank in range(ranks)]
-    return Run([[json.loads(line) for line in file.read_text().splitlines()] for file in files])
+    models = {path.name.partition(".")[0] for path in folder.glob("*.jsonl")}
+    return {model: Run([_read(folder, model, rank) for rank in range(ranks)]) for model in models}
+
+
+def _read(folder: Path, model: str, rank: int) -> list[dict[str, Any]]:
+    lines = (folder / f"{model}.rank{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

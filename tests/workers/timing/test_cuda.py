@@ -178,7 +178,7 @@ def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
 
 
 def test_ranks_that_share_a_gpu_tell_the_slow_one(tmp_path: Path) -> None:
-    seen = run(tmp_path, 2, "--model", "ddp", "--device", "cuda", "--slow", "1.4")
+    seen = run(tmp_path, 2, "--model", "ddp", "--device", "cuda", "--slow", "1.4")["ddp"]
     lost = seen.lost("spent", each_micro_step=False)
     assert seen.lost("computed", each_micro_step=False) == pytest.approx(lost, rel=0.1)
 
