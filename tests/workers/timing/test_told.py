@@ -3,6 +3,7 @@
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from torch import nn
@@ -25,7 +26,7 @@ class Joined:
         able: bool,
         **options: int,
     ) -> None:
-        where = {"dp_rank": 0, "dp_size": 1} | options
+        where: dict[str, Any] = {"dp_rank": 0, "dp_size": 1} | options
         joining = threads.submit(MicroBatchStream, dispatcher.endpoint, generation=5, **where)
         self.peer: Peer = dispatcher.accept()
         self.peer.welcome_rank(generation=5, capabilities=["step-times"] if able else [])
