@@ -247,8 +247,14 @@ def test_the_bottleneck_is_who_is_waited_for(run: tuple[Run, int]) -> None:
 
 
 def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"dp_size": 2, "dispatch_batch_size": 4, "micro_batch_size": 2}
-    with ServeProcess(tmp_path, warm=True, window_multiple=1, max_wait="10ms", **options) as server:
+    options: dict[str, Any] = {
+        "dp_size": 2,
+        "dispatch_batch_size": 4,
+        "window_multiple": 1,
+        "micro_batch_size": 2,
+        "max_wait": "10ms",
+    }
+    with ServeProcess(tmp_path, warm=True, per_rank_metrics=False, **options) as server:
         producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
         assert server.status()["measured"]["why_not"] == "no step is committed yet"
         producer.push([5, 4, 3, 2])
@@ -271,7 +277,10 @@ def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None
         report(again, 1, np.array([[1.0], [1.4]])[:, :1])
         again.ranks[0].settle()
         again.ranks[1].settle()
-        assert server.scrape()["measured_steps_total"] == 1
+        found = server.scrape()
+        assert found["measured_steps_total"] == 1
+        assert found["step_imbalance_ratio_sum{stage=measured}"] == pytest.approx(1.4 / 1.2 - 1)
+        assert not [name for name in found if "dp_rank" in name], "--no-per-rank-metrics"
 
 
 def hostile(header: bytes) -> bytes:

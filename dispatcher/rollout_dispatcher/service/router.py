@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.decision import NOTHING, Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
@@ -296,7 +296,8 @@ class Router:
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
             case m.StepTimes(busy_s=busy, collective_s=inside, why=why):
                 times = RankTimes(message.step, message.cost_key, busy, inside, why)
-                self.perform(self.core.step_times(dp_rank, times))
+                if (decision := self.core.step_times(dp_rank, times)) is not NOTHING:
+                    self.perform(decision)
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
         if hungry:

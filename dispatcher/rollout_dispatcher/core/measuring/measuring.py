@@ -30,7 +30,7 @@ MAX_COST_KEYS = 8
 #: So many passes in a row of which nothing can be told: what was known of speeds is old.
 FORGET_AFTER = 16
 #: Ranks that a sentence names.
-MAX_NAMED = 8
+NAMED = 8
 
 
 class Measuring:
@@ -104,13 +104,13 @@ class Measuring:
     # -- what becomes of it -----------------------------------------------------------------
 
     def _judge(self, timed: TimedStep, cost_key: str) -> StepMeasured | None:
-        compute, wait, transport = timed.passes[cost_key].split()
-        if not compute.any():
-            text = "the DP ranks report no time outside collectives"
-            self._settle(timed, cost_key, Unmeasured.INCONSISTENT, text)
+        known = timed.passes[cost_key]
+        if flaw := known.flaw:
+            self._settle(timed, cost_key, Unmeasured.INCONSISTENT, flaw)
             return None
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
+        compute, wait, transport = known.split()
         found = StepMeasured(
             timed.number, cost_key, self._leads(cost_key, timed.number), self._sync,
             compute, wait, transport, timed.planned,
@@ -214,8 +214,8 @@ class Measuring:
 
 
 def _named(dp_ranks: list[int]) -> str:
-    names = ", ".join(map(str, dp_ranks[:MAX_NAMED]))
-    more = f" and {len(dp_ranks) - MAX_NAMED} more" if len(dp_ranks) > MAX_NAMED else ""
+    names = ", ".join(map(str, dp_ranks[:NAMED]))
+    more = f" and {len(dp_ranks) - NAMED} more" if len(dp_ranks) > NAMED else ""
     return f"DP rank{'s' * (len(dp_ranks) > 1)} {names}{more} ha{'ve' if dp_ranks[1:] else 's'}"
 
 

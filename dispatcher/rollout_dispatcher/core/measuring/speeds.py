@@ -30,9 +30,9 @@ def lower_median(values: FloatArray) -> FloatArray:
     Where half of the ranks are slow, the others are thus what they are compared with.
     """
     ordered = np.sort(values, axis=0)  # nan last
-    known = np.count_nonzero(~np.isnan(values), axis=0)
+    known = len(values) - np.isnan(values).sum(axis=0)
     middle = np.maximum(known - 1, 0) // 2
-    found: FloatArray = np.take_along_axis(ordered, np.expand_dims(middle, 0), axis=0)[0]
+    found: FloatArray = ordered[middle, np.arange(len(middle))] if known.ndim else ordered[middle]
     return found
 
 
@@ -40,7 +40,8 @@ class RankSpeeds:
     """Seconds a unit of planned cost, of each rank over the median rank's."""
 
     def __init__(self, dp_size: int) -> None:
-        self._recent: deque[FloatArray] = deque(maxlen=RECENT)
+        self._recent = np.full((RECENT, dp_size), np.nan)
+        self._noted = 0
         self._slowness = np.full(dp_size, np.nan)
         self._steps = np.zeros(dp_size, np.int64)
 
@@ -49,10 +50,11 @@ class RankSpeeds:
         seconds, work = compute.sum(axis=1), planned.sum(axis=1)
         pace = np.full(len(work), np.nan)
         np.divide(seconds, work, out=pace, where=(work > 0) & (seconds > 0))
-        self._recent.append(pace / lower_median(pace))
-        if len(self._recent) < FEWEST:
+        self._recent[self._noted % RECENT] = pace / lower_median(pace)
+        self._noted += 1
+        if self._noted < FEWEST:
             return
-        typical = lower_median(np.stack(self._recent))
+        typical = lower_median(self._recent)
         known = ~np.isnan(typical)
         self._steps += known
         weight = np.maximum(SMOOTHING, 1 / np.maximum(self._steps, 1))

@@ -55,9 +55,6 @@ class RankTimes:
         if self.collective is None:
             text = f"cannot tell time inside collectives apart: {self.why or 'it does not say why'}"
             return Unmeasured.NOT_SEPARATED, text
-        busy, inside = np.asarray(self.busy), np.asarray(self.collective)
-        if np.any(inside > busy * (1 + CLOCKS_DIFFER) + CLOCKS_DIFFER_S):
-            return Unmeasured.INCONSISTENT, "was inside collectives for longer than it took at all"
         return None
 
 
@@ -85,6 +82,17 @@ class Pass:
     def missing(self) -> list[int]:
         """DP ranks that have not reported."""
         return [dp_rank for dp_rank in range(len(self.busy)) if dp_rank not in self.reported]
+
+    @property
+    def flaw(self) -> str:
+        """Why what every rank has reported cannot be; empty if it can."""
+        too_long = self.collective > self.busy * (1 + CLOCKS_DIFFER) + CLOCKS_DIFFER_S
+        if too_long.any():
+            dp_rank = int(too_long.any(axis=1).argmax())
+            return f"DP rank {dp_rank} was inside collectives for longer than it took at all"
+        if not (self.busy > self.collective).any():
+            return "the DP ranks report no time outside collectives"
+        return ""
 
     def split(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """compute[R, M], wait[R, M], transport[M] of a pass that every rank has reported."""
