@@ -67,10 +67,12 @@ def ddp() -> DistributedDataParallel:
     return model
 
 
-def measured(model: Callable[..., Tensor], dp_size: int = 1) -> StepTimes:
+def measured(model: Callable[..., Tensor], named: nn.Module | None = None) -> StepTimes:
     """Of the second step: models make themselves ready in the first."""
     told: list[StepTimes] = []
-    timing = Timing(told.append, dp_size=dp_size, dp_ranks=None, device=None, says_why=False)
+    timing = Timing(told.append, dp_size=2, dp_ranks=None, device=None, says_why=False)
+    if named is not None:
+        timing.measure(named.modules())
     for step in range(2):
         timer = timing.begin(step, 2)
         for index in range(2):
@@ -118,10 +120,7 @@ def test_a_model_that_the_collector_does_not_know_is_named() -> None:
     model = ddp()
     gc.freeze()
     try:
-        told: list[StepTimes] = []
-        timing = Timing(told.append, dp_size=1, dp_ranks=None, device=None, says_why=False)
-        timing.measure(nn.ModuleDict({"actor": model}).modules())
-        assert_waits_are_told(measured(model))
+        assert_waits_are_told(measured(model, named=nn.ModuleDict({"actor": model})))
     finally:
         gc.unfreeze()
 
@@ -136,7 +135,7 @@ def test_fsdp2_waits_for_parameters() -> None:
         model: Any = nn.Sequential(nn.Linear(8, 8))
         fsdp.fully_shard(model, mesh=mesh)
         model.set_custom_all_gather(SlowAllGather())
-        assert_waits_are_told(measured(model, dp_size=2))
+        assert_waits_are_told(measured(model))
 
 
 class SlowAllGather:

@@ -186,10 +186,12 @@ class StepClient(Closing):
         return self._core.tells_times
 
     def tell_times(self, times: m.StepTimes) -> None:
-        """What a pass of a committed step took; dropped if there is no connection."""
+        """What a pass of a committed step took; dropped if there is no connection.
+
+        It leaves with what is said next, as nobody waits for it.
+        """
         with self._changed:
             self._core.tell_times(times)
-        self._feed.wake()
 
     def set_policy_version(self, version: int) -> None:
         """Report the version of the weights that the next step to begin trains with.

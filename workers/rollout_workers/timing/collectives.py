@@ -22,12 +22,14 @@ class Collectives:
         self._joined = self._known = 0
         self._numbers: list[int] = []
 
-    @property
-    def cannot_be_seen(self) -> str:
-        """Why nobody could tell whether there are any; "" if they are counted."""
+    def cannot_be_seen(self, *, probed: bool) -> str:
+        """Why nobody could tell whether there are any; "" if somebody can.
+
+        probed: whether there are models that tell what they wait for.
+        """
         if not self._joined:
             return "there is no process group with other DP ranks to see collectives of"
-        if len(self._groups) < self._joined:
+        if len(self._groups) < self._joined and not probed:
             return "a process group does not count its collectives"
         return ""
 
@@ -44,10 +46,13 @@ class Collectives:
 
     def look(self) -> None:
         """What there was up to now is known."""
-        self._numbers = [_number(group) for group in self._groups]
+        if self._groups:
+            self._numbers = [_number(group) for group in self._groups]
 
     def since(self, forgiven: dist.ProcessGroup | None = None) -> set[str]:
         """Names of the groups that had collectives since `look`, but for one."""
+        if not self._groups:
+            return set()
         return {
             group.group_desc or group.group_name
             for group, before in zip(self._groups, self._numbers, strict=False)

@@ -97,16 +97,17 @@ class Span:
 
     def fold(self, clock: Clock) -> bool:
         """Add it to its pass, if what is computed has come to its end."""
-        marks = [self.begin, self.end, *(mark for pair in self.blocked for mark in pair)]
-        if any(mark is None for mark in marks):
-            self.owner.has_gaps = True
+        owner, index, begin, end = self.owner, self.index, self.begin, self.end
+        if begin is None or end is None or any(None in pair for pair in self.blocked):
+            owner.has_gaps = True
             return True
-        if not clock.has_passed(self.end):
+        if not clock.has_passed(end):
             return False
-        owner, index = self.owner, self.index
-        owner.busy_s[index] += clock.seconds(self.begin, self.end)
-        owner.blocked_s[index] += sum(clock.seconds(start, stop) for start, stop in self.blocked)
-        _free(clock, *marks)
+        owner.busy_s[index] += clock.seconds(begin, end)
+        for start, stop in self.blocked:
+            owner.blocked_s[index] += clock.seconds(start, stop)
+            _free(clock, start, stop)
+        _free(clock, begin, end)
         return True
 
 

@@ -194,8 +194,8 @@ class StepTimer:
             rest = [0.0] * (self._count - 1)
             busy, blocked = [sum(busy), *rest], [sum(blocked), *rest]
         return m.StepTimes(
-            step=self._step, cost_key=key, busy_s=busy,
-            collective_s=None if why else blocked, why=why[:MAX_WHY],
+            step=self._step, cost_key=key, busy_s=_rounded(busy),
+            collective_s=None if why else _rounded(blocked), why=why[:MAX_WHY],
         )  # fmt: skip
 
     def _why(self, one: Pass) -> str:
@@ -256,3 +256,8 @@ class StepTimer:
         span, self._open = self._open, None
         if span is not None:
             span.drop(self._clock)
+
+
+def _rounded(seconds: list[float]) -> list[float]:
+    """To microseconds, which take half as long to write and read."""
+    return [round(value, 6) for value in seconds]

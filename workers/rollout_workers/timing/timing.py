@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 
 #: Steps that a GPU may be behind; of those before nothing is told.
 BEHIND = 8
-#: Before which steps of the stream to look for models, as long as there is reason to.
-LOOKS = (0, 1, 2, 4, 8, 16, 32)
+#: Before which steps of the stream to look for models, as long as there is reason to: a look takes
+#: 0.2 s for a million objects.
+LOOKS = (0, 1, 4, 16)
 #: Steps in a row of which something could not be told before that is logged: the first are odd.
 PATIENCE = 3
 
@@ -100,15 +101,16 @@ class Timing:
 
     def begin(self, step: int, count: int) -> Timer:
         """A step begins; count: its micro-batches."""
-        if self._steps in LOOKS and (self._puzzles or not self._is_probed):
+        looks = self._dp_size > 1 and (self._puzzles or not self._is_probed)
+        if looks and self._steps in LOOKS:
             self._is_probed |= probes.probe_all()
         self._steps += 1
         self._collectives.find_groups()
         clock = clock_for(self._device)
         cannot = clock if isinstance(clock, str) else ""
-        unseen = self._collectives.cannot_be_seen if self._dp_size > 1 else ""
-        if unseen and not self._is_probed:
-            cannot = cannot or f"{unseen}, {REMEDY}"
+        if self._dp_size > 1 and not cannot:
+            unseen = self._collectives.cannot_be_seen(probed=self._is_probed)
+            cannot = unseen and f"{unseen}, {REMEDY}"
         return StepTimer(self._clock_like(clock), step, count, self._collectives, cannot)
 
     def finish(self, timer: Timer) -> None:
