@@ -129,7 +129,8 @@ def test_a_step_is_told_after_a_later_one_and_events_are_used_again(cycles: int)
 def test_ddp_on_nccl_is_timed_without_waiting_for_the_gpu(cycles: int) -> None:
     model = DistributedDataParallel(Spins(cycles // 3).cuda())
     told: list[StepTimes] = []
-    timed = timing(told, dp_size=2)
+    timed = timing(told)
+    timed.measure([model])
     inputs = torch.randn(4, 64, device="cuda", requires_grad=True)
     for _ in range(2):  # the second backward pass makes the buckets anew
         model(inputs).sum().backward()
