@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol.messages import StepTimes
 from rollout_workers.timing import running
 from rollout_workers.timing.clocks import Mark
@@ -169,6 +170,12 @@ def test_in_a_micro_batch_only_what_is_timed_counts(clock: Clock) -> None:
     times = told(timer)
     assert {key: one.busy_s for key, one in times.items()} == {"critic": [2, 2], "update": [2, 2]}
     assert clock.held == 0
+
+
+@pytest.mark.parametrize("key", ["", "x" * 1000])
+def test_a_key_that_is_no_name_is_refused_where_it_is_given(key: str, clock: Clock) -> None:
+    with pytest.raises(ConfigError, match="cost_key"), timer_on(clock).timer(key):
+        pass
 
 
 def test_what_is_computed_for_a_list_is_told_of_the_first(clock: Clock) -> None:

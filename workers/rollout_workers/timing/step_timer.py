@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from rollout_dispatcher.plan import UPDATE
 from rollout_dispatcher.protocol import messages as m
+from rollout_workers.client.checked import validated
 from rollout_workers.timing import running
 from rollout_workers.timing.clocks import Clock, Mark
 from rollout_workers.timing.collectives import Collectives
@@ -72,10 +73,9 @@ class StepTimer:
         self._close()
         self._fold()
         now = time.perf_counter()
-        if self._began:
+        if self._paused:
             self._left_out_s += now - self._paused
-        else:
-            self._began = now
+        self._began = self._began or now
         if index == 0 or self._iteration is None:
             self._iteration = self._pass(None)
         running.listen(self)
@@ -93,7 +93,11 @@ class StepTimer:
 
     @contextmanager
     def timer(self, key: str) -> Iterator[None]:
-        """What is computed in it counts for `key`, and, in a micro-batch, nothing else."""
+        """What is computed in it counts for `key`, and, in a micro-batch, nothing else.
+
+        Raises ConfigError for a key that is no name.
+        """
+        validated(lambda: m.StepTimes(step=self._step, cost_key=key, busy_s=[0.0]))
         named, around = self._pass(key), self._open
         is_first = around is None and self._at is None
         if is_first:
