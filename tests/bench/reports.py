@@ -1,9 +1,9 @@
 """What ranks' reports of measured time cost the dispatcher: CPU of a sample with them and without.
 
-    python -m tests.bench.reports [--pairs 10] [--ranks 8] [--steps 40] [--json FILE]
+    python -m tests.bench.reports [--pairs 10] [--ranks 8] [--steps 20] [--json FILE]
 
-One dispatcher, whose ranks train nothing and report what they are told to in every other run; the
-runs of a pair follow each other. Shown is each pair's ratio of CPU seconds, and their median.
+One dispatcher, whose ranks train nothing and report in every other step. Shown is the ratio of CPU
+seconds of the steps with reports and of those without, and the median of several such ratios.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from rollout_dispatcher.protocol import messages as m
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess
 
-#: Samples of a rank in a step, and of a micro-batch; tokens of each sample, of 9 bytes.
-OF_RANK, OF_MICRO_BATCH, TOKENS = 64, 8, 1000
+#: Samples of a rank in a step, and of a micro-batch; tokens of each, 9 bytes: 26 kB.
+OF_RANK, OF_MICRO_BATCH, TOKENS = 64, 8, 2900
 WARM_UP = 5
 
 
@@ -30,22 +30,27 @@ class Run:
         self._server, self._trainer = server, Trainer(server.endpoint, ranks)
         self._producer, self._batch = Producer(server.endpoint, "p"), OF_RANK * ranks
 
-    def cpu(self, steps: int, *, reports: bool) -> float:
-        """CPU seconds of the dispatcher for so many steps."""
-        before = self._spent()
-        for _ in range(steps):
-            for _ in range(0, self._batch, OF_RANK):
-                self._producer.push([TOKENS] * OF_RANK)
-            (step,) = {part.header.step for part in self._trainer.take()}
-            for rank in self._trainer.ranks:
-                rank.demand(taken=step, hungry=False)
-                times = codec.encode(_times(step, rank.dp_rank)) if reports else b""
-                rank.send_bytes(codec.encode(m.Commit(step=step)) + times)  # as a client does
-                del rank.steps[step]
-            self._trainer.committed = step
+    def pair(self, steps: int) -> tuple[float, float]:
+        """CPU seconds of so many steps without reports, and of as many with them, in turn."""
+        spent = [0.0, 0.0]
+        for at in range(2 * steps):
+            before = self._spent()
+            self._step(reports=bool(at % 2))
+            spent[at % 2] += self._spent() - before
+        return spent[0], spent[1]
+
+    def _step(self, *, reports: bool) -> None:
+        for _ in range(0, self._batch, OF_RANK):
+            self._producer.push([TOKENS] * OF_RANK)
+        (step,) = {part.header.step for part in self._trainer.take()}
+        for rank in self._trainer.ranks:
+            rank.demand(taken=step, hungry=False)
+            times = codec.encode(_times(step, rank.dp_rank)) if reports else b""
+            rank.send_bytes(codec.encode(m.Commit(step=step)) + times)  # as a client does
+            del rank.steps[step]
+        self._trainer.committed = step
         for rank in self._trainer.ranks:
             rank.settle()
-        return self._spent() - before
 
     def _spent(self) -> float:
         """CPU seconds of all its threads: the scheduler counts them in nanoseconds."""
@@ -65,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path, help="also write the ratios to this file")
     given = parser.parse_args()
     with ExitStack() as stack:
@@ -77,13 +82,12 @@ def main() -> None:
             "micro_batch_size": OF_MICRO_BATCH,
         }
         run = Run(stack.enter_context(ServeProcess(folder, checked=False, **options)), given.ranks)
-        run.cpu(WARM_UP, reports=True)
+        run.pair(WARM_UP)
         ratios = []
         for pair in range(given.pairs):
-            order = (True, False) if pair % 2 else (False, True)
-            spent = {reports: run.cpu(given.steps, reports=reports) for reports in order}
-            ratios.append(spent[True] / spent[False])
-            a_sample = 1e6 * spent[False] / (given.steps * OF_RANK * given.ranks)
+            without, with_reports = run.pair(given.steps)
+            ratios.append(with_reports / without)
+            a_sample = 1e6 * without / (given.steps * OF_RANK * given.ranks)
             print(f"pair {pair}: {ratios[-1]:.4f} ({a_sample:.1f} us a sample without)", flush=True)
     print(f"median {median(ratios):.4f}")
     if given.json is not None:

@@ -27,7 +27,7 @@ def told(factors: list[float], steps: int = 12, spoilt: dict[int, int] | None = 
         compute = planned * np.array(factors)[:, None] * RNG.uniform(0.98, 1.02, planned.shape)
         if spoilt and step in spoilt:
             compute[spoilt[step], 0] += 60
-        speeds.note(compute, planned)
+        speeds.note(compute.sum(axis=1), planned)
     return speeds.slowness
 
 
@@ -56,10 +56,10 @@ def test_a_rank_that_becomes_slow_is_named_within_a_few_steps_and_forgiven_as_so
     planned = np.ones((4, 2))
     slow = planned * [[1], [1], [1.4], [1]]
     for found in (planned,) * 30 + (slow,) * 10:
-        speeds.note(found, planned)
+        speeds.note(found.sum(axis=1), planned)
     assert speeds.slowness[2] > 1.2
     for _ in range(30):
-        speeds.note(planned, planned)
+        speeds.note(planned.sum(axis=1), planned)
     assert speeds.slowness[2] < 1.05
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_said_of_too_few_steps_nor_of_a_rank_that_has_nothing_to_do()
     speeds = RankSpeeds(3)
     planned = np.array([[1.0], [1.0], [0.0]])
     for _ in range(5):
-        speeds.note(np.ones((3, 1)), planned)
+        speeds.note(np.ones(3), planned)
     assert speeds.slowness.tolist()[:2] == [1, 1]
     assert np.isnan(speeds.slowness[2])
 
@@ -98,5 +98,17 @@ def test_the_error_is_not_told_of_too_few_and_what_it_holds_is_bounded() -> None
     assert error.value is None, "three of a rank say nothing beside its factor"
     for _ in range(2 * COMPARED_STEPS):
         error.note(np.ones((64, 64)), np.ones((64, 64)))
-    assert sum(len(ranks) for ranks, _ in error._compared) <= COMPARED_A_STEP * COMPARED_STEPS
+    assert len(error._steps) == COMPARED_STEPS
+    ranks, _ = error._some(3, *error._steps[0])
+    assert len(ranks) <= COMPARED_A_STEP
+    assert len(set(ranks.tolist())) == 64, "of every rank"
     assert error.value == 0
+
+
+def test_steps_that_were_timed_as_a_whole_say_nothing_of_the_model() -> None:
+    error = ModelError()
+    for _ in range(8):
+        whole = np.zeros((2, 3))
+        whole[:, 0] = 3
+        error.note(whole, np.ones((2, 3)))
+    assert error.value is None

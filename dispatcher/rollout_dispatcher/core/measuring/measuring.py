@@ -25,7 +25,7 @@ from rollout_dispatcher.plan import UPDATE, FloatArray, Sync
 
 #: Steps that ranks may report on beside those that are open: times are known a step or two later.
 KEPT_STEPS = 8
-#: Passes that a run may name; each is a label of metrics.
+#: Passes that a run may name beside `update`; each is a label of metrics.
 MAX_COST_KEYS = 8
 #: So many passes in a row of which nothing can be told: what was known of speeds is old.
 FORGET_AFTER = 16
@@ -48,7 +48,7 @@ class Measuring:
         self._unmeasured = Counter(dict.fromkeys(Unmeasured, 0))
         self._measured = self._in_a_row = 0
         self._last: StepMeasured | None = None
-        self._why = "no step is committed yet"
+        self._why = ""
         self._stranger: tuple[int, str] | None = None
         self._forget()
 
@@ -88,11 +88,16 @@ class Measuring:
                 self._refuse(times, Unmeasured.UNKNOWN_STEP, "a step that is long past or unknown")
                 return None
             timed = self._timed(step)
-        if times.cost_key not in self._first and len(self._first) >= MAX_COST_KEYS:
+        if not self._may_name(times.cost_key):
             self._refuse(times, Unmeasured.TOO_MANY_KEYS, f"one pass more than {MAX_COST_KEYS}")
             return None
         self._first.setdefault(times.cost_key, times.step)
         return timed
+
+    def _may_name(self, cost_key: str) -> bool:
+        if cost_key == UPDATE or cost_key in self._first:
+            return True
+        return len(self._first) - (UPDATE in self._first) < MAX_COST_KEYS
 
     def _timed(self, step: OpenStep) -> TimedStep:
         planned = step.planned_cost
@@ -120,14 +125,17 @@ class Measuring:
 
     def _add(self, found: StepMeasured) -> None:
         self._measured += 1
-        inside = (found.wait + found.transport).sum(axis=1)
-        seconds = np.stack([found.compute.sum(axis=1), found.wait.sum(axis=1), inside])
-        self._totals[found.cost_key] = self._totals.get(found.cost_key, 0.0) + seconds
+        seconds = np.empty((3, self._dp_size))
+        found.compute.sum(axis=1, out=seconds[0])
+        found.wait.sum(axis=1, out=seconds[1])
+        np.add(seconds[1], found.transport.sum(), out=seconds[2])
+        before = self._totals.get(found.cost_key)
+        self._totals[found.cost_key] = seconds if before is None else before + seconds
         if not found.leads:
             return
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
-            self._speeds.note(found.compute, found.planned)
+            self._speeds.note(seconds[0], found.planned)
             self._error.note(found.compute, found.planned)
 
     def _leads(self, cost_key: str, step: int) -> bool:
@@ -182,7 +190,7 @@ class Measuring:
                 text = f"generation {self._generation} was over before all of it had reported"
                 self._settle(timed, cost_key, Unmeasured.GENERATION, text)
         self._steps.clear()
-        self._generation, self._last = generation.number, None
+        self._generation, self._last, self._why = generation.number, None, ""
         if generation.dp_size != self._dp_size:
             self._dp_size = generation.dp_size
             self._totals = {key: _resized(old, self._dp_size) for key, old in self._totals.items()}
@@ -203,14 +211,15 @@ class Measuring:
         )
 
     def _explain(self) -> str:
-        if self._why and self._last is None and self._steps:
-            waiting = [timed for timed in self._steps.values() if timed.passes]
-            if waiting:
-                key, known = next(iter(waiting[0].passes.items()))
-                return f"step {waiting[0].number}, {key}: {_named(known.missing)} not reported yet"
-            if not self._unmeasured.total():
-                return "no DP rank has reported what its steps took"
-        return self._why
+        if self._why or self._last is not None:
+            return self._why
+        for timed in self._steps.values():
+            for cost_key, known in timed.passes.items():
+                missing = _named(known.missing)
+                return f"step {timed.number}, {cost_key}: {missing} not reported yet"
+        if self._steps:
+            return "no DP rank has reported what its steps took"
+        return "no step is committed yet"
 
 
 def _named(dp_ranks: list[int]) -> str:

@@ -2,7 +2,8 @@
 
 Both compare what ranks took with what their plans had estimated, so unequal shares are no fault of
 a rank's. A single long step (garbage collection, a checkpoint, a first kernel) has no say: of a
-rank's last steps the median counts, and that is smoothed.
+rank's last steps the median counts, and that is smoothed. Steps are looked at when somebody wants
+to know, as far as they still count by then: however short they are, they cost next to nothing.
 """
 
 from collections import deque
@@ -15,8 +16,9 @@ from rollout_dispatcher.plan import FloatArray, IntArray
 RECENT = 5
 #: Measured steps before anything is said: the median of fewer has no outliers.
 FEWEST = 3
-#: Weight of the newest step.
+#: Weight of the newest step, and steps before it that have any.
 SMOOTHING = 1 / 8
+REMEMBERED = 32
 #: Steps whose micro-batches the model's error is taken from, and how many of each at most.
 COMPARED_STEPS = 16
 COMPARED_A_STEP = 512
@@ -40,14 +42,17 @@ class RankSpeeds:
     """Seconds a unit of planned cost, of each rank over the median rank's."""
 
     def __init__(self, dp_size: int) -> None:
+        self._unseen: deque[tuple[FloatArray, FloatArray]] = deque(maxlen=REMEMBERED)
         self._recent = np.full((RECENT, dp_size), np.nan)
         self._noted = 0
         self._slowness = np.full(dp_size, np.nan)
         self._steps = np.zeros(dp_size, np.int64)
 
-    def note(self, compute: FloatArray, planned: FloatArray) -> None:
-        """A step was measured: seconds and estimates, each float64[R, M]."""
-        seconds, work = compute.sum(axis=1), planned.sum(axis=1)
+    def note(self, seconds: FloatArray, planned: FloatArray) -> None:
+        """A step was measured: seconds, float64[R], and estimates, float64[R, M]."""
+        self._unseen.append((seconds, planned))
+
+    def _look_at(self, seconds: FloatArray, work: FloatArray) -> None:
         pace = np.full(len(work), np.nan)
         np.divide(seconds, work, out=pace, where=(work > 0) & (seconds > 0))
         self._recent[self._noted % RECENT] = pace / lower_median(pace)
@@ -64,6 +69,9 @@ class RankSpeeds:
     @property
     def slowness(self) -> FloatArray:
         """float64[R], 1 for a rank as fast as the median one; nan where nothing can be told."""
+        while self._unseen:
+            seconds, planned = self._unseen.popleft()
+            self._look_at(seconds, planned.sum(axis=1))
         return self._slowness
 
 
@@ -71,20 +79,19 @@ class ModelError:
     """How far estimates are from what micro-batches took, whatever each rank's own speed."""
 
     def __init__(self) -> None:
-        self._compared: deque[tuple[IntArray, FloatArray]] = deque(maxlen=COMPARED_STEPS)
+        self._steps: deque[tuple[FloatArray, FloatArray]] = deque(maxlen=COMPARED_STEPS)
         self._turn = 0
         self._value: float | None = None
         self._current = True
 
     def note(self, compute: FloatArray, planned: FloatArray) -> None:
-        """A step was measured; of a large one some micro-batches are compared, in turn."""
+        """A step was measured: seconds and estimates, each float64[R, M].
+
+        One that ranks have timed as a whole, and told of its first micro-batch, compares nothing.
+        """
         if np.any((compute == 0) & (planned > 0)):
-            return  # only the whole step was timed, and told of its first micro-batch
-        ranks, at = np.nonzero((compute > 0) & (planned > 0))
-        stride = max(-(-len(ranks) // COMPARED_A_STEP), 1)
-        some = slice(self._turn % stride, None, stride)
-        ranks, at = ranks[some], at[some]
-        self._compared.append((ranks, compute[ranks, at] / planned[ranks, at]))
+            return
+        self._steps.append((compute, planned))
         self._turn += 1
         self._current = False
 
@@ -96,8 +103,9 @@ class ModelError:
         return self._value
 
     def _compare(self) -> float | None:
-        ranks = np.concatenate([ranks for ranks, _ in self._compared])
-        ratios = np.concatenate([ratios for _, ratios in self._compared])
+        chosen = [self._some(at, *step) for at, step in enumerate(self._steps, self._turn)]
+        ranks = np.concatenate([ranks for ranks, _ in chosen])
+        ratios = np.concatenate([ratios for _, ratios in chosen])
         order = np.lexsort((ratios, ranks))
         ranks, ratios = ranks[order], ratios[order]
         counts = np.bincount(ranks)
@@ -107,3 +115,12 @@ class ModelError:
             return None
         factors = ratios[middle[ranks[enough]]]
         return float(np.median(np.abs(factors / ratios[enough] - 1)))
+
+    @staticmethod
+    def _some(turn: int, compute: FloatArray, planned: FloatArray) -> tuple[IntArray, FloatArray]:
+        """The ranks of some micro-batches, and what a unit of cost took; others in another turn."""
+        ranks, at = np.nonzero((compute > 0) & (planned > 0))
+        stride = max(-(-len(ranks) // COMPARED_A_STEP), 1)
+        some = slice(turn % stride, None, stride)
+        ranks, at = ranks[some], at[some]
+        return ranks, compute[ranks, at] / planned[ranks, at]
