@@ -1,6 +1,7 @@
 """`Step`: one optimizer step as a training loop has it."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import overload
 
 import torch
@@ -14,6 +15,7 @@ from rollout_workers.micro_batch.loss.reduction import RankTotals
 from rollout_workers.micro_batch.loss.totals import StepTotals
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.steps import RankStep
+from rollout_workers.timing.timing import Timing, Untimed
 
 
 class Step:
@@ -23,16 +25,23 @@ class Step:
     was written into those of an earlier iteration is not in them.
 
     epochs: how often it is iterated, the last time in the received memory itself; None: any number
-        of times. ranks: how totals over all DP ranks are had.
+        of times. ranks: how totals over all DP ranks are had. timing: who times it; None: nobody.
 
     Raises ConfigError where its samples have no weights for a loss of the stream.
     """
 
     def __init__(
-        self, step: RankStep, config: CollateConfig, ranks: RankTotals, epochs: int | None = None
+        self,
+        step: RankStep,
+        config: CollateConfig,
+        ranks: RankTotals,
+        epochs: int | None = None,
+        timing: Timing | None = None,
     ) -> None:
         self._step, self._config, self._epochs = step, config, epochs
         self._ranks, self._totals = ranks, StepTotals(step.header, config.loss)
+        self._timing = timing
+        self._timer = Untimed() if timing is None else timing.begin(self.number, len(self))
         #: How often each micro-batch was handed out, in order; those never reached are missing.
         self._handed_out: list[int] = []
 
@@ -64,7 +73,12 @@ class Step:
             sent = look_ahead(len(self), self._may_look_ahead, self._send)
         for index, coming in enumerate(sent):
             self._handed_out[index : index + 1] = [self._times(index) + 1]
-            yield coming.arrived()
+            micro_batch = coming.arrived()
+            self._timer.hand_out(index)
+            try:
+                yield micro_batch
+            finally:  # also where the loop is left
+                self._timer.asked(index)
 
     def _may_look_ahead(self, index: int) -> bool:
         return self._times(index) != self._epochs and self._step.has(index)
@@ -147,6 +161,29 @@ class Step:
                 "commit(partial=True)"
             )
         self._step.commit()
+        if self._timing is not None:
+            self._timing.finish(self._timer)
+
+    def timer(self, key: str) -> AbstractContextManager[None]:
+        """What is computed in this block took so long for this pass of the step.
+
+        Without it each micro-batch's time is from when it is handed out until the next is asked
+        for, and counts as `update` (as `forward`, if a model that is known here has no backward
+        pass in it). Put it round an iteration to name its pass, or inside of one round what counts:
+
+            with step.timer("log-prob"):
+                old = [log_probs(model, micro_batch) for micro_batch in step]
+
+        and round the whole computing where micro-batches are asked for all at once.
+        """
+        return self._timer.timer(key)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """This rank waits in this block for others, in collectives that the trainer calls itself.
+
+        For those in the computing of micro-batches; DDP's and FSDP2's are known.
+        """
+        return self._timer.waiting()
 
     @property
     def handed_out(self) -> bool:

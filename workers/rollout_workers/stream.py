@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
@@ -26,6 +27,7 @@ from rollout_workers.micro_batch.loss.config import Loss, choice, loss_config
 from rollout_workers.rank.memory_pool import MemoryPool
 from rollout_workers.rank.steps import RankStatistics
 from rollout_workers.step import Step
+from rollout_workers.timing.timing import Timing
 from rollout_workers.topology import find_topology
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class MicroBatchStream(Closing):
     device: where tensors go; default: host memory. To a GPU they are copied from pinned memory, on
         a stream of their own, while the micro-batch before is computed.
     weights_dtype: of `loss_weights`.
+    measure: whether to time micro-batches and tell the dispatcher, which tells time that ranks
+        lose from time that they compute; it never waits for the GPU. See `measure_model`.
 
     It belongs to the process that makes it: a forked child, and a DataLoader with workers, get
     ConfigError (with `num_workers=0` a dataset may iterate it).
@@ -110,6 +114,7 @@ class MicroBatchStream(Closing):
         packed_length: int | None = None,
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
+        measure: bool = True,
     ) -> None:
         topology = find_topology(
             dp_rank=dp_rank,
@@ -158,6 +163,15 @@ class MicroBatchStream(Closing):
             fields=None if fields is None else _names(fields),
         )
         self._check_packed_length()
+        self._timing: Timing | None = None
+        if measure and self._client.tells_times:
+            self._timing = Timing(
+                self._client.tell_times,
+                dp_size=topology.place.dp_size,
+                dp_ranks=topology.dp_ranks,
+                device=target,
+                says_why=topology.speaks,
+            )
 
     def _check_packed_length(self) -> None:
         layout = self._config.collation
@@ -181,9 +195,21 @@ class MicroBatchStream(Closing):
         for good.
         """
         step = self._client.next_step()
+        if self._timing is not None:
+            self._timing.flush()
         if step is None:
             raise StopIteration
-        return Step(step, self._config, self._ranks, self._epochs)
+        return Step(step, self._config, self._ranks, self._epochs, self._timing)
+
+    def measure_model(self, model: nn.Module) -> None:
+        """Tell waiting from computing in this model, where the stream has not found it by itself.
+
+        By itself it looks for DDP and FSDP2 models when the first steps begin, among all objects
+        that Python's garbage collector knows; after `gc.freeze()` those made before are not.
+        Raises ConfigError where no part of the model is one of these.
+        """
+        if self._timing is not None:
+            self._timing.measure(model.modules())
 
     @property
     def generation(self) -> int:

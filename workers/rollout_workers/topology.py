@@ -60,6 +60,15 @@ class Topology:
         """Whether this process speaks for all: DP rank 0, in its DP leader."""
         return self.place.dp_rank == 0 and (self.replica is None or self.replica.leads)
 
+    @property
+    def dp_ranks(self) -> Sequence[int] | None:
+        """Global ranks of the DP ranks, as this process meets them; None if it may meet others."""
+        if self.replica is not None:
+            return self.replica.counterparts
+        if self.process_group is not None:
+            return dist.get_process_group_ranks(self.process_group)
+        return None
+
     def require_totals(self, what: str) -> None:
         """Raise ConfigError if there will be nothing to add up in over the DP ranks."""
         if self.replica is None:  # a mesh always has a group of its DP ranks

@@ -103,3 +103,12 @@ def test_the_error_is_not_told_of_too_few_and_what_it_holds_is_bounded() -> None
     assert len(ranks) <= COMPARED_A_STEP
     assert len(set(ranks.tolist())) == 64, "of every rank"
     assert error.value == 0
+
+
+def test_steps_that_were_timed_as_a_whole_say_nothing_of_the_model() -> None:
+    error = ModelError()
+    for _ in range(8):
+        whole = np.zeros((2, 3))
+        whole[:, 0] = 3
+        error.note(whole, np.ones((2, 3)))
+    assert error.value is None

@@ -281,3 +281,40 @@ def test_another_generation_than_ours_is_a_fence() -> None:
     core.lost()
     with pytest.raises(GenerationFenced, match=r"belongs to generation 1, .* 2 now"):
         hear(core, welcome(generation=2))
+
+
+def times(step: int, key: str = "update") -> m.StepTimes:
+    return m.StepTimes(step=step, cost_key=key, busy_s=[0.5, 1.5], collective_s=[0.0, 0.1])
+
+
+def test_what_passes_took_is_said_one_by_one_behind_the_commit() -> None:
+    core = RankCore("me", 0, 2, None, prefetch=1)
+    assert "step-times" in core.hello().capabilities
+    hear(core, welcome().model_copy(update={"capabilities": ["step-times"]}))
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.commit(0)
+    core.tell_times(times(0, "log-prob"))
+    core.tell_times(times(0))
+    told = [times(0, "log-prob"), times(0)]
+    assert spoken(core) == [m.Demand(taken=0, hungry=False), m.Commit(step=0), *told]
+
+
+def test_what_passes_took_is_kept_from_a_dispatcher_that_cannot_hear_it() -> None:
+    core = connected()
+    assert not core.tells_times
+    core.tell_times(times(0))
+    assert spoken(core) == []
+
+
+def test_what_passes_took_is_not_said_again_where_a_connection_swallowed_it() -> None:
+    able = welcome().model_copy(update={"capabilities": ["step-times"]})
+    core = RankCore("me", 0, 2, None, prefetch=1)
+    core.hello()
+    hear(core, able)
+    core.tell_times(times(0))
+    core.lost()
+    core.tell_times(times(1))
+    core.hello()
+    core.tell_times(times(2))  # not welcome yet
+    assert hear(core, able) == []

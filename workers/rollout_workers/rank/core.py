@@ -18,7 +18,7 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import OF_RANKS
+from rollout_dispatcher.protocol.versions import OF_RANKS, STEP_TIMES
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
 
@@ -247,6 +247,16 @@ class RankCore:
         self._steps.commit(step)
         self._say(m.Commit(step=step))
 
+    @property
+    def tells_times(self) -> bool:
+        """Whether the dispatcher can hear what micro-batches took."""
+        return self.welcome is not None and STEP_TIMES in self.welcome.capabilities
+
+    def tell_times(self, times: m.StepTimes) -> None:
+        """What a committed step took; it is not told again where a connection swallows it."""
+        if self._connected and self.tells_times:
+            self._say(times)
+
     def set_policy_version(self, version: int) -> None:
         """The weights' version that this rank trains from now on.
 
@@ -317,4 +327,4 @@ def _replaces(message: m.Message, before: m.Message) -> bool:
     """Whether a message says all that the one before it said."""
     if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
         return message.first_step == before.first_step
-    return type(message) is type(before) and not isinstance(message, m.Prepared)
+    return type(message) is type(before) and not isinstance(message, (m.Prepared, m.StepTimes))

@@ -180,6 +180,19 @@ class StepClient(Closing):
             self._steps_committed += 1
         self._feed.wake()
 
+    @property
+    def tells_times(self) -> bool:
+        """Whether the dispatcher wants to hear of this process what micro-batches took."""
+        return self._core.tells_times
+
+    def tell_times(self, times: m.StepTimes) -> None:
+        """What a pass of a committed step took; dropped if there is no connection.
+
+        It leaves with what is said next, as nobody waits for it.
+        """
+        with self._changed:
+            self._core.tell_times(times)
+
     def set_policy_version(self, version: int) -> None:
         """Report the version of the weights that the next step to begin trains with.
 

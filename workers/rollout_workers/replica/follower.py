@@ -86,6 +86,11 @@ class FollowerCore(RankCore):
             "its first step"
         )
 
+    @property
+    def tells_times(self) -> bool:
+        """The leader's times stand for the whole replica's."""
+        return False
+
     def _say(self, message: m.Message) -> None:
         """What the leader says, it says for all."""
 

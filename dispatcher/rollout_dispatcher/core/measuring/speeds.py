@@ -85,7 +85,12 @@ class ModelError:
         self._current = True
 
     def note(self, compute: FloatArray, planned: FloatArray) -> None:
-        """A step was measured: seconds and estimates, each float64[R, M]."""
+        """A step was measured: seconds and estimates, each float64[R, M].
+
+        One that ranks have timed as a whole, and told of its first micro-batch, compares nothing.
+        """
+        if np.any((compute == 0) & (planned > 0)):
+            return
         self._steps.append((compute, planned))
         self._turn += 1
         self._current = False

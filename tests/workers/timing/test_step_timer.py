@@ -1,0 +1,288 @@
+"""What counts as a micro-batch's time, and for which pass, on a clock that a test sets."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.protocol.messages import StepTimes
+from rollout_workers.timing import running
+from rollout_workers.timing.clocks import Mark
+from rollout_workers.timing.collectives import Collectives
+from rollout_workers.timing.passes import FORWARD
+from rollout_workers.timing.step_timer import AHEAD, GAPS, StepTimer
+
+
+class Clock:
+    """Seconds that a test lets pass. behind: what is computed is so late."""
+
+    def __init__(self) -> None:
+        self.now, self.behind, self.captures, self.held = 0.0, 0.0, False, 0
+
+    def mark(self) -> Mark:
+        self.held += not self.captures
+        return None if self.captures else self.now
+
+    def has_passed(self, mark: Mark) -> bool:
+        return bool(mark <= self.now - self.behind)
+
+    def seconds(self, start: Mark, stop: Mark) -> float:
+        return float(stop - start)
+
+    def free(self, mark: Mark) -> None:
+        self.held -= mark is not None
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def timer_on(clock: Clock, count: int = 2, cannot: str = "") -> StepTimer:
+    return StepTimer(clock, 7, count, Collectives(None), cannot)
+
+
+def computed(clock: Clock, timer: StepTimer, *seconds: float, backward: bool = True) -> None:
+    """A loop over the step: each micro-batch takes so long, and then there is a wait for data."""
+    for index, took in enumerate(seconds):
+        timer.hand_out(index)
+        clock.now += took
+        if backward:
+            timer.saw_backward()
+        timer.asked(index)
+        clock.now += 100
+
+
+def told(timer: StepTimer) -> dict[str, StepTimes]:
+    timer.finish()
+    times = timer.times()
+    assert times is not None
+    return {one.cost_key: one for one in times}
+
+
+def test_a_micro_batch_lasts_until_the_next_is_asked_for(clock: Clock) -> None:
+    timer = timer_on(clock)
+    computed(clock, timer, 3, 5)
+    assert told(timer) == {
+        "update": StepTimes(step=7, cost_key="update", busy_s=[3, 5], collective_s=[0, 0])
+    }
+    assert clock.held == 0
+
+
+def test_epochs_are_added_up_and_a_pass_without_backward_is_another(clock: Clock) -> None:
+    timer = timer_on(clock)
+    computed(clock, timer, 1, 2, backward=False)
+    computed(clock, timer, 3, 5)
+    computed(clock, timer, 3, 6)
+    times = told(timer)
+    assert times[FORWARD].busy_s == [1, 2]
+    assert times["update"].busy_s == [6, 11]
+
+
+def test_where_no_backward_is_seen_at_all_it_is_the_update(clock: Clock) -> None:
+    timer = timer_on(clock)
+    computed(clock, timer, 1, 2, backward=False)
+    assert list(told(timer)) == ["update"]
+
+
+def test_an_optimizer_in_the_body_of_the_loop_is_no_part_of_the_last_micro_batch(
+    clock: Clock,
+) -> None:
+    timer = timer_on(clock)
+    for index in range(2):
+        timer.hand_out(index)
+        clock.now += 3
+        timer.saw_backward()
+        clock.now += 2  # what is logged of each, and an optimizer in the last
+        with timer.waiting():
+            clock.now += 4
+        timer.asked(index)
+    times = told(timer)["update"]
+    assert times.busy_s == [9, 3]
+    assert times.collective_s == [4, 0]
+
+
+def test_a_loop_that_never_asks_again_ends_with_its_last_backward_pass(clock: Clock) -> None:
+    timer = timer_on(clock, 1)
+    timer.hand_out(0)
+    clock.now += 3
+    timer.saw_backward()
+    clock.now += 50
+    assert told(timer)["update"].busy_s == [3]
+
+
+def test_waits_in_waits_count_once(clock: Clock) -> None:
+    timer = timer_on(clock, 1)
+    timer.hand_out(0)
+    clock.now += 1
+    timer.block()
+    clock.now += 2
+    with timer.waiting():
+        clock.now += 4
+    timer.unblock()
+    clock.now += 8
+    timer.asked(0)
+    times = told(timer)["update"]
+    assert (times.busy_s, times.collective_s) == ([15], [6])
+
+
+def test_a_wait_that_an_error_left_open_does_not_reach_into_the_next_micro_batch(
+    clock: Clock,
+) -> None:
+    timer = timer_on(clock)
+    timer.hand_out(0)
+    timer.block()
+    clock.now += 2
+    timer.asked(0)
+    timer.hand_out(1)
+    timer.unblock()
+    clock.now += 3
+    timer.block()
+    clock.now += 1
+    timer.unblock()
+    timer.asked(1)
+    assert told(timer)["update"].collective_s == [0, 1]
+
+
+def test_a_timer_round_an_iteration_names_its_pass(clock: Clock) -> None:
+    timer = timer_on(clock)
+    with timer.timer("log-prob"):
+        clock.now += 100  # the first one is waited for
+        computed(clock, timer, 1, 2, backward=False)
+        clock.now -= 100
+    computed(clock, timer, 3, 5)
+    times = told(timer)
+    assert times["log-prob"].busy_s == [1, 2]
+    assert times["update"].busy_s == [3, 5]
+
+
+def test_in_a_micro_batch_only_what_is_timed_counts(clock: Clock) -> None:
+    timer = timer_on(clock)
+    for index in range(2):
+        timer.hand_out(index)
+        clock.now += 50
+        for key, took in (("critic", 1), ("update", 2), ("critic", 1)):
+            with timer.timer(key):
+                clock.now += took
+            clock.now += 50
+        timer.asked(index)
+    times = told(timer)
+    assert {key: one.busy_s for key, one in times.items()} == {"critic": [2, 2], "update": [2, 2]}
+    assert clock.held == 0
+
+
+@pytest.mark.parametrize("key", ["", "x" * 1000])
+def test_a_key_that_is_no_name_is_refused_where_it_is_given(key: str, clock: Clock) -> None:
+    with pytest.raises(ConfigError, match="cost_key"), timer_on(clock).timer(key):
+        pass
+
+
+def test_what_is_computed_for_a_list_is_told_of_the_first(clock: Clock) -> None:
+    timer = timer_on(clock, 3)
+    computed(clock, timer, 0, 0, 0, backward=False)
+    with timer.timer("update"):
+        clock.now += 6
+        with timer.waiting():
+            clock.now += 1
+    times = told(timer)["update"]
+    assert (times.busy_s, times.collective_s) == ([7, 0, 0], [1, 0, 0])
+
+
+def test_a_list_that_is_made_in_the_timer_too(clock: Clock) -> None:
+    timer = timer_on(clock, 3)
+    with timer.timer("update"):
+        for index in range(3):
+            timer.hand_out(index)
+            timer.asked(index)
+        for _ in range(3):
+            clock.now += 2
+            timer.saw_backward()
+    assert told(timer)["update"].busy_s == [6, 0, 0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_micro_batches_that_are_computed_after_they_are_asked_for_are_said(
+    count: int, clock: Clock
+) -> None:
+    timer = timer_on(clock, count)
+    computed(clock, timer, *itertools.repeat(1e-9, count), backward=False)
+    for _ in range(count):
+        clock.now += 2
+        timer.saw_backward()
+    times = told(timer)["update"]
+    assert (times.collective_s, times.why) == (None, AHEAD)
+
+
+def test_a_fetch_of_all_before_the_first_is_computed_is_said(clock: Clock) -> None:
+    timer = timer_on(clock, 3)
+    for index in range(3):
+        timer.hand_out(index)
+        if index == 2:
+            for _ in range(3):
+                clock.now += 2
+                timer.saw_backward()
+        timer.asked(index)
+    times = told(timer)["update"]
+    assert (times.collective_s, times.why) == (None, AHEAD)
+
+
+def test_what_cannot_be_told_apart_is_said_unless_the_trainer_tells_its_waits(clock: Clock) -> None:
+    timer = timer_on(clock, cannot="nobody looks")
+    computed(clock, timer, 3, 5)
+    times = told(timer)["update"]
+    assert (times.busy_s, times.collective_s, times.why) == ([3, 5], None, "nobody looks")
+
+    timer = timer_on(clock, cannot="nobody looks")
+    timer.hand_out(0)
+    with timer.waiting():
+        clock.now += 3
+    timer.asked(0)
+    computed(clock, timer, 3, 5)
+    assert told(timer)["update"].why == ""
+
+
+def test_what_is_captured_into_a_graph_has_no_times(clock: Clock) -> None:
+    timer = timer_on(clock, 1)
+    timer.hand_out(0)
+    clock.captures = True
+    with timer.waiting():
+        pass
+    clock.captures = False
+    clock.now += 3
+    timer.asked(0)
+    times = told(timer)["update"]
+    assert (times.collective_s, times.why) == (None, GAPS)
+
+
+def test_nothing_is_told_before_what_is_computed_has_come_to_it(clock: Clock) -> None:
+    clock.behind = 200
+    timer = timer_on(clock, 1)
+    computed(clock, timer, 3)
+    timer.finish()
+    assert timer.times() is None
+    clock.now += 200
+    times = timer.times()
+    assert times is not None
+    assert times[0].busy_s == [3]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_listens_afterwards() -> Iterator[None]:
+    yield
+    running.listen(None)
+
+
+def heard_by() -> object:
+    return running.listener
+
+
+def test_probes_are_heard_from_the_first_micro_batch_to_the_commit(clock: Clock) -> None:
+    timer = timer_on(clock, 1)
+    assert heard_by() is None
+    timer.hand_out(0)
+    assert heard_by() is timer
+    clock.now += 1
+    timer.asked(0)
+    timer.finish()
+    assert heard_by() is None
