@@ -26,6 +26,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import EVERYBODY, Access, digest_of
+from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.padding import check_padding
@@ -57,6 +58,7 @@ class Router:
         *,
         access: Access = EVERYBODY,
         limits: ConnectionLimits | None = None,
+        chronicle: Chronicle | None = None,
     ) -> None:
         self.access = access
         self.config = config
@@ -66,6 +68,7 @@ class Router:
         self.core = core
         self.metrics = metrics
         self.clock = clock
+        self.chronicle = chronicle or Chronicle(clock)
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         self._pace = Pace(config.request_timeout, config.idle_timeout)
         metrics.watch_receiving(self.receiving)
@@ -83,6 +86,7 @@ class Router:
             self.barrier,
             self._failure,
             metrics=metrics,
+            chronicle=self.chronicle,
             clock=clock,
         )
         self.feedback = self._effect_runner.feedback
@@ -284,9 +288,11 @@ class Router:
             case m.Demand():
                 self._note_hunger(dp_rank, hungry=message.hungry, now=now)
                 self.perform(self.core.demand(dp_rank, message.taken, now, hungry=message.hungry))
+                self.chronicle.taken(dp_rank, message.taken, now)
             case m.Prepared():
                 self.perform(self.core.prepared(dp_rank, message.step, message.digest, now))
             case m.Commit():
+                self.chronicle.rank_commits(dp_rank, message.step, now)
                 self.perform(self.core.commit(dp_rank, message.step, now))
             case m.PolicyVersion():
                 version, first_step = message.policy_version, message.first_step
@@ -299,6 +305,7 @@ class Router:
             self._hungry_since.setdefault(dp_rank, now)
         elif (since := self._hungry_since.pop(dp_rank, None)) is not None:
             self.metrics.rank_waited(dp_rank, now - since)
+            self.chronicle.waited(dp_rank, since, now - since)
 
     # -- the end ----------------------------------------------------------------------------
 

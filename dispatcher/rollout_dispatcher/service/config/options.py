@@ -72,7 +72,7 @@ class ServeConfig(BaseModel):
         "token_file": "security",
         "journal_dir": "journal",
         "max_sample_tokens": "limits and deadlines",
-        "per_rank_metrics": "observability",
+        "record": "observability",
     }
 
     dp_size: Positive
@@ -257,6 +257,11 @@ class ServeConfig(BaseModel):
     sample_id_horizon: NotNegative = 1_000_000
     """sample ids given by producers that are remembered to recognise repeats"""
 
+    record: Path | None = None
+    """write what arrives, what is planned and how long it takes to files in this directory, for
+    dispatcher simulate, report and trace; no payloads, no ids; see docs/record.md"""
+    record_bytes: Annotated[Size, Field(ge=2**20)] = 2**30
+    """most that the record may take on disk; the oldest of it is deleted"""
     per_rank_metrics: bool = True
     """export one series a DP rank; switch off for very many ranks"""
     log_level: LogLevel = LogLevel.INFO

@@ -110,6 +110,7 @@ def describe() -> Described:
             "/livez": {"get": _get("The process serves", "text/plain")},
             "/readyz": {"get": _get("Samples are accepted", "text/plain")},
             "/statusz": {"get": _get("A snapshot for a person", "application/json")},
+            "/debug/steps": {"get": _get("The last steps, as they went", "application/json")},
             "/openapi.json": {"get": _get("This description", "application/json")},
         },
         "components": {"schemas": schemas},

@@ -5,6 +5,7 @@ aiohttp parses, limits and serves; here is only what the answers mean.
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
@@ -22,6 +23,7 @@ from rollout_dispatcher.service.http.bodies.samples import first_of
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.openapi import describe
 from rollout_dispatcher.service.http.pushes import Pushes
+from rollout_dispatcher.service.http.steps import describe_steps
 from rollout_dispatcher.service.router import Router
 
 #: All policy versions are below 2**53, on this plane as on the other.
@@ -46,6 +48,7 @@ class HttpPlane:
                 web.get("/livez", self.livez),
                 web.get("/readyz", self.readyz),
                 web.get("/statusz", self.statusz),
+                web.get("/debug/steps", self.steps),
                 web.get("/openapi.json", self.openapi),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
@@ -94,7 +97,14 @@ class HttpPlane:
             "waits_for": self._router.core.waits_for(self._router.clock()),
             "config": self._router.config.model_dump(mode="json"),
         }
-        return web.json_response(status, dumps=lambda value: json.dumps(value, indent=2) + "\n")
+        return web.json_response(status, dumps=_indented)
+
+    async def steps(self, _: web.Request) -> web.Response:
+        """The last steps, as they went."""
+        router = self._router
+        offset = time.time() - router.clock()
+        found = describe_steps(router.chronicle.recent, router.config, offset)
+        return web.json_response(found, dumps=_indented)
 
     async def openapi(self, _: web.Request) -> web.Response:
         """A description of this plane."""
@@ -171,6 +181,10 @@ class EndRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     force: bool = False
+
+
+def _indented(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def _invalid(error: ValidationError) -> web.Response:

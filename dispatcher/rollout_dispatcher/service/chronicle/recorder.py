@@ -1,0 +1,180 @@
+"""Turns what happens into the events of a record; docs/record.md says what each of them has.
+
+Nothing of a payload, and no id that a user gave, is ever in one. What is told a sample at a time or
+a rank at a time is put together first: one event a push, a plan, a commit, a second.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
+from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from rollout_dispatcher.plan import FloatArray, Plan
+from rollout_dispatcher.record.measured import Measured
+from rollout_dispatcher.record.writer import RecordWriter
+from rollout_dispatcher.sample import SamplesByField
+from rollout_dispatcher.service.chronicle.recent import SeenStep, lower_bound_excess
+
+#: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
+_TIME_DIGITS = 6
+_COST_DIGITS = 7
+
+
+class Recorder:
+    """Tells the writer. Times are the core's clock, which the header relates to the time of day."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self.writer = writer
+        self._waits: list[tuple[int, float, float]] = []
+        self._state: dict[str, int] = {}
+
+    def accepted(self, entries: Sequence[Entry]) -> None:
+        """Samples came in together; their tickets follow each other."""
+        columns = SamplesByField.of(entry.sample for entry in entries)
+        event: dict[str, Any] = {
+            "event": "accepted",
+            "at": round(entries[0].arrived, _TIME_DIGITS),
+            "first": entries[0].ticket,
+            "tokens": columns.tokens,
+            "loss": columns.loss_tokens,
+        }
+        if any(columns.group_ids):
+            event["group"] = [entry.group for entry in entries]
+        versions = columns.policy_versions
+        if versions[0] is not None or any(version is not None for version in versions):
+            alike = versions.count(versions[0]) == len(versions)
+            event["version"] = versions[0] if alike else versions
+        self.writer.put(event, 2 * len(entries))
+
+    def dropped(self, effect: SamplesDropped, now: float) -> None:
+        """Accepted samples were given up."""
+        for reason, entries in effect.dropped.items():
+            tickets = [entry.ticket for entry in entries]
+            self._put("dropped", now, len(tickets), reason=str(reason), tickets=tickets)
+
+    def planned(
+        self, report: StepPlanned, wanted: PlanWanted, now: float, *, generation: int
+    ) -> None:
+        """A step was planned for the first time."""
+        plan, entries = report.plan, wanted.entries
+        ranks = [
+            [[entries[at].ticket for at in part.tolist()] for part in rank]
+            for rank in plan.micro_batches
+        ]
+        chosen = {"trigger": str(report.trigger), "eligible": len(entries)}
+        if report.skips.any():
+            chosen["skips"] = report.skips.tolist()
+        if report.staleness:
+            chosen["staleness"] = list(report.staleness)
+        self._plan(report.step, 1, plan, ranks, now, generation=generation, **chosen)
+
+    def replanned(
+        self, step: OpenStep, attempt: int, plan: Plan, now: float, *, generation: int
+    ) -> None:
+        """An open step has another plan, of the same samples."""
+        ranks = _tickets(step.micro_batches)
+        self._plan(step.number, attempt, plan, ranks, now, generation=generation)
+
+    def _plan(
+        self,
+        step: int,
+        attempt: int,
+        plan: Plan,
+        ranks: list[list[list[int]]],
+        now: float,
+        **others: Any,
+    ) -> None:
+        self._put(
+            "planned",
+            now,
+            2 * len(plan.chosen) + plan.cost.size,
+            step=step,
+            attempt=attempt,
+            **others,
+            ranks=ranks,
+            cost=_rounded(plan.cost),
+            excess=round(plan.excess, _COST_DIGITS),
+            fifo_excess=round(plan.fifo_excess, _COST_DIGITS),
+            fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
+            lower_bound=float(f"{plan.lower_bound:.9g}"),
+            lower_bound_excess=round(lower_bound_excess(plan), _COST_DIGITS),
+        )
+
+    def released(self, step: int, now: float) -> None:
+        """Every rank may train it."""
+        self._put("released", now, step=step)
+
+    def committed(self, step: int, seen: SeenStep | None, now: float) -> None:
+        """Every rank has applied it; seen: how it went, unless an earlier process planned it."""
+        if seen is None:
+            self._put("committed", now, step=step)
+            return
+        ranks = range(seen.dp_size)
+        columns = {
+            name: [_rounded_time(times.get(rank)) for rank in ranks]
+            for name, times in (
+                ("delivered", seen.delivered), ("taken", seen.taken), ("done", seen.done),
+            )
+        }  # fmt: skip
+        self._put("committed", now, 3 * seen.dp_size, step=step, **columns)
+
+    def redelivered(self, step: int, reason: str, now: float) -> None:
+        """It goes out again."""
+        self._put("redelivered", now, step=step, reason=reason)
+
+    def measured(self, step: int, cost_key: str, times: Measured, now: float) -> None:
+        """What ranks reported of one pass, as far as they have."""
+        ranks = sorted(times.busy)
+        busy = [[round(each, _TIME_DIGITS) for each in times.busy[rank]] for rank in ranks]
+        collective = [
+            None if blocked is None else [round(each, _TIME_DIGITS) for each in blocked]
+            for blocked in map(times.collective.get, ranks)
+        ]
+        numbers = 2 * sum(map(len, busy))
+        self._put(
+            "measured", now, numbers, step=step, cost_key=cost_key, ranks=ranks,
+            busy=busy, collective=collective, **({"why": times.why} if times.why else {}),
+        )  # fmt: skip
+
+    def version(self, version: int, now: float) -> None:
+        """The trainer has other weights."""
+        self._put("version", now, version=version)
+
+    def waited(self, rank: int, since: float, seconds: float) -> None:
+        """A training loop waited; told with the next `state`."""
+        self._waits.append((rank, round(since, _TIME_DIGITS), round(seconds, _TIME_DIGITS)))
+
+    def state(self, at: Statistics, now: float) -> None:
+        """What is held now, if it is not what was held before; and who has waited since."""
+        state = {
+            "buffered": at.buffered,
+            "ready": at.ready,
+            "in_flight": at.in_flight,
+            "held_pushes": at.pushes_held,
+        }
+        if state != self._state:
+            self._state = state
+            self._put("state", now, **state)
+        if self._waits:
+            ranks, since, seconds = zip(*self._waits, strict=True)
+            self._put("waited", now, 3 * len(ranks), ranks=ranks, since=since, seconds=seconds)
+            self._waits = []
+
+    def _put(self, name: str, now: float, numbers: int = 1, /, **what: Any) -> None:
+        event = {"event": name, "at": round(now, _TIME_DIGITS), **what}
+        self.writer.put(event, numbers + len(what))
+
+
+def _tickets(micro_batches: MicroBatches) -> list[list[list[int]]]:
+    return [[[entry.ticket for entry in part] for part in rank] for rank in micro_batches]
+
+
+def _rounded(costs: FloatArray) -> list[list[float]]:
+    """To nine digits: costs are sums of squares of lengths."""
+    return [[float(f"{cost:.9g}") for cost in rank] for rank in costs.tolist()]
+
+
+def _rounded_time(at: float | None) -> float | None:
+    return None if at is None else round(at, _TIME_DIGITS)
