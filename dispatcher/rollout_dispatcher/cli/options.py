@@ -31,6 +31,9 @@ FOREIGN = re.compile(
 NONE = "none"
 
 M = TypeVar("M", bound=BaseModel)
+#: Values by option, and where they were written.
+Layer = tuple[str, Mapping[str, Any]]
+NO_DEFAULTS: Layer = ("", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,17 @@ def load_config(
     prog: str,
     description: str = "",
     epilog: str = "",
+    defaults: Layer = NO_DEFAULTS,
 ) -> Loaded[M]:
-    """Read a config. Raises ConfigError, in one line, for whatever cannot be used."""
+    """Read a config. Raises ConfigError, in one line, for whatever cannot be used.
+
+    defaults: values that anything else has precedence over, and where they are from.
+    """
     parser = build_parser(model, prog=prog, description=description, epilog=epilog)
     flags = vars(parser.parse_strictly(argv))
     path = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
     layers = [
+        defaults,
         (str(path), _from_file(model, Path(path)) if path else {}),
         ("environment", _from_environment(model, environ)),
         ("flags", flags),

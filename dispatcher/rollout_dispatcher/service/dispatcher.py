@@ -219,21 +219,21 @@ class Dispatcher:
         self, stack: AsyncExitStack, core: Dispatch, metrics: Metrics, clock: SteadyClock
     ) -> Recorder | None:
         """Have the run recorded if that is asked for, until the very end."""
-        config = self.config
+        config, origin = self.config, clock()
         if config.record is None:
             return None
         header = {
             "run": core.run_id,
             "process": uuid4().hex,
             "release": __version__,
-            "unix": round(time.time() - clock(), 6),
+            "unix": round(time.time(), 6),
             "config": config.model_dump(mode="json"),
         }
         writer = RecordWriter(config.record, config.record_bytes, header)
         metrics.watch_record(writer)
         close = partial(writer.close, RECORD_CLOSE_SECONDS)
         stack.push_async_callback(lambda: in_own_thread(close))
-        return Recorder(writer)
+        return Recorder(writer, origin)
 
     def _start_watch(self, stack: AsyncExitStack, router: Router) -> None:
         def over(task: asyncio.Task[None]) -> None:

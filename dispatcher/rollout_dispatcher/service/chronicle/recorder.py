@@ -23,10 +23,10 @@ _COST_DIGITS = 7
 
 
 class Recorder:
-    """Tells the writer. Times are the core's clock, which the header relates to the time of day."""
+    """Tells the writer. origin: of the core's clock, where the times that are written begin."""
 
-    def __init__(self, writer: RecordWriter) -> None:
-        self.writer = writer
+    def __init__(self, writer: RecordWriter, origin: float) -> None:
+        self._writer, self._origin = writer, origin
         self._waits: list[tuple[int, float, float]] = []
         self._state: dict[str, int] = {}
 
@@ -35,7 +35,7 @@ class Recorder:
         columns = SamplesByField.of(entry.sample for entry in entries)
         event: dict[str, Any] = {
             "event": "accepted",
-            "at": round(entries[0].arrived, _TIME_DIGITS),
+            "at": self._at(entries[0].arrived),
             "first": entries[0].ticket,
             "tokens": columns.tokens,
             "loss": columns.loss_tokens,
@@ -46,7 +46,7 @@ class Recorder:
         if versions[0] is not None or any(version is not None for version in versions):
             alike = versions.count(versions[0]) == len(versions)
             event["version"] = versions[0] if alike else versions
-        self.writer.put(event, 2 * len(entries))
+        self._writer.put(event, 2 * len(entries))
 
     def dropped(self, effect: SamplesDropped, now: float) -> None:
         """Accepted samples were given up."""
@@ -113,7 +113,7 @@ class Recorder:
             return
         ranks = range(seen.dp_size)
         columns = {
-            name: [_rounded_time(times.get(rank)) for rank in ranks]
+            name: [self._at(times[rank]) if rank in times else None for rank in ranks]
             for name, times in (
                 ("delivered", seen.delivered), ("taken", seen.taken), ("done", seen.done),
             )
@@ -144,7 +144,7 @@ class Recorder:
 
     def waited(self, rank: int, since: float, seconds: float) -> None:
         """A training loop waited; told with the next `state`."""
-        self._waits.append((rank, round(since, _TIME_DIGITS), round(seconds, _TIME_DIGITS)))
+        self._waits.append((rank, self._at(since), round(seconds, _TIME_DIGITS)))
 
     def state(self, at: Statistics, now: float) -> None:
         """What is held now, if it is not what was held before; and who has waited since."""
@@ -163,8 +163,11 @@ class Recorder:
             self._waits = []
 
     def _put(self, name: str, now: float, numbers: int = 1, /, **what: Any) -> None:
-        event = {"event": name, "at": round(now, _TIME_DIGITS), **what}
-        self.writer.put(event, numbers + len(what))
+        event = {"event": name, "at": self._at(now), **what}
+        self._writer.put(event, numbers + len(what))
+
+    def _at(self, moment: float) -> float:
+        return round(moment - self._origin, _TIME_DIGITS)
 
 
 def _tickets(micro_batches: MicroBatches) -> list[list[list[int]]]:
@@ -174,7 +177,3 @@ def _tickets(micro_batches: MicroBatches) -> list[list[list[int]]]:
 def _rounded(costs: FloatArray) -> list[list[float]]:
     """To nine digits: costs are sums of squares of lengths."""
     return [[float(f"{cost:.9g}") for cost in rank] for rank in costs.tolist()]
-
-
-def _rounded_time(at: float | None) -> float | None:
-    return None if at is None else round(at, _TIME_DIGITS)
