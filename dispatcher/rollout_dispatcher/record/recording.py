@@ -168,14 +168,13 @@ def load_recording(directory: Path, run: str | None = None) -> Recording:
 
 
 def _accepted(into: Recording, header: Header, event: Event) -> None:
-    at, first = header.unix + event["at"], event["first"]
     tokens, loss = event["tokens"], event["loss"]
     count = len(tokens)
-    groups = event.get("group", [-1] * count)
-    version = event.get("version")
+    groups, version = event.get("group", [-1] * count), event.get("version")
     versions = version if isinstance(version, list) else [version] * count
-    columns = zip(tokens, loss, groups, versions, strict=True)
-    for ticket, (size, counted, group, written) in enumerate(columns, first):
+    times = [header.unix + at for at, pushed in event["pushes"] for _ in range(pushed)]
+    columns = zip(times, tokens, loss, groups, versions, strict=True)
+    for ticket, (at, size, counted, group, written) in enumerate(columns, event["first"]):
         name = None if group < 0 else f"{header.process}-{group}"
         key = header.run, ticket
         into.samples[key] = RecordedSample(*key, at, size, counted, name, written)

@@ -47,7 +47,7 @@ def _gain(best: Run, windows: Sequence[Run], baseline: Run | None) -> str:
         others = []
     if baseline is not None:
         others.append(("with round-robin", baseline))
-    compared = " and ".join(f"{_waiting(run)} {how}" for how, run in others)
+    compared = " and ".join(f"{_waiting(run, short=True)} {how}" for how, run in others)
     against = f", against {compared}" if compared else ""
     what = "ranks wait" if best.timing else "waiting for stragglers adds"
     of_what = "" if best.timing else " to the trainer's time"
@@ -58,11 +58,13 @@ def _gain(best: Run, windows: Sequence[Run], baseline: Run | None) -> str:
     )
 
 
-def _waiting(run: Run) -> str:
+def _waiting(run: Run, *, short: bool = False) -> str:
     """What waiting takes: where time passes, for each other and for data."""
     if run.timing is None:
         return percent(run.time - 1)
     of_stragglers, of_data = run.timing.waiting_for_stragglers, run.timing.waiting_for_data
+    if short:
+        return f"{percent(of_stragglers)} and {percent(of_data)}"
     return f"{percent(of_stragglers)} of their time for each other and {percent(of_data)} for data"
 
 

@@ -1,10 +1,11 @@
 """Turns what happens into the events of a record; docs/record.md says what each of them has.
 
 Nothing of a payload, and no id that a user gave, is ever in one. What is told a sample at a time or
-a rank at a time is put together first: one event a push, a plan, a commit, a second.
+a rank at a time is put together first: one event a plan, a commit, a second.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -20,6 +21,23 @@ from rollout_dispatcher.service.chronicle.recent import SeenStep, lower_bound_ex
 #: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
 _TIME_DIGITS = 6
 _COST_DIGITS = 7
+#: Samples that come in within a second are one event, unless there are more than this.
+_SAMPLES_AN_EVENT = 1024
+
+
+@dataclass(slots=True)
+class _Accepted:
+    """Samples that came in and are not written yet; tickets follow `first`.
+
+    pushes: the time of each, and how many of the samples it had.
+    """
+
+    first: int
+    pushes: list[tuple[float, int]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    loss: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
 
 
 class Recorder:
@@ -27,26 +45,45 @@ class Recorder:
 
     def __init__(self, writer: RecordWriter, origin: float) -> None:
         self._writer, self._origin = writer, origin
+        self._accepted: _Accepted | None = None
         self._waits: list[tuple[int, float, float]] = []
         self._state: dict[str, int] = {}
 
     def accepted(self, entries: Sequence[Entry]) -> None:
-        """Samples came in together; their tickets follow each other."""
+        """Samples came in together; their tickets follow those of the samples before."""
         columns = SamplesByField.of(entry.sample for entry in entries)
+        waiting = self._accepted
+        if waiting is None:
+            waiting = self._accepted = _Accepted(entries[0].ticket)
+        waiting.pushes.append((self._at(entries[0].arrived), len(entries)))
+        waiting.tokens += columns.tokens
+        waiting.loss += columns.loss_tokens
+        waiting.groups += [entry.group for entry in entries]
+        waiting.versions += columns.policy_versions
+        if len(waiting.tokens) >= _SAMPLES_AN_EVENT:
+            self._put_accepted()
+
+    def _put_accepted(self) -> None:
+        """Write who has come in since the last time."""
+        if (waiting := self._accepted) is None:
+            return
+        self._accepted = None
         event: dict[str, Any] = {
             "event": "accepted",
-            "at": self._at(entries[0].arrived),
-            "first": entries[0].ticket,
-            "tokens": columns.tokens,
-            "loss": columns.loss_tokens,
+            "at": waiting.pushes[-1][0],
+            "first": waiting.first,
+            "pushes": waiting.pushes,
+            "tokens": waiting.tokens,
+            "loss": waiting.loss,
         }
-        if any(columns.group_ids):
-            event["group"] = [entry.group for entry in entries]
-        versions = columns.policy_versions
-        if versions[0] is not None or any(version is not None for version in versions):
-            alike = versions.count(versions[0]) == len(versions)
-            event["version"] = versions[0] if alike else versions
-        self._writer.put(event, 2 * len(entries))
+        if max(waiting.groups) >= 0:
+            event["group"] = waiting.groups
+        versions = waiting.versions
+        if versions.count(versions[0]) < len(versions):
+            event["version"] = versions
+        elif versions[0] is not None:
+            event["version"] = versions[0]
+        self._writer.put(event, 4 * len(waiting.tokens) + len(waiting.pushes))
 
     def dropped(self, effect: SamplesDropped, now: float) -> None:
         """Accepted samples were given up."""
@@ -58,6 +95,7 @@ class Recorder:
         self, report: StepPlanned, wanted: PlanWanted, now: float, *, generation: int
     ) -> None:
         """A step was planned for the first time."""
+        self._put_accepted()
         plan, entries = report.plan, wanted.entries
         ranks = [
             [[entries[at].ticket for at in part.tolist()] for part in rank]
@@ -147,7 +185,8 @@ class Recorder:
         self._waits.append((rank, self._at(since), round(seconds, _TIME_DIGITS)))
 
     def state(self, at: Statistics, now: float) -> None:
-        """What is held now, if it is not what was held before; and who has waited since."""
+        """What is held now, if it is not what was held before; and who came and waited since."""
+        self._put_accepted()
         state = {
             "buffered": at.buffered,
             "ready": at.ready,

@@ -27,6 +27,17 @@ def trace_of(recording: Recording) -> Trace:
     )
 
 
+def trained_steps(recording: Recording) -> list[RecordedStep]:
+    """Committed steps, in order. Raises ConfigError if there is none."""
+    steps = recording.trained()
+    if not steps:
+        raise ConfigError(
+            f"{recording.name}: no step was committed whose samples are all on record; let the "
+            "run go on, or give it more --record-bytes"
+        )
+    return steps
+
+
 def durations(steps: list[RecordedStep]) -> list[float]:
     """Seconds that each step was in training: from when its last rank began to its commit.
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Plan, straggler_excess
+from rollout_dispatcher.plan import FloatArray, Plan, straggler_excess
 from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.sample import Sample, Schema
-from rollout_dispatcher.simulate.recorded.arrivals import durations, trace_of
+from rollout_dispatcher.simulate.recorded.arrivals import durations, trace_of, trained_steps
 from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.report.figures import Figures
@@ -29,12 +28,7 @@ _NO_PAYLOAD = memoryview(b"")
 
 def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
     """What the recorded steps came to. Raises ConfigError if none was committed."""
-    steps = recording.trained()
-    if not steps:
-        raise ConfigError(
-            f"{recording.name}: no step was committed whose samples are all on record; let the "
-            "run go on, or give it more --record-bytes"
-        )
+    steps = trained_steps(recording)
     trace = trace_of(recording)
     figures = Figures(setting, trace, trace.tokens)
     waiting = sorted(recording.samples.values(), key=lambda sample: sample.at, reverse=True)
@@ -59,16 +53,24 @@ def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
     )
 
 
-def measured_excess(step: RecordedStep, setting: Setting) -> float | None:
-    """Straggler excess of what ranks computed; None where that was not measured of all of them."""
+def main_pass(step: RecordedStep) -> FloatArray | None:
+    """float64[R, M], seconds that ranks computed in the pass that steps are planned for.
+
+    None where that was not measured of all of them.
+    """
     found = {key: times.compute(step.dp_size) for key, times in step.measured.items()}
     there = {key: compute for key, compute in found.items() if compute is not None}
-    if not there:
+    if not there or PLANNED_FOR in there:
+        return there.get(PLANNED_FOR)
+    return max(there.values(), key=lambda each: float(each.sum()))
+
+
+def measured_excess(step: RecordedStep, setting: Setting) -> float | None:
+    """Straggler excess of what ranks computed; None where that was not measured of all of them."""
+    compute = main_pass(step)
+    if compute is None:
         return None
-    key = (
-        PLANNED_FOR if PLANNED_FOR in there else max(there, key=lambda key: float(there[key].sum()))
-    )
-    return straggler_excess(there[key], setting.plan.sync, setting.plan.pipeline_stages)
+    return straggler_excess(compute, setting.plan.sync, setting.plan.pipeline_stages)
 
 
 def trainer_load(recording: Recording, setting: Setting) -> float | None:

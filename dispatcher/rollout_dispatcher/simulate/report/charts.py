@@ -52,6 +52,7 @@ def excess_plot(runs: Sequence[Run], width: int) -> str:
     for run in plain:
         level = y(max(run.excess, _LEAST_SHARE))
         plot.line([(x.start, level), (x.end, level)], f"line dashed {run.strategy}")
+        plot.keep_clear(level)
     points = [(x(run.window), y(max(run.excess, _LEAST_SHARE))) for run in chosen]
     plot.line(points, "line window")
     for run, point in zip(chosen, points, strict=True):

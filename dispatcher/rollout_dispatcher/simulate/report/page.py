@@ -39,9 +39,7 @@ def page(result: Result) -> str:
     sections.append(
         figure(
             "Does choosing bend the lengths that the trainer sees?",
-            f"Over 20 dispatches the lengths that left differ from the trace's by a "
-            f"Kolmogorov-Smirnov distance of {focus.ks:.4f}; as many samples in the order of "
-            f"arrival differ by {focus.ks_fifo:.4f}.",
+            _distance(focus),
             lambda width: lengths_plot(result, focus, width),
         )
     )
@@ -65,6 +63,16 @@ def _focus(result: Result) -> Run:
 
 def _name(run: Run) -> str:
     return f"{run.strategy} {run.window:g}" if looks_ahead(run.strategy) else run.strategy
+
+
+def _distance(focus: Run) -> str:
+    if focus.ks_fifo == 0.0:
+        return "There are too few steps to say by how much: it takes more than 20 dispatches."
+    return (
+        "Over 20 dispatches the lengths that left differ from the trace's by a "
+        f"Kolmogorov-Smirnov distance of {focus.ks:.4f}; as many samples in the order of arrival "
+        f"differ by {focus.ks_fifo:.4f}."
+    )
 
 
 def _tiles(result: Result, focus: Run) -> str:

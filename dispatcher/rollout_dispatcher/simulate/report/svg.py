@@ -17,7 +17,7 @@ Box = tuple[float, float, float, float]
 #: How a value is written.
 Show = Callable[[float], str]
 #: Pixels of a letter of 12 pixels, in the widest of the usual fonts.
-_NARROW, _WIDE = 3.8, 7.0
+_NARROW, _WIDE = 4.4, 7.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,13 @@ class Plot:
             f"{escape(text)}</text>"
         )
 
+    def keep_clear(self, level: float) -> None:
+        """No note crosses this height, at which a line is drawn across the plot."""
+        self._placed.append((self.left, level - 1, self.right - self.left, 2))
+
     def note(self, x: float, y: float, words: str) -> None:
         """A text above or below a point, where it meets no other and stays in the plot."""
-        for lift in (-11, 21, -25, 35):
+        for lift in (-11, 21, -25, 35, -39, 49):
             box = text_box(x, y + lift, words, "middle")
             inside = box[1] >= self.top and box[1] + box[3] <= self.bottom
             inside = inside and box[0] >= self.left and box[0] + box[2] <= self.width
