@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import FloatArray
+from rollout_dispatcher.plan import FloatArray, Sync, even_time, straggler_excess
 from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.record.reader import Header, Reader
 from rollout_dispatcher.record.segments import Event
@@ -56,11 +56,11 @@ class RecordedStep:
     skips: list[int]
     staleness: list[int]
     cost: FloatArray
-    excess: float
     fifo_excess: float
     fifo_imbalance: float
     lower_bound: float
-    lower_bound_excess: float
+    sync: Sync
+    pipeline_stages: int
     released: float | None = None
     committed: float | None = None
     delivered: list[float] = field(default_factory=list)
@@ -72,6 +72,17 @@ class RecordedStep:
     def tickets(self) -> list[int]:
         """Of all its samples, rank by rank."""
         return [ticket for rank in self.micro_batches for part in rank for ticket in part]
+
+    @property
+    def excess(self) -> float:
+        """Straggler excess, as planned."""
+        return straggler_excess(self.cost, self.sync, self.pipeline_stages)
+
+    @property
+    def lower_bound_excess(self) -> float:
+        """The least that any split of its samples could have."""
+        even = even_time(self.cost, self.pipeline_stages)
+        return max(0.0, self.lower_bound / even - 1) if even else 0.0
 
     @property
     def dp_size(self) -> int:
@@ -199,11 +210,11 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         skips=event.get("skips", [0] * sum(len(part) for rank in event["ranks"] for part in rank)),
         staleness=event.get("staleness", []),
         cost=np.array(event["cost"], dtype=np.float64),
-        excess=event["excess"],
         fifo_excess=event["fifo_excess"],
         fifo_imbalance=event["fifo_imbalance"],
         lower_bound=event["lower_bound"],
-        lower_bound_excess=event["lower_bound_excess"],
+        sync=Sync(header.config["sync"]),
+        pipeline_stages=header.config.get("pipeline_stages", 1),
     )
     into.steps[key] = step
 

@@ -30,9 +30,8 @@ class SeenStep:
     tokens: int
     planned: float
     cost: FloatArray
-    excess: float
     fifo_excess: float
-    lower_bound_excess: float
+    lower_bound: float
     attempt: int = 1
     released: float | None = None
     committed: float | None = None
@@ -81,9 +80,8 @@ class RecentSteps:
             tokens=int(report.tokens.sum()),
             planned=at,
             cost=plan.cost,
-            excess=plan.excess,
             fifo_excess=plan.fifo_excess,
-            lower_bound_excess=lower_bound_excess(plan),
+            lower_bound=plan.lower_bound,
         )
         if len(self._steps) <= MAX_STEPS:
             return None
@@ -92,8 +90,8 @@ class RecentSteps:
     def replanned(self, number: int, plan: Plan, *, generation: int) -> SeenStep | None:
         """A step has another plan."""
         if (seen := self._steps.get(number)) is not None:
-            seen.cost, seen.excess, seen.fifo_excess = plan.cost, plan.excess, plan.fifo_excess
-            seen.lower_bound_excess = lower_bound_excess(plan)
+            seen.cost, seen.fifo_excess = plan.cost, plan.fifo_excess
+            seen.lower_bound = plan.lower_bound
             seen.generation = generation
             seen.attempt += 1
         return seen
@@ -102,9 +100,3 @@ class RecentSteps:
         """Steps up to that number which are not committed."""
         found = reversed(self._steps.values())
         return (step for step in found if step.number <= through and step.committed is None)
-
-
-def lower_bound_excess(plan: Plan) -> float:
-    """The least straggler excess that any split of these samples could have."""
-    even = plan.even_time
-    return max(0.0, plan.lower_bound / even - 1) if even else 0.0

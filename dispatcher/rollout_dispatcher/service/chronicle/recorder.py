@@ -6,7 +6,10 @@ a rank at a time is put together first: one event a plan, a commit, a second.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
@@ -15,14 +18,22 @@ from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
 from rollout_dispatcher.plan import FloatArray, Plan
 from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.sample import SamplesByField
-from rollout_dispatcher.service.chronicle.recent import SeenStep, lower_bound_excess
+from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.chronicle.recent import SeenStep
 
 #: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
 _TIME_DIGITS = 6
 _COST_DIGITS = 7
 #: Samples that come in within a second are one event, unless there are more than this.
 _SAMPLES_AN_EVENT = 1024
+#: Costs beyond this are rounded to whole numbers.
+_LARGE = 1e6
+#: Its ticket, its skips, its staleness, and its share of what its micro-batch has.
+_NUMBERS_A_PLANNED_SAMPLE = 4
+#: A sample is a tuple: this is the cheapest way to a column of many.
+_TOKENS, _LOSS_TOKENS, _VERSION = (
+    itemgetter(Sample._fields.index(name)) for name in ("tokens", "loss_tokens", "policy_version")
+)
 
 
 @dataclass(slots=True)
@@ -51,15 +62,15 @@ class Recorder:
 
     def accepted(self, entries: Sequence[Entry]) -> None:
         """Samples came in together; their tickets follow those of the samples before."""
-        columns = SamplesByField.of(entry.sample for entry in entries)
+        samples = [entry.sample for entry in entries]
         waiting = self._accepted
         if waiting is None:
             waiting = self._accepted = _Accepted(entries[0].ticket)
         waiting.pushes.append((self._at(entries[0].arrived), len(entries)))
-        waiting.tokens += columns.tokens
-        waiting.loss += columns.loss_tokens
+        waiting.tokens += map(_TOKENS, samples)
+        waiting.loss += map(_LOSS_TOKENS, samples)
         waiting.groups += [entry.group for entry in entries]
-        waiting.versions += columns.policy_versions
+        waiting.versions += map(_VERSION, samples)
         if len(waiting.tokens) >= _SAMPLES_AN_EVENT:
             self._put_accepted()
 
@@ -127,17 +138,15 @@ class Recorder:
         self._put(
             "planned",
             now,
-            2 * len(plan.chosen) + plan.cost.size,
+            _NUMBERS_A_PLANNED_SAMPLE * sum(len(part) for rank in ranks for part in rank),
             step=step,
             attempt=attempt,
             **others,
             ranks=ranks,
             cost=_rounded(plan.cost),
-            excess=round(plan.excess, _COST_DIGITS),
             fifo_excess=round(plan.fifo_excess, _COST_DIGITS),
             fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
             lower_bound=float(f"{plan.lower_bound:.9g}"),
-            lower_bound_excess=round(lower_bound_excess(plan), _COST_DIGITS),
         )
 
     def released(self, step: int, now: float) -> None:
@@ -214,5 +223,6 @@ def _tickets(micro_batches: MicroBatches) -> list[list[list[int]]]:
 
 
 def _rounded(costs: FloatArray) -> list[list[float]]:
-    """To nine digits: costs are sums of squares of lengths."""
-    return [[float(f"{cost:.9g}") for cost in rank] for rank in costs.tolist()]
+    """Costs are sums of squares of lengths: whole numbers, unless they are small."""
+    rounded: list[list[float]] = (np.rint(costs) if costs.max() > _LARGE else costs).tolist()
+    return rounded

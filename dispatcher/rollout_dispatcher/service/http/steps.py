@@ -6,7 +6,7 @@ that the work itself takes). What has not happened, or was not seen, is null.
 
 from typing import Any
 
-from rollout_dispatcher.plan import Sync, straggler_excess
+from rollout_dispatcher.plan import Sync, even_time, straggler_excess
 from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.service.chronicle.recent import MAX_STEPS, RecentSteps, SeenStep
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -19,6 +19,10 @@ def describe_steps(recent: RecentSteps, config: ServeConfig, offset: float) -> d
 
 
 def _describe(seen: SeenStep, config: ServeConfig, offset: float) -> dict[str, Any]:
+    sync, stages = config.sync, config.pipeline_stages
+    even = even_time(seen.cost, stages)
+    bound = max(0.0, seen.lower_bound / even - 1) if even else 0.0
+
     def at(moment: float | None) -> float | None:
         return None if moment is None else round(moment + offset, 3)
 
@@ -36,8 +40,8 @@ def _describe(seen: SeenStep, config: ServeConfig, offset: float) -> dict[str, A
         "committed_at": at(seen.committed),
         "excess": {
             "fifo": round(seen.fifo_excess, 6),
-            "planned": round(seen.excess, 6),
-            "lower_bound": round(seen.lower_bound_excess, 6),
+            "planned": round(straggler_excess(seen.cost, sync, stages), 6),
+            "lower_bound": round(bound, 6),
         },
         "ranks": [
             {
@@ -50,7 +54,7 @@ def _describe(seen: SeenStep, config: ServeConfig, offset: float) -> dict[str, A
             for rank, cost in enumerate(seen.cost.sum(axis=1).tolist())
         ],
         "measured": {
-            cost_key: _measured(times, seen.dp_size, config.sync, config.pipeline_stages)
+            cost_key: _measured(times, seen.dp_size, sync, stages)
             for cost_key, times in seen.measured.items()
         },
     }

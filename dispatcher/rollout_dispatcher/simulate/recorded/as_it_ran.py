@@ -143,12 +143,15 @@ def _clockwork(
     took: list[float],
     measured: list[float | None],
 ) -> Clockwork | None:
-    """What became of time; of stragglers as measured, and where it was not, as planned."""
+    """What became of time; of stragglers as measured, and where it was not, as planned.
+
+    As in a simulation, time is in steps or waiting for one: optimizer, weight syncs and whatever
+    else is between steps is left out.
+    """
     began = [min(step.taken) for step in steps if step.taken and not np.isnan(step.taken).any()]
     if not began:
         return None
     first, last = min(began), max(step.committed or 0.0 for step in steps)
-    elapsed = last - first
     waited = sum(
         max(0.0, min(wait.at + wait.seconds, last) - max(wait.at, first))
         for wait in recording.waits
@@ -161,9 +164,10 @@ def _clockwork(
     samples = recording.samples
     waits = [step.at - samples[step.run, ticket].at for step in steps for ticket in step.tickets]
     origin = min(sample.at for sample in samples.values())
+    of_data = min(waited / ranks, last - first)
     return Clockwork(
-        elapsed=elapsed,
-        of_data=min(waited / ranks, elapsed),
+        elapsed=float(np.nansum(took)) + of_data,
+        of_data=of_data,
         of_stragglers=of_stragglers,
         finished=last - origin,
         waits=waits,
@@ -171,10 +175,11 @@ def _clockwork(
 
 
 def _mean_excess(known: list[tuple[float, float]]) -> float:
-    """Of all steps together, each by what it took."""
-    weights = [0.0 if np.isnan(seconds) else seconds for _, seconds in known]
-    excesses = [excess for excess, _ in known]
-    return float(np.average(excesses, weights=weights if sum(weights) > 0 else None))
+    """Of all steps together: what they took, over what they would have taken evenly."""
+    took = [0.0 if np.isnan(seconds) else seconds for _, seconds in known]
+    weights = took if sum(took) > 0 else [1.0] * len(known)
+    even = sum(weight / (1 + excess) for (excess, _), weight in zip(known, weights, strict=True))
+    return sum(weights) / even - 1
 
 
 def _sample(tokens: int) -> Sample:

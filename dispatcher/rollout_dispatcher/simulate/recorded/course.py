@@ -115,6 +115,21 @@ def rank_shares(
     ]  # fmt: skip
 
 
+def slowness(steps: list[RecordedStep]) -> FloatArray | None:
+    """float64[R]: seconds a unit of planned cost, over the median rank's; 1 is as the median.
+
+    None where it was not measured, or the number of DP ranks has changed.
+    """
+    found = [(compute, step.cost) for step in steps if (compute := main_pass(step)) is not None]
+    if not found or len({len(compute) for compute, _ in found}) != 1:
+        return None
+    seconds = sum((compute.sum(axis=1) for compute, _ in found), np.zeros(len(found[0][0])))
+    cost = sum((planned.sum(axis=1) for _, planned in found), np.zeros(len(found[0][1])))
+    rates = seconds / np.maximum(cost, 1e-300)
+    middle = float(np.median(rates))
+    return rates / middle if middle > 0 else None
+
+
 def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArray] | None:
     """Seconds of computing and of waiting for slower ranks, of each rank over all passes."""
     found: list[Measured] = list(step.measured.values())

@@ -12,11 +12,19 @@ from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.simulate.recommend import percent
 from rollout_dispatcher.simulate.recorded.arrivals import trained_steps
 from rollout_dispatcher.simulate.recorded.charts import lines_plot
-from rollout_dispatcher.simulate.recorded.course import Course, RankShare, lost_share, rank_shares
+from rollout_dispatcher.simulate.recorded.course import (
+    Course,
+    RankShare,
+    lost_share,
+    rank_shares,
+    slowness,
+)
 from rollout_dispatcher.simulate.replay.virtual import Setting
 from rollout_dispatcher.simulate.report.charts import shares_plot
 from rollout_dispatcher.simulate.report.parts import document, figure, table, tiles
 
+#: A rank that takes this many times the median rank's time for its cost is worth a word.
+SLOW = 1.1
 FOOTER = "Made by <code>dispatcher report</code> from what <code>serve --record</code> wrote."
 
 
@@ -45,7 +53,9 @@ def _head(recording: Recording, steps: list[RecordedStep], setting: Setting) -> 
     )
     lines = [course]
     if (count := len(recording.processes)) > 1:
-        lines.append(f"written by {count} processes of {len(recording.runs)} runs")
+        runs = len(recording.runs)
+        of_runs = "one run" if runs == 1 else f"{runs} runs (--run shows one of them)"
+        lines.append(f"written by {count} processes, of {of_runs}")
     if recording.lost:
         lines.append(f"{recording.lost} events could not be written when it was recorded")
     return lines + recording.notes
@@ -64,20 +74,28 @@ def _tiles(recording: Recording, steps: list[RecordedStep], course: Course) -> s
     samples = recording.samples
     waits = [step.at - samples[step.run, ticket].at for step in steps for ticket in step.tickets]
     shown.append((f"{float(np.median(waits)):.1f} s", "median wait of a sample for its step"))
-    return tiles(shown, _advice(course, planned or 0.0, measured))
+    return tiles(shown, _advice(steps, course, planned or 0.0, measured))
 
 
-def _advice(course: Course, planned: float, measured: float | None) -> str:
+def _advice(
+    steps: list[RecordedStep], course: Course, planned: float, measured: float | None
+) -> str:
     """What the figures ask for, in a sentence; a slow rank is told from a bad plan."""
     if measured is None:
         return (
             "No rank told how long its micro-batches took, so this is what was planned: a rank "
             "that is slower than its cost says is not seen here."
         )
-    if measured > 2 * planned + 0.02:
+    slow = slowness(steps)
+    if slow is not None and slow.max() > SLOW:
         return (
-            "Much more was lost than planned: a rank is slower than the others, or the cost model "
-            "is off. The ranks below say which."
+            f"DP rank {int(slow.argmax())} is slower than the others: for the same planned cost it "
+            f"takes {slow.max():.2f} times as long as the median rank, and all others wait for it."
+        )
+    if measured - planned > max(0.02, planned / 5):
+        return (
+            "More was lost than planned, and no rank is slow: what ranks compute does not go by "
+            "the cost model. See --cost."
         )
     known = ~np.isnan(course.measured)
     return f"Measured on {int(known.sum())} of {len(known)} steps; it is near to what was planned."
@@ -102,7 +120,7 @@ def _lost_section(course: Course) -> str:
 def _rank_section(ranks: list[RankShare]) -> str:
     by = "measured by the ranks" if ranks[0].is_measured else "by the plans' costs"
     rows = [(f"rank {each.rank}", each.shares) for each in ranks]
-    label = "share of time, from the first step to the last"
+    label = "share of its time"
     return figure(
         "Who waits for whom?",
         f"Work and waiting for other ranks are {by}. The rank that waits least is the one that "

@@ -90,10 +90,10 @@ def _panel(plot: Plot, y: Scale, start: float, end: float, work: Work) -> None:
         plot.bar((left, y(own), slot - space, y(0) - y(own)), "work", tip)
     plot.line([(start, y(1)), (end, y(1))], "line fair")
     plot.base_line(start, end)
-    excess = f"{percent(max(time - 1, 0))} excess"
-    words = f"{work.name}: {excess}"
-    fits = text_width(words) < end - start
-    plot.text((start + end) / 2, plot.bottom + 18, words if fits else excess, "name", "middle")
+    excess = percent(max(time - 1, 0))
+    candidates = (f"{work.name}: {excess} excess", f"{work.name}: {excess}", excess)
+    words = next((text for text in candidates if text_width(text) < end - start), excess)
+    plot.text((start + end) / 2, plot.bottom + 18, words, "name", "middle")
 
 
 def delay_plot(runs: Sequence[Run], width: int) -> str:
@@ -160,7 +160,7 @@ def timing_plot(runs: Sequence[Run], width: int) -> str:
         for run in runs
         if run.timing is not None
     ]
-    label = "share of rank time, from the first step to the last"
+    label = "share of rank time"
     return shares_plot("what ranks do with their time", label, rows, width)
 
 
