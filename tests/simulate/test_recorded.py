@@ -42,6 +42,7 @@ def test_how_it_ran_is_what_was_planned_and_what_the_clocks_say(record: Path) ->
     planned = sum((1 + step.excess) * float(step.cost.sum()) / RANKS for step in steps)
     assert found.run.excess == pytest.approx(planned / even - 1)
     assert found.measured == pytest.approx(lost_on_the_clock(record), rel=0.02)
+    assert found.measured is not None
     assert found.measured > found.run.excess
     assert found.run.timing is not None
     assert found.run.dropped == {"stale": 1}

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_dispatcher.plan import Grouping
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 
@@ -21,7 +22,7 @@ def write_record(folder: Path, *, measured: bool = True, seed: int = 0) -> None:
         dp_size=RANKS,
         dispatch_batch_size=RANKS * MICRO_BATCHES,
         micro_batch_size=1,
-        groups="ignore",  # type: ignore[arg-type]
+        groups=Grouping.IGNORE,
         record=folder,
     )
     header = {

@@ -29,4 +29,5 @@ class Measured:
         busy = [self.busy[rank] for rank in order]
         if len({len(times) for times in chain(busy, blocked)}) != 1:
             return None
-        return np.maximum(np.array(busy) - np.array(blocked), 0.0)
+        compute: FloatArray = np.maximum(np.array(busy) - np.array(blocked), 0.0)
+        return compute
