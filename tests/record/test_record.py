@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,6 +127,26 @@ def test_a_disk_that_takes_nothing_is_counted_and_said_once_and_used_again(
     assert {"event": "state", "at": 1.0} in events
     assert [log.levelname for log in caplog.records if "recorded" in log.message][:1] == ["ERROR"]
     assert sum(log.levelname == "ERROR" for log in caplog.records) == 1
+
+
+def test_a_full_disk_is_not_filled_with_empty_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WRITE_EVERY_SECONDS", 0.01)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # as if there were room for so much
+    try:
+        writer = RecordWriter(tmp_path / "record", MIB, HEADER)
+        eventually(lambda: writer.errors > 3, "several tries")
+        assert len(segments(tmp_path / "record")) <= 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    eventually(lambda: bool(segments(tmp_path / "record")), "a segment")
+    writer.put({"event": "state", "at": 1.0})
+    writer.close(10)
+    assert {"event": "state", "at": 1.0} in read(tmp_path)[0]
 
 
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

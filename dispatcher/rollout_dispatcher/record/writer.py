@@ -98,19 +98,24 @@ class RecordWriter:
     def _begin_segment(self) -> None:
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._delete_oldest()
-        number, _, self._file = create(self._directory)
+        number, path, self._file = create(self._directory)
         self._size = 0
         first = {"event": "segment", "format": FORMAT, "number": number, **self._header}
-        self._append([first])
+        try:
+            self._append([first])
+        except OSError:  # a full disk would soon be full of empty segments too
+            path.unlink(missing_ok=True)
+            raise
 
     def _append(self, events: list[Event]) -> None:
         """Write these as one gzip member. Raises OSError; the segment is over then."""
         assert self._file is not None
         data = memoryview(gzip.compress(lines(events), _LEVEL))
-        self._size += len(data)
-        self.nbytes += len(data)
         while data:
-            data = data[os.write(self._file, data) :]
+            written = os.write(self._file, data)
+            self._size += written
+            self.nbytes += written
+            data = data[written:]
 
     def _delete_oldest(self) -> None:
         """Make room for one more segment within the budget."""
