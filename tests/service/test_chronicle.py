@@ -49,7 +49,7 @@ class Told:
         made = plan(window, CONFIG.plan_config(), BATCH)
         wanted = e.PlanWanted(entries, window, BATCH, RANKS, Trigger.WINDOW_FULL, trial=False)
         report = e.StepPlanned(
-            number, made, Trigger.WINDOW_FULL, waits=none + 0.0, skips=none, staleness=(),
+            number, made, Trigger.WINDOW_FULL, waits=np.zeros(BATCH), skips=none, staleness=(),
             tokens=window.tokens[made.chosen], nbytes=0,
         )  # fmt: skip
         self.chronicle.planned(wanted, [report], self.now, generation)
