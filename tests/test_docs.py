@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.cli.main import COMMANDS
-from rollout_dispatcher.cli.options import load_config
+from rollout_dispatcher.cli.options import NO_DEFAULTS, load_config
 from rollout_dispatcher.cli.simulate_options import SimulateOptions, split_arguments
 from rollout_dispatcher.service.config.options import ServeConfig
 from tests.results import files
@@ -153,6 +153,8 @@ def commands(path: Path) -> list[str]:
     return [one for one in found if re.match(r"(dispatcher|make|python) ", one)]
 
 
+#: What a recorded run has said itself, of the options that have no default.
+OF_A_RECORD = {"dp_size": 8, "dispatch_batch_size": 64, "micro_batch_size": 1}
 QUOTED = sorted({(path.name, one) for path in EVERY_TEXT for one in commands(path)})
 
 
@@ -175,7 +177,9 @@ def _dispatcher(words: list[str]) -> None:
     if name == "serve":
         load_config(ServeConfig, argv, {}, prog="dispatcher serve")
     if name == "simulate":
-        load_config(SimulateOptions, split_arguments(argv)[1], {}, prog="dispatcher simulate")
+        source, flags = split_arguments(argv)
+        defaults = ("a record", OF_A_RECORD) if source == "DIR" else NO_DEFAULTS
+        load_config(SimulateOptions, flags, {}, prog="dispatcher simulate", defaults=defaults)
 
 
 def _make(words: list[str]) -> None:

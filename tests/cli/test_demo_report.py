@@ -10,6 +10,7 @@ import pytest
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.cli.demo.load import BATCH, STEPS_BETWEEN, Timings, fit, make_load
 from rollout_dispatcher.cli.demo.report import quantile, summarise, table, verdict
+from rollout_dispatcher.plan import Strategy
 
 METRICS = """\
 # TYPE dispatcher_step_imbalance_ratio histogram
@@ -71,8 +72,14 @@ def test_the_table_has_a_column_for_each_strategy(run: Path) -> None:
     results: dict[str, Any] = {"strategies": {"kk": summarise(run), "window": summarise(run)}}
     shown = table(results)
     assert shown.splitlines()[1].split() == ["kk", "window"]
-    assert "31.2 %" in shown
+    assert "31.2" in shown
     assert "+0 % tokens/s" in verdict(results)
+
+
+def test_the_table_of_all_strategies_fits_a_terminal_whatever_the_figures(run: Path) -> None:
+    figures = summarise(run) | {"tokens_per_second": 9_999_999.0, "compute_variance": 99.0}
+    results: dict[str, Any] = {"strategies": dict.fromkeys(map(str, Strategy), figures)}
+    assert max(map(len, table(results).splitlines())) <= 80
 
 
 def test_one_strategy_alone_can_be_shown(run: Path) -> None:

@@ -20,6 +20,7 @@ from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.simulate.result import Result
 from tests.simulate.checker import check_books
+from tests.support.recorded import write_record
 from tests.support.traces import write_example_trace
 
 SMALL = shlex.split("--dp-size 2 --dispatch-batch-size 8 --micro-batch-size 2 --steps 3")
@@ -185,7 +186,7 @@ def test_the_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None
         main(["simulate", "--help"])
     shown = capsys.readouterr().out
     assert all(flag_of(name) in shown for name in SimulateOptions.model_fields)
-    assert "usage: dispatcher simulate TRACE --dp-size N" in shown
+    assert "usage: dispatcher simulate TRACE|DIR --dp-size N" in shown
 
 
 def examples(root: Path) -> list[tuple[str, str]]:
@@ -202,6 +203,7 @@ def examples(root: Path) -> list[tuple[str, str]]:
 
 
 def test_every_command_in_the_manual_works(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_record(Path("DIR"))
     commands = examples(root)
     assert len(commands) >= 5
     for command, shown in commands:

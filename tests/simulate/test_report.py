@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +15,7 @@ from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.simulate.recommend import recommend
 from rollout_dispatcher.simulate.report.figures import summary
 from rollout_dispatcher.simulate.report.page import page
-from rollout_dispatcher.simulate.report.svg import Scale, spread_out
+from rollout_dispatcher.simulate.report.svg import Scale
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.table import columns_for, table
@@ -112,7 +111,7 @@ def test_the_page_answers_every_question() -> None:
         "What do ranks do with their time?",
     ):
         assert question in text
-    assert text.count("<svg") == 5
+    assert text.count("<svg") == 10  # each for a wide page and a narrow one
 
 
 def test_the_page_shows_what_the_table_shows() -> None:
@@ -184,10 +183,3 @@ def test_a_scale_maps_its_ends_to_its_ends() -> None:
         scale = Scale(1, 100, 50, 250, log)
         assert [scale(1), scale(100), scale(1000)] == [50, 250, 250]
     assert Scale(1, 100, 0, 100, log=True)(10) == pytest.approx(50)
-
-
-def test_labels_move_apart_as_little_as_it_takes() -> None:
-    assert spread_out([10, 12], 14) == pytest.approx([4, 18])
-    assert spread_out([50, 10], 14) == [50, 10]
-    close = sorted(spread_out([5, 5, 5], 10))
-    assert all(b - a >= 10 - 1e-3 for a, b in pairwise(close))

@@ -21,8 +21,9 @@ COMMANDS = {
     "serve": ("serve", "run the dispatcher beside your trainers"),
     "check-config": ("check_config", "show the config that serve would use, and its sources"),
     "wait-ready": ("wait_ready", "wait until a dispatcher serves (for scripts and probes)"),
-    "simulate": ("simulate", "show on a length trace what each window would give"),
-    "report": ("report", "make an HTML page of what simulate --json printed"),
+    "simulate": ("simulate", "show on a trace or a recorded run what each window would give"),
+    "report": ("report", "make an HTML page of a recorded run, or of a simulation"),
+    "trace": ("trace", "write a recorded run as a trace for Perfetto"),
     "demo": ("demo.command", "train for real on this machine, once per strategy, and compare"),
 }
 

@@ -33,6 +33,9 @@ FOREIGN = re.compile(
 NONE = "none"
 
 M = TypeVar("M", bound=BaseModel)
+#: Values by option, and where they were written.
+Layer = tuple[str, Mapping[str, Any]]
+NO_DEFAULTS: Layer = ("", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,20 @@ def load_config(
     prog: str,
     description: str = "",
     epilog: str = "",
+    defaults: Layer = NO_DEFAULTS,
 ) -> Loaded[M]:
-    """Read a config. Raises ConfigError with everything that cannot be used, a line each."""
+    """Read a config. Raises ConfigError with everything that cannot be used, a line each.
+
+    defaults: values that anything else has precedence over, and where they are from.
+    """
     parser = build_parser(model, prog=prog, description=description, epilog=epilog)
     parsed, problems = parser.parse(argv)
     flags = vars(parsed)
     path = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
     written = Written(model)
+    source, values = defaults
+    for name, value in values.items():
+        _take(written, name, value, source)
     if path:
         problems += _take_file(written, Path(path))
     problems += _take_environment(written, environ)

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from rollout_dispatcher.cli.options import load_config
+from rollout_dispatcher.cli.options import NO_DEFAULTS, load_config
+from rollout_dispatcher.cli.recorded import defaults_of, own_setting, setting_of
 from rollout_dispatcher.cli.simulate_options import (
     Arrivals,
     Format,
@@ -22,9 +23,10 @@ from rollout_dispatcher.cli.simulate_options import (
     split_arguments,
 )
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Strategy
-from rollout_dispatcher.service.config.core import core_config
+from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.simulate.recommend import recommend
+from rollout_dispatcher.simulate.recorded.arrivals import trace_of
+from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran
 from rollout_dispatcher.simulate.replay.virtual import Setting
 from rollout_dispatcher.simulate.report.figures import summary
 from rollout_dispatcher.simulate.report.page import page
@@ -33,14 +35,17 @@ from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.table import table
 from rollout_dispatcher.simulate.trace import load_trace
 
-PROG = "dispatcher simulate TRACE"
+PROG = "dispatcher simulate TRACE|DIR"
 DESCRIPTION = """\
 Replay a length trace through the planner and triggers that serve uses, for each window asked for
 and for plain strategies beside it, and show what ranks lose to waiting and what samples wait.
 
 TRACE is a CSV file, gzip or not, with the columns arrival_s, group, run, prompt_tokens,
 response_tokens, truncated (an empty cell is unknown), or one of the built-in length profiles:
-lineage, reasoning-gym, azure-conv, azure-code, deepseek-r1-arc, tau-airline."""
+lineage, reasoning-gym, azure-conv, azure-code, deepseek-r1-arc, tau-airline.
+
+DIR is what `dispatcher serve --record DIR` wrote: samples come as they came, options that are not
+given are those that it ran with, and the table shows how it ran beside how it would have."""
 EPILOG = """\
 Options are read from flags, DISPATCHER_<NAME> variables and the --config file, as for serve.
 
@@ -48,6 +53,8 @@ examples:
   dispatcher simulate lineage --dp-size 64 --dispatch-batch-size 512 --micro-batch-tokens 131072
   dispatcher simulate trace.csv.gz --dp-size 8 --dispatch-batch-size 512 --micro-batch-size 4 \\
       --sync step --window-multiple 1 1.25 2 --recommend --html report.html
+  which window would have been best yesterday?
+    dispatcher simulate /var/lib/dispatcher/record --recommend
 
 exit codes: 0 done, 1 failure, 2 usage, config or trace
 """
@@ -56,6 +63,7 @@ exit codes: 0 done, 1 failure, 2 usage, config or trace
 def run(argv: Sequence[str]) -> int:
     """Simulate and report."""
     source, flags = split_arguments(argv)
+    recording = _recording(source, None)
     options = load_config(
         SimulateOptions,
         flags,
@@ -63,13 +71,16 @@ def run(argv: Sequence[str]) -> int:
         prog=PROG,
         description=DESCRIPTION,
         epilog=EPILOG,
+        defaults=NO_DEFAULTS if recording is None else (str(source), defaults_of(recording)),
     ).config
     if source is None:
         raise ConfigError(
             "name a trace first, a CSV file or a built-in profile: "
             "dispatcher simulate lineage ...; see dispatcher simulate --help"
         )
-    result = _simulate(source, options)
+    if options.run is not None:
+        recording = _recording(source, options.run)
+    result = _simulate(source, options, recording)
     if options.html is not None:
         options.html.write_text(page(result), encoding="utf-8")
     if options.format is Format.JSON:
@@ -81,9 +92,21 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _simulate(source: str, options: SimulateOptions) -> Result:
-    settings = [_setting(options, *each) for each in options.combinations]
-    trace = load_trace(source, options.run, options.seed)
+def _recording(source: str | None, run: str | None) -> Recording | None:
+    """The recorded run in a directory, if the source is one."""
+    if source is None or not Path(source).is_dir():
+        return None
+    return load_recording(Path(source), run)
+
+
+def _simulate(source: str, options: SimulateOptions, recording: Recording | None) -> Result:
+    settings = [setting_of(options, *each) for each in options.combinations]
+    if recording is None:
+        trace = load_trace(source, options.run, options.seed)
+    else:
+        trace = trace_of(recording)
+        for note in recording.notes:
+            print(f"dispatcher simulate: {note}", file=sys.stderr)
     load = options.trainer_load if options.arrivals is Arrivals.TRACE else None
     scenario = Scenario(options.seed, options.steps, load)
     with ExitStack() as files:
@@ -98,12 +121,8 @@ def _simulate(source: str, options: SimulateOptions) -> Result:
         options={"trace": source} | options.written(),
         runs=runs,
         recommendation=recommend(runs) if options.recommend else None,
+        recorded=None if recording is None else as_it_ran(recording, own_setting(recording)),
     )
-
-
-def _setting(options: SimulateOptions, strategy: Strategy, window: float) -> Setting:
-    config = options.serve_config(strategy, window)
-    return Setting(strategy, window, config.plan_config(), core_config(config))
 
 
 def _open(files: ExitStack, path: Path) -> TextIO:

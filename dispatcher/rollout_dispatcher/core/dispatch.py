@@ -17,6 +17,7 @@ from rollout_dispatcher.core.effects import (
     PlanWanted,
     PolicyReported,
     ReplanWanted,
+    SamplesAccepted,
     SamplesDropped,
     WelcomeProducer,
 )
@@ -75,7 +76,7 @@ class Dispatch:
         self._ledger, self._ends = parts.ledger, parts.ends
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
         self._totals, self._buffer = parts.totals, parts.buffer
-        self._dropping = parts.dropping
+        self._dropping, self._outcomes = parts.dropping, parts.outcomes
 
     # -- what outlives the process ------------------------------------------------------------
 
@@ -90,6 +91,9 @@ class Dispatch:
 
     def _decide(self, effects: list[Effect]) -> Decision:
         """Whatever is decided leaves here, with what was noted since the decision before."""
+        if self._outcomes.untold:  # before a plan that may have taken them, or a cap dropped them
+            effects = [SamplesAccepted(self._outcomes.untold), *effects]
+            self._outcomes.untold = []
         if self._dropping.untold:
             effects = [*effects, SamplesDropped(self._dropping.untold)]
             self._dropping.untold = {}

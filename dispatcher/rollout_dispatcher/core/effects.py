@@ -68,6 +68,13 @@ class PushRecalled:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplesAccepted:
+    """For the record: these came in together, with tickets that follow each other."""
+
+    entries: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplesDropped:
     """Accepted samples will never be trained on: tell who pushed them, as far as they are there."""
 
@@ -307,6 +314,7 @@ Effect = (
     | PushHeld
     | PushRecalled
     | SchemaDecided
+    | SamplesAccepted
     | SamplesDropped
     | PolicyReported
     | PayloadsToJournal

@@ -69,11 +69,14 @@ class Parts:
 
         self.capacity = Capacity(self.buffer, self.phases.shortfall)
         eligibility = Eligibility(self.buffer, self.producers, closed_groups, self.memory)
-        outcomes = Outcomes(self.buffer, self.totals, self.producers, self.memory, kept)
+        self.outcomes = Outcomes(
+            self.buffer, self.totals, self.producers, self.memory, kept,
+            tells_accepted=config.tells_accepted,
+        )  # fmt: skip
         self.held = HeldPushes(config.limits.held_bytes, groups_matter=config.groups_matter)
         groups.on_change = closed_groups.on_change = self.held.regroup
         deciding = Deciding(
-            self.buffer, eligibility, self.capacity, outcomes,
+            self.buffer, eligibility, self.capacity, self.outcomes,
             held=self.held, lost=self.dropping.lost_member,
         )  # fmt: skip
         self.admission = Admission(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -24,6 +25,9 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.errors import ConfigError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
+from rollout_dispatcher.record.writer import RecordWriter
+from rollout_dispatcher.service.chronicle.chronicle import Chronicle
+from rollout_dispatcher.service.chronicle.recorder import Recorder
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import (
@@ -50,6 +54,10 @@ log = logging.getLogger(__name__)
 LAG_PROBE_SECONDS = 0.25
 #: How long the journal has to write what nobody waits for any more.
 JOURNAL_CLOSE_SECONDS = 10.0
+#: How long the record has, which nobody waits for either: a second of events is written in less.
+RECORD_CLOSE_SECONDS = 2.0
+#: How often it is recorded what is held.
+RECORD_STATE_SECONDS = 1.0
 GOES_ON_LATER = "the dispatcher is stopping; it goes on from its journal when it is started again"
 
 
@@ -212,14 +220,35 @@ class Dispatcher:
             journal = go_on_from(opened, config, core, metrics, clock, posted=posted)
             close = journal.close
             stack.push_async_callback(lambda: in_own_thread(lambda: close(self._journal_patience)))
+        chronicle = Chronicle(clock, self._record(stack, core, metrics, clock))
         router = Router(
             config, core, metrics, clock, journal,
-            access=config.access(), limits=limits, settings=settings,
+            access=config.access(), limits=limits, settings=settings, chronicle=chronicle,
         )  # fmt: skip
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
         router.perform(core.tick(clock()))  # what an earlier process left may be due
         return router
+
+    def _record(
+        self, stack: AsyncExitStack, core: Dispatch, metrics: Metrics, clock: SteadyClock
+    ) -> Recorder | None:
+        """Have the run recorded if that is asked for, until the very end."""
+        config, origin = self.config, clock()
+        if config.record is None:
+            return None
+        header = {
+            "run": core.run_id,
+            "process": uuid4().hex,
+            "release": __version__,
+            "unix": round(time.time(), 6),
+            "config": config.model_dump(mode="json"),
+        }
+        writer = RecordWriter(config.record, config.record_bytes, header)
+        metrics.watch_record(writer)
+        close = partial(writer.close, RECORD_CLOSE_SECONDS)
+        stack.push_async_callback(lambda: in_own_thread(close))
+        return Recorder(writer, origin)
 
     def _start_watch(self, stack: AsyncExitStack, router: Router) -> None:
         def over(task: asyncio.Task[None]) -> None:
@@ -299,7 +328,7 @@ async def _watch(router: Router) -> None:
     back the memory of a crowd that has left.
     """
     loop, stalls, crowd = asyncio.get_running_loop(), StallLog(router.core), Crowd()
-    journal, config = JournalLog(router.barrier), router.config
+    journal, config, next_look = JournalLog(router.barrier), router.config, 0.0
     progress = ProgressLog(
         router.core, router.metrics, router.health, config.progress_interval, router.clock()
     )
@@ -313,6 +342,9 @@ async def _watch(router: Router) -> None:
         router.health.look(router.clock())
         stalls.check(router.clock())
         progress.check(router.clock())
+        if loop.time() >= next_look:
+            next_look = loop.time() + RECORD_STATE_SECONDS
+            router.chronicle.look(router.core.statistics)
         crowd.check(router.num_connections)
         journal.check()
 

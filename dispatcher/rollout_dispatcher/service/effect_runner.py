@@ -30,6 +30,7 @@ from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.versions import FEEDBACK, PADDING, RAGGED, SCHEMA
 from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
@@ -46,7 +47,8 @@ _T = TypeVarTuple("_T")
 
 #: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
 AT_ONCE = (
-    e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.WelcomeProducer, e.RefuseRank,
+    e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
+    e.WelcomeProducer, e.RefuseRank,
 )  # fmt: skip
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
@@ -75,13 +77,14 @@ class EffectRunner:
         failure: Failure,
         *,
         metrics: Metrics,
+        chronicle: Chronicle,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._barrier, self._failure = barrier, failure
         self._core = core
         self._connections = connections
-        self._metrics = metrics
+        self._metrics, self._chronicle = metrics, chronicle
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
         self._announcements = Announcements()
@@ -97,7 +100,8 @@ class EffectRunner:
             e.PushHeld: self._tell_held,
             e.PushRecalled: self._recall,
             e.SchemaDecided: self._tell_schema,
-            e.SamplesDropped: self.feedback.dropped,
+            e.SamplesAccepted: chronicle.accepted,
+            e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._let_go,
             e.GroupGivenUp: _log_given_up,
@@ -208,7 +212,12 @@ class EffectRunner:
             if (told := self._schema_for(peer)) is not None:
                 peer.send(told)
 
-    def _tell_of_policy(self, _: e.PolicyReported) -> None:
+    def _tell_dropped(self, effect: e.SamplesDropped) -> None:
+        self._chronicle.dropped(effect)
+        self.feedback.dropped(effect)
+
+    def _tell_of_policy(self, effect: e.PolicyReported) -> None:
+        self._chronicle.policy_reported(effect)
         self.feedback.changed()
 
     def _attach(self, effect: e.WelcomeRank) -> RankConnection:
@@ -268,6 +277,7 @@ class EffectRunner:
             self._later(self._hand_out)
 
     def _release(self, effect: e.Release) -> None:
+        self._chronicle.released(effect.step)
         self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
 
     def _stop_waiting(self, client_ids: Iterable[str]) -> None:
@@ -288,9 +298,11 @@ class EffectRunner:
 
     def _count_again(self, effect: e.Redelivered) -> None:
         self._metrics.redeliveries.labels(effect.reason).inc()
+        self._chronicle.redelivered(effect)
 
     def _forget(self, effect: e.StepCommitted) -> None:
         self._announcements.forget(effect.step)
+        self._chronicle.committed(effect.step)
         self.feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
 
@@ -354,7 +366,9 @@ class EffectRunner:
             return None
         parts = step.micro_batches[dp_rank]
         if index == len(parts) - 1:
-            self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
+            now = self._clock()
+            self._metrics.delivery_duration.observe(now - step.planned_at)
+            self._chronicle.delivered(step.number, dp_rank, now)
         try:
             if parts[index]:
                 numbers = None if groups is None else groups.numbers[dp_rank][index]
@@ -381,12 +395,18 @@ class EffectRunner:
         self._planned(wanted, self._planner.plan(wanted))
 
     def _planned(self, wanted: e.PlanWanted | e.ReplanWanted, found: Plan) -> None:
-        now = self._clock()
+        now, generation = self._clock(), self._core.generation
         if isinstance(wanted, e.PlanWanted):
-            self.perform(self._core.planned(wanted, found, now))
-        else:
-            log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
-            self.perform(self._core.replanned(wanted, found, now))
+            decision = self._core.planned(wanted, found, now)
+            self._chronicle.planned(wanted, decision.effects, now, generation)
+            self.perform(decision)
+            return
+        log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
+        decision = self._core.replanned(wanted, found, now)
+        step = self._core.step(wanted.step.number)
+        if step is not None and step is not wanted.step:
+            self._chronicle.replanned(step, found, now, generation)
+        self.perform(decision)
 
     # -- turns of the event loop ------------------------------------------------------------
 

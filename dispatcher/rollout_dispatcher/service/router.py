@@ -27,6 +27,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import EVERYBODY, Access, digest_of
+from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -63,6 +64,7 @@ class Router:
         access: Access = EVERYBODY,
         limits: ConnectionLimits | None = None,
         settings: Settings | None = None,
+        chronicle: Chronicle | None = None,
     ) -> None:
         self.access = access
         self.config = config
@@ -72,6 +74,7 @@ class Router:
         self.core = core
         self.metrics = metrics
         self.clock = clock
+        self.chronicle = chronicle or Chronicle(clock)
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         self._pace = Pace(config.request_timeout, config.idle_timeout)
         metrics.watch_receiving(self.receiving)
@@ -91,6 +94,7 @@ class Router:
             self.barrier,
             self._failure,
             metrics=metrics,
+            chronicle=self.chronicle,
             clock=clock,
         )
         self.feedback = self._effect_runner.feedback
@@ -311,9 +315,11 @@ class Router:
             case m.Demand():
                 self._note_hunger(dp_rank, hungry=message.hungry, now=now)
                 self.perform(self.core.demand(dp_rank, message.taken, now, hungry=message.hungry))
+                self.chronicle.taken(dp_rank, message.taken, now)
             case m.Prepared():
                 self.perform(self.core.prepared(dp_rank, message.step, message.digest, now))
             case m.Commit():
+                self.chronicle.rank_commits(dp_rank, message.step, now)
                 self.perform(self.core.commit(dp_rank, message.step, now))
             case m.PolicyVersion():
                 version, first_step = message.policy_version, message.first_step
@@ -322,12 +328,16 @@ class Router:
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
             case m.StepTimes(busy_s=busy, collective_s=inside, why=why):
                 times = RankTimes(message.step, message.cost_key, busy, inside, why)
+                self.chronicle.measured(dp_rank, times)
                 if (decision := self.core.step_times(dp_rank, times)) is not NOTHING:
                     self.perform(decision)
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
         waits = self.metrics.rank_waits
-        (waits.begins if hungry else waits.ends)(dp_rank, now)
+        if hungry:
+            waits.begins(dp_rank, now)
+        elif (seconds := waits.ends(dp_rank, now)) is not None:
+            self.chronicle.waited(dp_rank, now - seconds, seconds)
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from rollout_dispatcher.simulate.result import Recommendation, Run
 
 #: Share of trainer time that one dispatch of mean delay must save.
 DELAY_PRICE = 0.02
+#: Share of rank time from which on waiting for data is worth a word.
+MUCH = 0.05
 
 
 def recommend(runs: Sequence[Run]) -> Recommendation:
@@ -40,16 +42,40 @@ def _price(run: Run) -> float:
 
 def _gain(best: Run, windows: Sequence[Run], baseline: Run | None) -> str:
     """What the window gives."""
-    compared = []
-    if windows[0] is not best:
-        compared.append(f"{percent(windows[0].time - 1)} with a window of {windows[0].window:g}")
+    others = [(f"with a window of {windows[0].window:g}", windows[0])]
+    if windows[0] is best:
+        others = []
     if baseline is not None:
-        compared.append(f"{percent(baseline.time - 1)} with round-robin")
-    against = f", against {' and '.join(compared)}" if compared else ""
+        others.append(("with round-robin", baseline))
+    compared = " and ".join(f"{_waiting(run, short=True)} {how}" for how, run in others)
+    against = f", against {compared}" if compared else ""
+    what = "ranks wait" if best.timing else "waiting for stragglers adds"
+    of_what = "" if best.timing else " to the trainer's time"
     return (
-        f"Run --window-multiple {best.window:g}: waiting adds {percent(best.time - 1)} to the "
-        f"trainer's time{against}, and samples are held back for {best.delay.mean:.2f} "
-        f"dispatches on average, {best.delay.max:.0f} at most."
+        f"Run --window-multiple {best.window:g}: {what} {_waiting(best)}{of_what}{against}, and "
+        f"samples are held back for {best.delay.mean:.2f} dispatches on average, "
+        f"{best.delay.max:.0f} at most.{_rollouts_doing(best)}"
+    )
+
+
+def _waiting(run: Run, *, short: bool = False) -> str:
+    """What waiting takes: where time passes, for each other and for data."""
+    if run.timing is None:
+        return percent(run.time - 1)
+    of_stragglers, of_data = run.timing.waiting_for_stragglers, run.timing.waiting_for_data
+    if short:
+        return f"{percent(of_stragglers)} and {percent(of_data)}"
+    return f"{percent(of_stragglers)} of their time for each other and {percent(of_data)} for data"
+
+
+def _rollouts_doing(run: Run) -> str:
+    """What no window mends, where that is the larger part."""
+    timing = run.timing
+    if timing is None or timing.waiting_for_data < max(MUCH, timing.waiting_for_stragglers):
+        return ""
+    return (
+        " Waiting for data is no window's doing: samples come more slowly than they are trained "
+        "on, so more rollout workers would help more than any window."
     )
 
 

@@ -130,13 +130,31 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """How a recorded run went by itself. run: as it was planned, under its own settings.
+
+    began: its first step, in seconds since 1970. measured: straggler excess of what ranks computed,
+    None where they do not tell; measured_steps: of so many steps.
+    """
+
+    run: Run
+    began: float
+    measured: float | None
+    measured_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """Everything that a report shows; options: as they would be written on the command line."""
+    """Everything that a report shows; options: as they would be written on the command line.
+
+    recorded: the run that was replayed, if one was.
+    """
 
     trace: TraceSummary
     options: dict[str, Any]
     runs: list[Run]
     recommendation: Recommendation | None = None
+    recorded: Recorded | None = None
 
     def to_json(self) -> str:
         """One JSON object, indented two levels deep at most where lists are long."""
@@ -149,12 +167,15 @@ class Result:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise ConfigError("this result was written by another release of the dispatcher")
-            chosen = data.pop("recommendation")
+            chosen, recorded = data.pop("recommendation"), data.get("recorded")
             return Result(
                 trace=TraceSummary(**data["trace"] | _spreads(data["trace"], "tokens")),
                 options=dict(data["options"]),
                 runs=[_run(run) for run in data["runs"]],
                 recommendation=Recommendation(**chosen) if chosen else None,
+                recorded=Recorded(**recorded | {"run": _run(recorded["run"])})
+                if recorded
+                else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(

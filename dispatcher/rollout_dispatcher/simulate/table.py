@@ -5,8 +5,9 @@ have one unit.
 """
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
-from rollout_dispatcher.simulate.result import Result, Run, Timing
+from rollout_dispatcher.simulate.result import Recorded, Result, Run, Timing
 
 #: Heading, unit, and how a row shows it.
 Column = tuple[str, str, Callable[[Run], str]]
@@ -38,7 +39,9 @@ _STEADY: tuple[Column, ...] = (
     ("of FIFO", "1e-4", lambda run: f"{1e4 * run.ks_fifo:.0f}"),
     ("small", "steps", lambda run: f"{run.small_steps}"),
 )
-_PLAN: tuple[Column, ...] = (("plan", "ms", lambda run: f"{run.plan_ms:.1f}"),)
+_PLAN: tuple[Column, ...] = (
+    ("plan", "ms", lambda run: f"{run.plan_ms:.1f}" if run.plan_ms else "-"),
+)
 _TIMED: tuple[Column, ...] = (
     ("busy", "%", lambda run: percent(_timing(run).busy)),
     ("no data", "%", lambda run: percent(_timing(run).waiting_for_data)),
@@ -64,12 +67,18 @@ def table(result: Result) -> str:
     """What was replayed, the rows, and what the columns mean."""
     columns = columns_for(result)
     rows = [[heading for heading, _, _ in columns], [unit for _, unit, _ in columns]]
-    rows += [[show(run) for _, _, show in columns] for run in result.runs]
+    rows += [[show(run) for _, _, show in columns] for run in rows_of(result)]
     lines = list(_aligned(rows))
     lines.insert(2, "-" * max(map(len, lines)))
     shown = set(rows[0])
     legend = [text for text in _LEGEND if text.split(":")[0].split(",")[0] in shown]
     return "\n".join([*headline(result), "", *lines, "", *legend, ""])
+
+
+def rows_of(result: Result) -> list[Run]:
+    """What is shown: the recorded run first, if there is one, then those simulated."""
+    first = [] if result.recorded is None else [result.recorded.run]
+    return [*first, *result.runs]
 
 
 def columns_for(result: Result) -> tuple[Column, ...]:
@@ -117,11 +126,26 @@ def headline(result: Result) -> list[str]:
         f"seed {options['seed']}"
     )
     lines = [lengths, shape, course]
+    if result.recorded is not None:
+        lines.append(_as_recorded(result.recorded))
     if trace.empty_rows:
         lines.append(f"{trace.empty_rows} rows of the trace hold no tokens and are left out")
     if dropped := sum(first.dropped.values()):
         lines.append(f"{dropped:,} samples dropped as longer than a micro-batch")
     return lines
+
+
+def _as_recorded(recorded: Recorded) -> str:
+    began = datetime.fromtimestamp(recorded.began, UTC)
+    run = recorded.run
+    if recorded.measured is None:
+        measured = "no rank told how long its micro-batches took, so what is shown was planned"
+    else:
+        measured = (
+            f"excess planned {percent(run.excess)} %, and measured on {recorded.measured_steps} of "
+            f"them {percent(recorded.measured)} %"
+        )
+    return f"as it ran: {run.steps} steps from {began:%Y-%m-%d %H:%M} UTC; {measured}"
 
 
 def _aligned(rows: list[list[str]]) -> Iterator[str]:

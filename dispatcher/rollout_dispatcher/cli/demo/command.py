@@ -9,6 +9,7 @@ machine was doing. Nothing is left running, however it ends.
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,8 +64,8 @@ def run(argv: Sequence[str]) -> int:
     with signals_unwind():
         results = compare(request)
     request.out.joinpath("demo.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(f"\n{textwrap.fill(verdict(results), 80, break_on_hyphens=False)}")
     print(table(results))
-    print(verdict(results))
     print(f"\n{request.out / 'demo.json'} written; {time.monotonic() - began:.0f} s in all")
     return 0
 

@@ -97,10 +97,11 @@ def quantile(buckets: Iterable[tuple[float, float]], q: float) -> float:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """A row a figure, a column a strategy."""
+    """A row a figure, a column a strategy; within 80 columns of a terminal."""
     runs: Mapping[str, Any] = results["strategies"]
+    ranks = range(max(len(run["wait_share_per_rank"]) for run in runs.values()))
     rows = [("", *runs)]
-    rows += [(title, *(show(run) for run in runs.values())) for title, show in _ROWS]
+    rows += [(title, *(show(run) for run in runs.values())) for title, show in _rows(ranks)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -111,32 +112,49 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(["", *lines, ""])
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+#: A figure's title, with its unit, and how a column shows it.
+_Row = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
-def _each(values: Iterable[float], form: str = "{:.1f}") -> str:
-    return " / ".join(form.format(value) for value in values)
+def _rows(ranks: Iterable[int]) -> list[_Row]:
+    """One figure a row; what each rank has, one a rank."""
+    return [
+        ("tokens/s", lambda run: f"{run['tokens_per_second']:,.0f}"),
+        ("GFLOP/s, all ranks", lambda run: f"{run['flops_per_second'] / 1e9:.1f}"),
+        ("time waiting for other ranks, %", _percent("wait_share")),
+        *_each(ranks, "wait_share_per_rank", 100),
+        ("time waiting for data, %", _percent("data_wait_share")),
+        ("compute variance of ranks, ms^2", lambda run: f"{1e6 * run['compute_variance']:,.0f}"),
+        ("  deviation over mean, %", _percent("compute_deviation")),
+        ("step imbalance, planned, %", _percent("imbalance_planned")),
+        ("step imbalance, measured, %", _percent("imbalance_measured")),
+        ("compute by wall clock, s", _mean("compute_seconds_per_rank")),
+        *_each(ranks, "compute_seconds_per_rank"),
+        ("compute by thread CPU, s", _mean("compute_cpu_seconds_per_rank")),
+        *_each(ranks, "compute_cpu_seconds_per_rank"),
+        ("sample wait (turns), median, s", lambda run: f"{run['sample_wait_p50']:.2f}"),
+        ("  99th percentile, s", lambda run: f"{run['sample_wait_p99']:.2f}"),
+        ("first loss", lambda run: f"{run['first_loss']:.3f}"),
+        ("final loss", lambda run: f"{run['final_loss']:.3f}"),
+        ("trained, s", lambda run: f"{run['seconds']:.1f}"),
+    ]
 
 
-_ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
-    ("tokens/s", lambda run: f"{run['tokens_per_second']:,.0f}"),
-    ("achieved GFLOP/s, all ranks", lambda run: f"{run['flops_per_second'] / 1e9:.1f}"),
-    ("share of time waiting for other ranks", lambda run: _percent(run["wait_share"])),
-    ("  rank 0 / rank 1, %", lambda run: _each(100 * x for x in run["wait_share_per_rank"])),
-    ("compute variance between ranks, ms^2", lambda run: f"{1e6 * run['compute_variance']:,.0f}"),
-    ("  deviation over mean", lambda run: _percent(run["compute_deviation"])),
-    ("step imbalance, planned", lambda run: _percent(run["imbalance_planned"])),
-    ("step imbalance, measured", lambda run: _percent(run["imbalance_measured"])),
-    ("compute by wall clock, s a rank", lambda run: _each(run["compute_seconds_per_rank"])),
-    ("compute by thread CPU, s a rank", lambda run: _each(run["compute_cpu_seconds_per_rank"])),
-    ("share of time waiting for data", lambda run: _percent(run["data_wait_share"])),
-    ("sample wait p50 / p99 (runs take turns), s", lambda run: _each(
-        (run["sample_wait_p50"], run["sample_wait_p99"]), "{:.2f}")),
-    ("first loss / final loss", lambda run: _each(
-        (run["first_loss"], run["final_loss"]), "{:.3f}")),
-    ("trained, s", lambda run: f"{run['seconds']:.1f}"),
-)  # fmt: skip
+def _percent(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda run: f"{100 * run[name]:.1f}"
+
+
+def _mean(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda run: f"{fmean(run[name]):.1f}"
+
+
+def _each(ranks: Iterable[int], name: str, scale: float = 1.0) -> list[_Row]:
+    """The same figure of each rank."""
+
+    def show(rank: int) -> Callable[[Mapping[str, Any]], str]:
+        return lambda run: f"{scale * run[name][rank]:.1f}" if rank < len(run[name]) else "-"
+
+    return [(f"  rank {rank}", show(rank)) for rank in ranks]
 
 
 def verdict(results: Mapping[str, Any]) -> str:
@@ -145,6 +163,6 @@ def verdict(results: Mapping[str, Any]) -> str:
     (first, before), *_, (last, after) = runs.items() if len(runs) > 1 else 2 * list(runs.items())
     gain = after["tokens_per_second"] / before["tokens_per_second"] - 1
     return (
-        f"{last}: ranks wait for each other {_percent(after['wait_share'])} of the time, against "
-        f"{_percent(before['wait_share'])} with {first}; {100 * gain:+.0f} % tokens/s"
+        f"{last}: ranks wait for each other {100 * after['wait_share']:.1f} % of the time, against "
+        f"{100 * before['wait_share']:.1f} % with {first}; {100 * gain:+.0f} % tokens/s"
     )

@@ -20,6 +20,7 @@ class Outcomes:
     """Carries out what is decided of samples.
 
     note: None where nobody keeps facts: one for each sample is not built for nobody.
+    untold: what has come in and nobody was told of yet; None where nobody is to be.
     """
 
     def __init__(
@@ -29,7 +30,10 @@ class Outcomes:
         producers: Producers,
         memory: DuplicateMemory,
         note: Note | None,
+        *,
+        tells_accepted: bool = False,
     ) -> None:
+        self.untold: list[Entry] | None = [] if tells_accepted else None
         self._buffer, self._totals, self._producers = buffer, totals, producers
         self._memory, self._note = memory, note
 
@@ -72,6 +76,8 @@ class Outcomes:
         given_ids = [entry.sample.sample_id for entry in entries] if push.named else ()
         self._memory.accept(push.producer, numbers, given_ids)
         self._producers.contributed(push.producer)
+        if self.untold is not None:
+            self.untold += entries
         if self._note is not None:
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None

@@ -49,6 +49,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         schema=config.declared_schema,
         durable=config.journal_dir is not None,
         retain=config.retain is Retain.CHECKPOINT,
+        tells_accepted=config.record is not None,
     )
 
 

@@ -74,7 +74,7 @@ class ServeConfig(  # pydantic has the fields of the last base first
         "token_file": "security",
         "journal_dir": "journal",
         "max_sample_tokens": "limits and deadlines",
-        "per_rank_metrics": "observability",
+        "record": "observability",
     }
 
     @property

@@ -49,6 +49,7 @@ class HttpPlane:
                 web.get("/livez", self._probes.livez),
                 web.get("/readyz", self._probes.readyz),
                 web.get("/statusz", self._probes.statusz),
+                web.get("/debug/steps", self._probes.steps),
                 web.get("/openapi.json", self.openapi),
                 web.get("/v1/config", self._config.show),
                 web.post("/v1/config", self._config.change, expect_handler=leave_unasked),

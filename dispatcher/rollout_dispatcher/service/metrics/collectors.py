@@ -14,6 +14,7 @@ from prometheus_client.core import (
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import LengthStatistics, Statistics
+from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.metrics.exposition import RankFamily
 
@@ -199,6 +200,24 @@ class JournalCollector:
         for reason, count in at.errors.items():
             errors.add_metric([str(reason)], count)
         yield errors
+
+
+class RecordCollector:
+    """What is on record, and what could not be written."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self._writer = writer
+
+    def collect(self) -> Iterator[Metric]:
+        """Both families."""
+        yield GaugeMetricFamily(
+            "dispatcher_recorded_bytes", "Bytes of the record on disk.", value=self._writer.nbytes
+        )
+        yield CounterMetricFamily(
+            "dispatcher_record_errors",
+            "Writes of the record that failed, and events that were lost before.",
+            value=self._writer.errors,
+        )
 
 
 def _lengths(counts: LengthStatistics) -> Metric:

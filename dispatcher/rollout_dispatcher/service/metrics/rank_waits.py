@@ -20,10 +20,11 @@ class RankWaits:
         """It waits, if it did not already."""
         self._since.setdefault(dp_rank, now)
 
-    def ends(self, dp_rank: int, now: float) -> None:
-        """It has its step, if it waited for one."""
+    def ends(self, dp_rank: int, now: float) -> float | None:
+        """It has its step; how long it waited for it, if it did."""
         if (seconds := self._stop(dp_rank, now)) is not None:
             self._observe(seconds)
+        return seconds
 
     def stops(self, dp_rank: int, now: float) -> None:
         """It waits no more and has no step: its connection is gone, or the stream has ended."""

@@ -25,9 +25,15 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.plan import Layout, round_up
+from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
-from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
+from rollout_dispatcher.service.metrics.collectors import (
+    CoreCollector,
+    JournalCollector,
+    PerRank,
+    RecordCollector,
+)
 from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, LabelledHistogram
 from rollout_dispatcher.service.metrics.measured import MeasuredCollector
 from rollout_dispatcher.service.metrics.rank_waits import RankWaits
@@ -272,6 +278,10 @@ class Metrics:
         )
         self.registry.register(JournalCollector(journal))
         journal.on_sync = syncs.observe
+
+    def watch_record(self, writer: RecordWriter) -> None:
+        """Export what the record takes, and what it lacks."""
+        self.registry.register(RecordCollector(writer))
 
     def step_planned(self, step: StepPlanned) -> None:
         """Observe the quality of a plan and what its samples went through."""

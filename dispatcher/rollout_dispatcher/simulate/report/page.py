@@ -3,8 +3,6 @@
 Invariant: it is made from a `Result` alone, so a saved one gives the same page.
 """
 
-from html import escape
-
 from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.simulate.recommend import percent
@@ -16,9 +14,9 @@ from rollout_dispatcher.simulate.report.charts import (
     timing_plot,
     windows,
 )
-from rollout_dispatcher.simulate.report.style import STYLE
+from rollout_dispatcher.simulate.report.parts import document, figure, table, tiles
 from rollout_dispatcher.simulate.result import Result, Run
-from rollout_dispatcher.simulate.table import columns_for, headline
+from rollout_dispatcher.simulate.table import columns_for, headline, rows_of
 
 
 def page(result: Result) -> str:
@@ -28,54 +26,30 @@ def page(result: Result) -> str:
     if any(run.timing for run in result.runs):
         sections.append(_time_section(result))
     sections += [
-        _figure(
+        figure(
             "What does a larger window give?",
             "Straggler excess is the time ranks spend waiting for each other, over the time of "
             "the work itself. Dashed: strategies that take the oldest samples and never choose.",
-            excess_plot(result.runs),
+            lambda width: excess_plot(result.runs, width),
         ),
         _step_section(result, focus),
     ]
     if windows(result.runs):
         sections.append(_delay_section(result))
     sections.append(
-        _figure(
+        figure(
             "Does choosing bend the lengths that the trainer sees?",
-            f"Over 20 dispatches the lengths that left differ from the trace's by a "
-            f"Kolmogorov-Smirnov distance of {focus.ks:.4f}; as many samples in the order of "
-            f"arrival differ by {focus.ks_fifo:.4f}.",
-            lengths_plot(result, focus),
+            _distance(focus),
+            lambda width: lengths_plot(result, focus, width),
         )
     )
     sections.append(_table(result))
     title = f"Which window? {result.trace.name}"
-    return _DOCUMENT.format(
-        title=escape(title),
-        style=STYLE,
-        head="".join(f"<p>{escape(line)}</p>" for line in headline(result)),
-        body="\n".join(sections),
-    )
-
-
-_DOCUMENT = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<header><h1>{title}</h1>{head}</header>
-{body}
-<footer>Made by <code>dispatcher simulate</code>: the planner and triggers of
-<code>dispatcher serve</code>, under a virtual clock.</footer>
-</main>
-</body>
-</html>
-"""
+    return document(
+        title, headline(result), sections,
+        "Made by <code>dispatcher simulate</code>: the planner and triggers of <code>dispatcher "
+        "serve</code>, under a virtual clock.",
+    )  # fmt: skip
 
 
 def _focus(result: Result) -> Run:
@@ -91,71 +65,61 @@ def _name(run: Run) -> str:
     return f"{run.strategy} {run.window:g}" if looks_ahead(run.strategy) else run.strategy
 
 
+def _distance(focus: Run) -> str:
+    if focus.ks_fifo == 0.0:
+        return "There are too few steps to say by how much: it takes more than 20 dispatches."
+    return (
+        "Over 20 dispatches the lengths that left differ from the trace's by a "
+        f"Kolmogorov-Smirnov distance of {focus.ks:.4f}; as many samples in the order of arrival "
+        f"differ by {focus.ks_fifo:.4f}."
+    )
+
+
 def _tiles(result: Result, focus: Run) -> str:
     plain = next((run for run in result.runs if run.strategy == Strategy.ROUND_ROBIN), None)
-    tiles = [(percent(focus.excess), f"straggler excess, {_name(focus)}")]
+    shown = [(percent(focus.excess), f"straggler excess, {_name(focus)}")]
     if plain is not None and plain is not focus:
-        tiles.append((percent(plain.excess), "straggler excess, samples dealt as they come"))
-        tiles.append((f"{plain.time / focus.time:.2f} x", "training speed against that"))
-    tiles.append((f"{focus.delay.mean:.2f}", "dispatches a sample is held back, mean"))
-    tiles.append((f"{focus.delay.max:.0f}", f"at most, of {focus.max_skips} allowed"))
+        shown.append((percent(plain.excess), "straggler excess, samples dealt as they come"))
+        shown.append((f"{plain.time / focus.time:.2f} x", "training speed against that"))
+    shown.append((f"{focus.delay.mean:.2f}", "dispatches a sample is held back, mean"))
+    shown.append((f"{focus.delay.max:.0f}", f"at most, of {focus.max_skips} allowed"))
     if focus.timing is not None:
-        tiles.append((f"{focus.timing.wait.median:.0f} s", "median wait of a sample"))
-    cells = "".join(
-        f"<div class='tile'><b>{escape(value)}</b><span>{escape(text)}</span></div>"
-        for value, text in tiles
-    )
+        shown.append((f"{focus.timing.wait.median:.0f} s", "median wait of a sample"))
     why = result.recommendation
-    advice = f"<p class='advice'>{escape(why.why)}</p>" if why else ""
-    return f"<section class='tiles'>{cells}</section>{advice}"
+    return tiles(shown, advice="" if why is None else why.why)
 
 
 def _step_section(result: Result, focus: Run) -> str:
     plain = next((run for run in result.runs if run.strategy == Strategy.ROUND_ROBIN), focus)
     before = focus.example.plain if plain is focus else plain.example.planned
-    return _figure(
+    return figure(
         "How does one step look?",
         "A step whose excess is near that of all steps, rank by rank: left without balancing, "
         "right with it. Solid: at work. Pale: waiting. Broken line: what perfect balance takes.",
-        ranks_plot(before, focus.example.planned),
+        lambda width: ranks_plot(before, focus.example.planned, width),
     )
 
 
 def _time_section(result: Result) -> str:
-    return _figure(
+    return figure(
         "What do ranks do with their time?",
         "Samples come at the times of the trace. Waiting for data is the producers' doing, "
         "waiting for other ranks is what balancing takes away.",
-        timing_plot(result.runs),
+        lambda width: timing_plot(rows_of(result), width),
     )
 
 
 def _delay_section(result: Result) -> str:
-    return _figure(
+    return figure(
         "How long are samples held back?",
         "A window of W dispatch batches holds samples back for W - 1 dispatches on average, "
         "whatever is chosen; what choosing shapes is the tail, and max_skips ends it.",
-        delay_plot(result.runs),
-    )
-
-
-def _figure(title: str, text: str, svg: str) -> str:
-    return (
-        f"<figure><figcaption><h2>{escape(title)}</h2><p>{escape(text)}</p></figcaption>"
-        f"{svg}</figure>"
+        lambda width: delay_plot(result.runs, width),
     )
 
 
 def _table(result: Result) -> str:
     columns = columns_for(result)
-    head = "".join(
-        f"<th>{escape(heading)}<small>{escape(unit)}</small></th>" for heading, unit, _ in columns
-    )
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(show(run))}</td>" for _, _, show in columns) + "</tr>"
-        for run in result.runs
-    )
-    return (
-        "<section class='rows'><h2>All figures</h2><div class='scroll'><table><thead><tr>"
-        f"{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
-    )
+    head = [(heading, unit) for heading, unit, _ in columns]
+    rows = [[show(run) for _, _, show in columns] for run in rows_of(result)]
+    return table("All figures", head, rows)

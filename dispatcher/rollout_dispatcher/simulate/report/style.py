@@ -59,6 +59,12 @@ svg text.window { fill: var(--window); }
 .work { fill: var(--window); } .idle { fill: var(--idle); } .data { fill: var(--data); }
 .arrived { fill: var(--arrived); stroke: none; } .line.arrived { stroke: var(--arrived);
   stroke-width: 10; stroke-linecap: butt; }
+.narrow { display: none; }
+@media (max-width: 700px) {
+  main { padding: 24px 12px 40px; }
+  figure, .rows { padding: 14px 12px 10px; }
+  .wide { display: none; } .narrow { display: block; }
+}
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px;
   width: 100%; }

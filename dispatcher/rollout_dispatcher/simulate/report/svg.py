@@ -1,17 +1,23 @@
 """A few marks and axes of a plot, as inline SVG text; no library, no script.
 
-Invariant: colours come from CSS classes only, so one picture serves a light and a dark page; every
-text is escaped.
+Invariants: colours come from CSS classes only, so one picture serves a light and a dark page; every
+text is escaped. Texts have room of their own: what names lines and colours stands above the plot in
+as many rows as it takes, labels of an axis that would meet their neighbours are left out, and so is
+a `note` for which there is no place.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
 Point = tuple[float, float]
 #: Upper left corner, width and height.
 Box = tuple[float, float, float, float]
+#: How a value is written.
+Show = Callable[[float], str]
+#: Pixels of a letter of 12 pixels, in the widest of the usual fonts.
+_NARROW, _WIDE = 4.4, 7.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,51 +55,99 @@ class Scale:
         return [tick for tick in found if self.low * (1 - 1e-9) <= tick <= self.high * (1 + 1e-9)]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What a mark stands for, above the plot: a mark of these classes, and the words."""
+
+    classes: str
+    words: str
+    is_line: bool = True
+
+
 class Plot:
-    """A picture of `width` by `height` pixels; marks are drawn in the order in which they come."""
+    """A picture of `width` by `height` pixels; marks are drawn in the order in which they come.
 
-    title: str
-    width: int = 720
-    height: int = 320
-    left: int = 64
-    right: int = 24
-    top: int = 16
-    bottom: int = 48
-    _parts: list[str] = field(default_factory=list)
+    names: what is above the plot. The plot itself is between `left`, `right`, `top` and `bottom`,
+    which are pixels from the upper left corner; `y_axis` moves `left`, and comes first.
+    """
 
-    def x_scale(self, low: float, high: float, *, log: bool = False) -> Scale:
-        """Values from left to right."""
-        return Scale(low, high, self.left, self.width - self.right, log)
-
-    def y_scale(self, low: float, high: float, *, log: bool = False) -> Scale:
-        """Values from bottom to top."""
-        return Scale(low, high, self.height - self.bottom, self.top, log)
-
-    def x_axis(
-        self, scale: Scale, label: str, show: Callable[[float], str], ticks: Sequence[float] = ()
+    def __init__(
+        self, title: str, width: int, height: int = 300, names: Sequence[Name] = ()
     ) -> None:
-        """Labels under the plot, and its base line."""
-        base = self.height - self.bottom
-        self.line([(scale.start, base), (scale.end, base)], "axis")
-        for tick in ticks or scale.ticks():
-            self.text(scale(tick), base + 18, show(tick), "tick", anchor="middle")
-        middle = (scale.start + scale.end) / 2
-        self.text(middle, self.height - 8, label, "label", anchor="middle")
+        self.title, self.width, self.height = title, width, height
+        self._parts: list[str] = []
+        self._placed: list[Box] = []
+        self.left, self.right = 16.0, width - 20.0
+        self.top = 14.0 + self._show(names)
+        self.bottom = height - 46.0
+
+    def _show(self, names: Sequence[Name]) -> float:
+        """Names from left to right, row by row; returns what they take."""
+        x, row = 2.0, 0
+        for name in names:
+            room = 24 + text_width(name.words) + 18
+            if x > 2 and x + room - 18 > self.width:
+                x, row = 2.0, row + 1
+            y = 12.0 + 20 * row
+            if name.is_line:
+                self.line([(x, y - 4), (x + 18, y - 4)], name.classes)
+            else:
+                self.bar((x + 3, y - 10, 12, 12), name.classes)
+            self.text(x + 24, y, name.words, "value")
+            x += room
+        return 20.0 * (row + 1) + 4 if names else 0.0
+
+    # -- axes -------------------------------------------------------------------------------
 
     def y_axis(
-        self, scale: Scale, label: str, show: Callable[[float], str], ticks: Sequence[float] = ()
-    ) -> None:
-        """Labels left of the plot, and a hair line for each."""
-        for tick in ticks or scale.ticks():
+        self, low: float, high: float, label: str, show: Show, *, log: bool = False
+    ) -> Scale:
+        """Values from bottom to top: labels on the left, and a hair line for each."""
+        scale = Scale(low, high, self.bottom, self.top, log)
+        ticks = scale.ticks()
+        self.left = 34.0 + max((text_width(show(tick)) for tick in ticks), default=0.0)
+        for tick in ticks:
             y = scale(tick)
-            self.line([(self.left, y), (self.width - self.right, y)], "grid")
-            self.text(self.left - 8, y + 4, show(tick), "tick", anchor="end")
+            self.line([(self.left, y), (self.right, y)], "grid")
+            self._label(self.left - 8, y + 4, show(tick), "end")
         middle = (scale.start + scale.end) / 2
         self._parts.append(
             f'<text class="label" text-anchor="middle" '
-            f'transform="translate(14 {middle:.1f}) rotate(-90)">{escape(label)}</text>'
+            f'transform="translate(14 {middle:.1f}) rotate(-90)">'
+            f"{escape(label + _scale_name(log=log))}</text>"
         )
+        return scale
+
+    def x_axis(
+        self,
+        low: float,
+        high: float,
+        label: str,
+        show: Show,
+        *,
+        log: bool = False,
+        ticks: Sequence[float] = (),
+    ) -> Scale:
+        """Values from left to right: labels under the plot, and its base line."""
+        scale = Scale(low, high, self.left, self.right, log)
+        self.base_line(self.left, self.right)
+        for tick in ticks or scale.ticks(max(3, int((self.right - self.left) / 90))):
+            self._label(scale(tick), self.bottom + 18, show(tick), "middle")
+        middle = (scale.start + scale.end) / 2
+        self.text(middle, self.height - 8, label + _scale_name(log=log), "label", anchor="middle")
+        return scale
+
+    def base_line(self, start: float, end: float) -> None:
+        """The line that a plot stands on."""
+        self.line([(start, self.bottom), (end, self.bottom)], "axis")
+
+    def _label(self, x: float, y: float, words: str, anchor: str) -> None:
+        """A value at an axis, unless it would meet another one."""
+        box = text_box(x, y, words, anchor)
+        if box[0] >= 0 and box[0] + box[2] <= self.width and not self._is_taken(box):
+            self.text(x, y, words, "tick", anchor=anchor)
+
+    # -- marks ------------------------------------------------------------------------------
 
     def line(self, points: Iterable[Point], classes: str) -> None:
         """A line through pixels."""
@@ -123,11 +177,29 @@ class Plot:
         )
 
     def text(self, x: float, y: float, text: str, classes: str, anchor: str = "start") -> None:
-        """A text at its base line."""
+        """A text at its base line; nothing else is put there."""
+        self._placed.append(text_box(x, y, text, anchor))
         self._parts.append(
             f'<text class="{classes}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
             f"{escape(text)}</text>"
         )
+
+    def keep_clear(self, level: float) -> None:
+        """No note crosses this height, at which a line is drawn across the plot."""
+        self._placed.append((self.left, level - 1, self.right - self.left, 2))
+
+    def note(self, x: float, y: float, words: str) -> None:
+        """A text above or below a point, where it meets no other and stays in the plot."""
+        for lift in (-11, 21, -25, 35, -39, 49):
+            box = text_box(x, y + lift, words, "middle")
+            inside = box[1] >= self.top and box[1] + box[3] <= self.bottom
+            inside = inside and box[0] >= self.left and box[0] + box[2] <= self.width
+            if inside and not self._is_taken(box):
+                self.text(x, y + lift, words, "value", anchor="middle")
+                return
+
+    def _is_taken(self, box: Box) -> bool:
+        return any(overlap(box, other) for other in self._placed)
 
     def render(self) -> str:
         """The picture."""
@@ -137,20 +209,24 @@ class Plot:
         )
 
 
-def spread_out(heights: Sequence[float], least: float) -> list[float]:
-    """Heights moved apart, as little as it takes, so that labels do not cover each other.
+def text_box(x: float, y: float, words: str, anchor: str) -> Box:
+    """What a text at this base line takes, with a little room around it."""
+    width = text_width(words)
+    start = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    return start - 1, y - 11, width + 2, 14
 
-    Example: 10 and 12 with 14 between become 4 and 18.
-    """
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    moved = [heights[at] for at in order]
-    for _ in range(50):
-        for upper in range(len(moved) - 1):
-            lack = least - (moved[upper + 1] - moved[upper])
-            if lack > 1e-6:
-                moved[upper] -= lack / 2
-                moved[upper + 1] += lack / 2
-    out = [0.0] * len(heights)
-    for position, at in enumerate(order):
-        out[at] = moved[position]
-    return out
+
+def text_width(words: str) -> float:
+    """Pixels of a text of 12 pixels, rather more than less: fonts differ."""
+    return sum(_NARROW if letter in " .,:;ijl|'()[]/" else _WIDE for letter in words)
+
+
+def overlap(one: Box, other: Box) -> bool:
+    """Whether two boxes have a pixel in common."""
+    return all(
+        one[at] < other[at] + other[at + 2] and other[at] < one[at] + one[at + 2] for at in (0, 1)
+    )
+
+
+def _scale_name(*, log: bool) -> str:
+    return ", logarithmic" if log else ""

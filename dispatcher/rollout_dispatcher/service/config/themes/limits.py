@@ -1,5 +1,6 @@
 """What is refused, how long is waited, and what is shown."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -53,6 +54,11 @@ class LimitOptions(Options):
 class ObservabilityOptions(Options):
     """Observability."""
 
+    record: Path | None = None
+    """write what arrives, what is planned and how long it takes to files in this directory, for
+    dispatcher simulate, report and trace; no payloads, no ids; see docs/record.md"""
+    record_bytes: Annotated[Size, Field(ge=2**20)] = 2**30
+    """most that the record may take on disk; the oldest of it is deleted"""
     per_rank_metrics: bool = True
     """export one series a DP rank; switch off for very many ranks"""
     progress_interval: Duration | None = 10.0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from functools import partial
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import problem
 from rollout_dispatcher.service.http.probes.negotiation import preferred, takes_gzip
 from rollout_dispatcher.service.http.probes.scrapes import Scrapes
+from rollout_dispatcher.service.http.probes.steps import describe_steps
 from rollout_dispatcher.service.metrics.exposition import Format
 from rollout_dispatcher.service.router import Router
 
@@ -81,6 +83,13 @@ class Probes:
             "config": self._router.config.model_dump(mode="json"),
         }
         return web.json_response(status, dumps=lambda value: _dumps(value) + "\n")
+
+    async def steps(self, _: web.Request) -> web.Response:
+        """The last steps, as they went."""
+        router = self._router
+        offset = time.time() - router.clock()
+        found = describe_steps(router.chronicle.recent, router.config, offset)
+        return web.json_response(found, dumps=lambda value: _dumps(value) + "\n")
 
     def _identity(self) -> dict[str, str]:
         """Who answers, for those who would take another server for this one."""

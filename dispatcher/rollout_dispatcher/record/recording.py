@@ -1,0 +1,286 @@
+"""A recorded run, put together: which samples came, and what became of each step on each rank.
+
+Times are seconds since 1970. Invariants: a sample is known by its run and its ticket; a step by its
+run and its number, and has the plan that it was given last.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.plan import FloatArray, Sync, even_time, straggler_excess
+from rollout_dispatcher.record.measured import Measured
+from rollout_dispatcher.record.reader import Header, Reader
+from rollout_dispatcher.record.segments import Event
+
+#: Run and number, or run and ticket.
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSample:
+    """An accepted sample. group: equal for members of one group in one process, None for none."""
+
+    run: str
+    ticket: int
+    at: float
+    tokens: int
+    loss_tokens: int
+    group: str | None
+    version: int | None
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """One step. micro_batches: tickets by DP rank and micro-batch; skips: in that order, flat.
+
+    cost: float64[R, M], as planned; attempt: how often it was planned. eligible: samples that the
+    plan could choose from. staleness: versions, of the samples of which it is known.
+    delivered, taken, done: when each rank was given its last micro-batch, began to train, and
+    committed; nan where that was not seen. measured: by pass.
+    """
+
+    run: str
+    number: int
+    at: float
+    attempt: int
+    generation: int
+    trigger: str
+    eligible: int
+    micro_batches: list[list[list[int]]]
+    skips: list[int]
+    staleness: list[int]
+    cost: FloatArray
+    fifo_excess: float
+    fifo_imbalance: float
+    lower_bound: float
+    sync: Sync
+    pipeline_stages: int
+    released: float | None = None
+    committed: float | None = None
+    delivered: list[float] = field(default_factory=list)
+    taken: list[float] = field(default_factory=list)
+    done: list[float] = field(default_factory=list)
+    measured: dict[str, Measured] = field(default_factory=dict)
+
+    @property
+    def tickets(self) -> list[int]:
+        """Of all its samples, rank by rank."""
+        return [ticket for rank in self.micro_batches for part in rank for ticket in part]
+
+    @property
+    def excess(self) -> float:
+        """Straggler excess, as planned."""
+        return straggler_excess(self.cost, self.sync, self.pipeline_stages)
+
+    @property
+    def lower_bound_excess(self) -> float:
+        """The least that any split of its samples could have."""
+        even = even_time(self.cost, self.pipeline_stages)
+        return max(0.0, self.lower_bound / even - 1) if even else 0.0
+
+    @property
+    def dp_size(self) -> int:
+        """DP ranks."""
+        return len(self.micro_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A rank's training loop waited for a step, from `at` for so long."""
+
+    run: str
+    at: float
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was held at some moment, in samples."""
+
+    at: float
+    buffered: int
+    ready: int
+    in_flight: int
+    held_pushes: int
+
+
+@dataclass(slots=True)
+class Recording:
+    """All of it. config: the options of the last process; dropped: samples by reason."""
+
+    name: str
+    header: Header
+    samples: dict[Key, RecordedSample] = field(default_factory=dict)
+    steps: dict[Key, RecordedStep] = field(default_factory=dict)
+    waits: list[Waited] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    redelivered: Counter[str] = field(default_factory=Counter)
+    versions: list[tuple[float, int]] = field(default_factory=list)
+    processes: dict[str, Header] = field(default_factory=dict)
+    runs: dict[str, None] = field(default_factory=dict)
+    lost: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The options of `serve`, of the process that wrote last."""
+        return self.header.config
+
+    def trained(self) -> list[RecordedStep]:
+        """Committed steps of which all samples are known, in order."""
+        found = [step for step in self.steps.values() if step.committed is not None]
+        return [
+            step
+            for step in sorted(found, key=lambda step: (step.at, step.number))
+            if all((step.run, ticket) in self.samples for ticket in step.tickets)
+        ]
+
+
+def load_recording(directory: Path, run: str | None = None) -> Recording:
+    """Read a directory; of one run alone if that is named. Raises ConfigError."""
+    reader = Reader(directory)
+    recording: Recording | None = None
+    seen: dict[str, None] = {}
+    for header, event in reader.events():
+        seen[header.run] = None
+        if run is not None and header.run != run:
+            continue
+        if recording is None:
+            recording = Recording(directory.resolve().name, header)
+        recording.header = header
+        recording.processes[header.process] = header
+        recording.runs[header.run] = None
+        handle = _HANDLERS.get(event["event"])  # what a later release adds is passed over
+        if handle is not None:
+            try:
+                handle(recording, header, event)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise ConfigError(
+                    f"{directory}: the event {event['event']!r} at {event.get('at')} is not what "
+                    f"`dispatcher serve --record` writes ({type(error).__name__}: {error})"
+                ) from None
+    if recording is None:
+        known = f"; it has {', '.join(seen)}" if seen and run else "; nothing was recorded yet"
+        wanted = f"--run {run}: " if run else ""
+        raise ConfigError(f"{wanted}no such run in {directory}{known}")
+    recording.notes = reader.notes
+    return recording
+
+
+# -- one function an event --------------------------------------------------------------------
+
+
+def _accepted(into: Recording, header: Header, event: Event) -> None:
+    tokens, loss = event["tokens"], event["loss"]
+    count = len(tokens)
+    groups, version = event.get("group", [-1] * count), event.get("version")
+    versions = version if isinstance(version, list) else [version] * count
+    times = [header.unix + at for at, pushed in event["pushes"] for _ in range(pushed)]
+    columns = zip(times, tokens, loss, groups, versions, strict=True)
+    for ticket, (at, size, counted, group, written) in enumerate(columns, event["first"]):
+        name = None if group < 0 else f"{header.process}-{group}"
+        key = header.run, ticket
+        into.samples[key] = RecordedSample(*key, at, size, counted, name, written)
+
+
+def _dropped(into: Recording, _: Header, event: Event) -> None:
+    into.dropped[event["reason"]] += len(event["tickets"])
+
+
+def _planned(into: Recording, header: Header, event: Event) -> None:
+    key = header.run, event["step"]
+    before = into.steps.get(key)
+    again = before is not None and "trigger" not in event
+    step = RecordedStep(
+        *key,
+        at=before.at if again and before else header.unix + event["at"],
+        attempt=event["attempt"],
+        generation=event["generation"],
+        trigger=before.trigger if again and before else event.get("trigger", "unknown"),
+        eligible=before.eligible if again and before else event.get("eligible", 0),
+        micro_batches=event["ranks"],
+        skips=event.get("skips", [0] * sum(len(part) for rank in event["ranks"] for part in rank)),
+        staleness=event.get("staleness", []),
+        cost=np.array(event["cost"], dtype=np.float64),
+        fifo_excess=event["fifo_excess"],
+        fifo_imbalance=event["fifo_imbalance"],
+        lower_bound=event["lower_bound"],
+        sync=Sync(header.config["sync"]),
+        pipeline_stages=header.config.get("pipeline_stages", 1),
+    )
+    into.steps[key] = step
+
+
+def _released(into: Recording, header: Header, event: Event) -> None:
+    if (step := into.steps.get((header.run, event["step"]))) is not None and step.released is None:
+        step.released = header.unix + event["at"]
+
+
+def _committed(into: Recording, header: Header, event: Event) -> None:
+    if (step := into.steps.get((header.run, event["step"]))) is None:
+        return
+    step.committed = header.unix + event["at"]
+    for name in ("delivered", "taken", "done"):
+        times = [float("nan") if at is None else header.unix + at for at in event.get(name, [])]
+        setattr(step, name, times)
+
+
+def _measured(into: Recording, header: Header, event: Event) -> None:
+    if (step := into.steps.get((header.run, event["step"]))) is None:
+        return
+    found = step.measured.setdefault(event["cost_key"], Measured())
+    for rank, busy, collective in zip(
+        event["ranks"], event["busy"], event["collective"], strict=True
+    ):
+        found.busy[rank], found.collective[rank] = busy, collective
+    found.why = event.get("why", "") or found.why
+
+
+def _waited(into: Recording, header: Header, event: Event) -> None:
+    columns = zip(event["ranks"], event["since"], event["seconds"], strict=True)
+    for rank, since, seconds in columns:
+        into.waits.append(Waited(header.run, header.unix + since, rank, seconds))
+
+
+def _state(into: Recording, header: Header, event: Event) -> None:
+    names = ("buffered", "ready", "in_flight", "held_pushes")
+    into.states.append(State(header.unix + event["at"], *(event[name] for name in names)))
+
+
+def _version(into: Recording, header: Header, event: Event) -> None:
+    into.versions.append((header.unix + event["at"], event["version"]))
+
+
+def _redelivered(into: Recording, header: Header, event: Event) -> None:
+    into.redelivered[event["reason"]] += 1
+    step = into.steps.get((header.run, event["step"]))
+    if step is not None and event["reason"] != "reconnect":
+        step.released = step.committed = None
+        step.measured.clear()
+
+
+def _lost(into: Recording, _: Header, event: Event) -> None:
+    into.lost += event["events"]
+
+
+_HANDLERS: Mapping[str, Callable[[Recording, Header, Event], None]] = {
+    "accepted": _accepted,
+    "dropped": _dropped,
+    "planned": _planned,
+    "released": _released,
+    "committed": _committed,
+    "measured": _measured,
+    "waited": _waited,
+    "state": _state,
+    "version": _version,
+    "redelivered": _redelivered,
+    "lost": _lost,
+}

@@ -1,0 +1,102 @@
+"""The last steps, as they went: when each was planned, delivered, trained and committed, and how.
+
+Invariant: at most `MAX_STEPS`, whatever becomes of them; the oldest are forgotten first. Times are
+the core's clock.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rollout_dispatcher.core.effects import StepPlanned
+from rollout_dispatcher.plan import FloatArray, Plan
+from rollout_dispatcher.record.measured import Measured
+
+MAX_STEPS = 64
+
+
+@dataclass(slots=True)
+class SeenStep:
+    """One step. cost: float64[R, M]. tokens: of all its samples.
+
+    attempt: how often it was planned. delivered, taken, done: when each rank was given its last
+    micro-batch, began to train, and committed. measured: by pass.
+    """
+
+    number: int
+    generation: int
+    trigger: str
+    eligible: int
+    samples: int
+    tokens: int
+    planned: float
+    cost: FloatArray
+    fifo_excess: float
+    lower_bound: float
+    attempt: int = 1
+    released: float | None = None
+    committed: float | None = None
+    delivered: dict[int, float] = field(default_factory=dict)
+    taken: dict[int, float] = field(default_factory=dict)
+    done: dict[int, float] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
+
+    @property
+    def dp_size(self) -> int:
+        """DP ranks that it is planned for."""
+        return int(self.cost.shape[0])
+
+    def began_again(self) -> None:
+        """It is delivered anew: what ranks did with it before is void."""
+        self.released = self.committed = None
+        for seen in (self.delivered, self.taken, self.done):
+            seen.clear()
+        self.measured.clear()
+
+
+class RecentSteps:
+    """Steps by number."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, SeenStep] = {}
+
+    def __iter__(self) -> Iterator[SeenStep]:
+        return iter(self._steps.values())
+
+    def get(self, number: int) -> SeenStep | None:
+        """A step that is remembered."""
+        return self._steps.get(number)
+
+    def planned(
+        self, report: StepPlanned, at: float, *, generation: int, eligible: int
+    ) -> SeenStep | None:
+        """A step was planned, from so many eligible samples; returns one that is forgotten now."""
+        plan = report.plan
+        self._steps[report.step] = SeenStep(
+            number=report.step,
+            generation=generation,
+            trigger=str(report.trigger),
+            eligible=eligible,
+            samples=len(report.tokens),
+            tokens=int(report.tokens.sum()),
+            planned=at,
+            cost=plan.cost,
+            fifo_excess=plan.fifo_excess,
+            lower_bound=plan.lower_bound,
+        )
+        if len(self._steps) <= MAX_STEPS:
+            return None
+        return self._steps.pop(next(iter(self._steps)))
+
+    def replanned(self, number: int, plan: Plan, *, generation: int) -> SeenStep | None:
+        """A step has another plan."""
+        if (seen := self._steps.get(number)) is not None:
+            seen.cost, seen.fifo_excess = plan.cost, plan.fifo_excess
+            seen.lower_bound = plan.lower_bound
+            seen.generation = generation
+            seen.attempt += 1
+        return seen
+
+    def open_ones(self, through: int) -> Iterator[SeenStep]:
+        """Steps up to that number which are not committed."""
+        found = reversed(self._steps.values())
+        return (step for step in found if step.number <= through and step.committed is None)

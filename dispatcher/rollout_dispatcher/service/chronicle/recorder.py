@@ -1,0 +1,228 @@
+"""Turns what happens into the events of a record; docs/record.md says what each of them has.
+
+Nothing of a payload, and no id that a user gave, is ever in one. What is told a sample at a time or
+a rank at a time is put together first: one event a plan, a commit, a second.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
+from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from rollout_dispatcher.plan import FloatArray, Plan
+from rollout_dispatcher.record.measured import Measured
+from rollout_dispatcher.record.writer import RecordWriter
+from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.chronicle.recent import SeenStep
+
+#: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
+_TIME_DIGITS = 6
+_COST_DIGITS = 7
+#: Samples that come in within a second are one event, unless there are more than this.
+_SAMPLES_AN_EVENT = 1024
+#: Costs beyond this are rounded to whole numbers.
+_LARGE = 1e6
+#: Its ticket, its skips, its staleness, and its share of what its micro-batch has.
+_NUMBERS_A_PLANNED_SAMPLE = 4
+#: A sample is a tuple: this is the cheapest way to a column of many.
+_TOKENS, _LOSS_TOKENS, _VERSION = (
+    itemgetter(Sample._fields.index(name)) for name in ("tokens", "loss_tokens", "policy_version")
+)
+
+
+@dataclass(slots=True)
+class _Accepted:
+    """Samples that came in and are not written yet; tickets follow `first`.
+
+    pushes: the time of each, and how many of the samples it had.
+    """
+
+    first: int
+    pushes: list[tuple[float, int]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    loss: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
+
+
+class Recorder:
+    """Tells the writer. origin: of the core's clock, where the times that are written begin."""
+
+    def __init__(self, writer: RecordWriter, origin: float) -> None:
+        self._writer, self._origin = writer, origin
+        self._accepted: _Accepted | None = None
+        self._waits: list[tuple[int, float, float]] = []
+        self._state: dict[str, int] = {}
+
+    def accepted(self, entries: Sequence[Entry]) -> None:
+        """Samples came in together; their tickets follow those of the samples before."""
+        samples = [entry.sample for entry in entries]
+        waiting = self._accepted
+        if waiting is None:
+            waiting = self._accepted = _Accepted(entries[0].ticket)
+        waiting.pushes.append((self._at(entries[0].arrived), len(entries)))
+        waiting.tokens += map(_TOKENS, samples)
+        waiting.loss += map(_LOSS_TOKENS, samples)
+        waiting.groups += [entry.group for entry in entries]
+        waiting.versions += map(_VERSION, samples)
+        if len(waiting.tokens) >= _SAMPLES_AN_EVENT:
+            self._put_accepted()
+
+    def _put_accepted(self) -> None:
+        """Write who has come in since the last time."""
+        if (waiting := self._accepted) is None:
+            return
+        self._accepted = None
+        event: dict[str, Any] = {
+            "event": "accepted",
+            "at": waiting.pushes[-1][0],
+            "first": waiting.first,
+            "pushes": waiting.pushes,
+            "tokens": waiting.tokens,
+            "loss": waiting.loss,
+        }
+        if max(waiting.groups) >= 0:
+            event["group"] = waiting.groups
+        versions = waiting.versions
+        if versions.count(versions[0]) < len(versions):
+            event["version"] = versions
+        elif versions[0] is not None:
+            event["version"] = versions[0]
+        self._writer.put(event, 4 * len(waiting.tokens) + len(waiting.pushes))
+
+    def dropped(self, effect: SamplesDropped, now: float) -> None:
+        """Accepted samples were given up."""
+        for reason, entries in effect.dropped.items():
+            tickets = [entry.ticket for entry in entries]
+            self._put("dropped", now, len(tickets), reason=str(reason), tickets=tickets)
+
+    def planned(
+        self, report: StepPlanned, wanted: PlanWanted, now: float, *, generation: int
+    ) -> None:
+        """A step was planned for the first time."""
+        self._put_accepted()
+        plan, entries = report.plan, wanted.entries
+        ranks = [
+            [[entries[at].ticket for at in part.tolist()] for part in rank]
+            for rank in plan.micro_batches
+        ]
+        chosen = {"trigger": str(report.trigger), "eligible": len(entries)}
+        if report.skips.any():
+            chosen["skips"] = report.skips.tolist()
+        if report.staleness:
+            chosen["staleness"] = list(report.staleness)
+        self._plan(report.step, 1, plan, ranks, now, generation=generation, **chosen)
+
+    def replanned(
+        self, step: OpenStep, attempt: int, plan: Plan, now: float, *, generation: int
+    ) -> None:
+        """An open step has another plan, of the same samples."""
+        ranks = _tickets(step.micro_batches)
+        self._plan(step.number, attempt, plan, ranks, now, generation=generation)
+
+    def _plan(
+        self,
+        step: int,
+        attempt: int,
+        plan: Plan,
+        ranks: list[list[list[int]]],
+        now: float,
+        **others: Any,
+    ) -> None:
+        self._put(
+            "planned",
+            now,
+            _NUMBERS_A_PLANNED_SAMPLE * sum(len(part) for rank in ranks for part in rank),
+            step=step,
+            attempt=attempt,
+            **others,
+            ranks=ranks,
+            cost=_rounded(plan.cost),
+            fifo_excess=round(plan.fifo_excess, _COST_DIGITS),
+            fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
+            lower_bound=float(f"{plan.lower_bound:.9g}"),
+        )
+
+    def released(self, step: int, now: float) -> None:
+        """Every rank may train it."""
+        self._put("released", now, step=step)
+
+    def committed(self, step: int, seen: SeenStep | None, now: float) -> None:
+        """Every rank has applied it; seen: how it went, unless an earlier process planned it."""
+        if seen is None:
+            self._put("committed", now, step=step)
+            return
+        ranks = range(seen.dp_size)
+        columns = {
+            name: [self._at(times[rank]) if rank in times else None for rank in ranks]
+            for name, times in (
+                ("delivered", seen.delivered), ("taken", seen.taken), ("done", seen.done),
+            )
+        }  # fmt: skip
+        self._put("committed", now, 3 * seen.dp_size, step=step, **columns)
+
+    def redelivered(self, step: int, reason: str, now: float) -> None:
+        """It goes out again."""
+        self._put("redelivered", now, step=step, reason=reason)
+
+    def measured(self, step: int, cost_key: str, times: Measured, now: float) -> None:
+        """What ranks reported of one pass, as far as they have."""
+        ranks = sorted(times.busy)
+        busy = [[round(each, _TIME_DIGITS) for each in times.busy[rank]] for rank in ranks]
+        collective = [
+            None if blocked is None else [round(each, _TIME_DIGITS) for each in blocked]
+            for blocked in map(times.collective.get, ranks)
+        ]
+        numbers = 2 * sum(map(len, busy))
+        self._put(
+            "measured", now, numbers, step=step, cost_key=cost_key, ranks=ranks,
+            busy=busy, collective=collective, **({"why": times.why} if times.why else {}),
+        )  # fmt: skip
+
+    def version(self, version: int, now: float) -> None:
+        """The trainer has other weights."""
+        self._put("version", now, version=version)
+
+    def waited(self, rank: int, since: float, seconds: float) -> None:
+        """A training loop waited; told with the next `state`."""
+        self._waits.append((rank, self._at(since), round(seconds, _TIME_DIGITS)))
+
+    def state(self, at: Statistics, now: float) -> None:
+        """What is held now, if it is not what was held before; and who came and waited since."""
+        self._put_accepted()
+        state = {
+            "buffered": at.buffered,
+            "ready": at.ready,
+            "in_flight": at.in_flight,
+            "held_pushes": at.pushes_held,
+        }
+        if state != self._state:
+            self._state = state
+            self._put("state", now, **state)
+        if self._waits:
+            ranks, since, seconds = zip(*self._waits, strict=True)
+            self._put("waited", now, 3 * len(ranks), ranks=ranks, since=since, seconds=seconds)
+            self._waits = []
+
+    def _put(self, name: str, now: float, numbers: int = 1, /, **what: Any) -> None:
+        event = {"event": name, "at": self._at(now), **what}
+        self._writer.put(event, numbers + len(what))
+
+    def _at(self, moment: float) -> float:
+        return round(moment - self._origin, _TIME_DIGITS)
+
+
+def _tickets(micro_batches: MicroBatches) -> list[list[list[int]]]:
+    return [[[entry.ticket for entry in part] for part in rank] for rank in micro_batches]
+
+
+def _rounded(costs: FloatArray) -> list[list[float]]:
+    """Costs are sums of squares of lengths: whole numbers, unless they are small."""
+    rounded: list[list[float]] = (np.rint(costs) if costs.max() > _LARGE else costs).tolist()
+    return rounded

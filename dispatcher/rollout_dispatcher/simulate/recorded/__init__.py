@@ -1,0 +1,1 @@
+"""A recorded run: replayed under other windows, shown as it went, and as a trace for Perfetto."""

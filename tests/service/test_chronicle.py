@@ -1,0 +1,139 @@
+"""What the chronicle is told, as it is remembered and as it is read again from its record."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.balance.cost.models import Quadratic
+from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.measuring.times import RankTimes
+from rollout_dispatcher.core.planning.trigger import Trigger
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.plan import Plan, PlanConfig, Window
+from rollout_dispatcher.record.recording import Recording, load_recording
+from rollout_dispatcher.record.writer import RecordWriter
+from rollout_dispatcher.service.chronicle.chronicle import Chronicle
+from rollout_dispatcher.service.chronicle.recent import MAX_STEPS
+from rollout_dispatcher.service.chronicle.recorder import Recorder
+from rollout_dispatcher.service.config.options import ServeConfig
+from tests.support.samples import make_sample
+
+RANKS, BATCH = 2, 4
+CONFIG = ServeConfig(dp_size=RANKS, dispatch_batch_size=BATCH, micro_batch_size=1)
+
+
+class Told:
+    """A chronicle, a clock that counts, and samples to plan."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        header = {"run": "r", "process": "p", "release": "1", "unix": 100.0}
+        config = {"config": CONFIG.model_dump(mode="json")}
+        self.writer = RecordWriter(folder, 2**20, header | config)
+        self.now = 0.0
+        self.chronicle = Chronicle(lambda: self.now, Recorder(self.writer, 0.0))
+        self._tickets = itertools.count()
+
+    def plan(self, number: int, generation: int = 1) -> tuple[Plan, tuple[Entry, ...]]:
+        sizes = [9, 5, 7, 3]
+        entries = tuple(
+            Entry(make_sample(f"s{size}", size), next(self._tickets), self.now) for size in sizes
+        )
+        self.chronicle.accepted(e.SamplesAccepted(entries))
+        none = np.zeros(BATCH, np.int64)
+        window = Window(np.array(sizes), none, none - 1, none > 0)
+        made = plan(window, CONFIG.plan_config(), BATCH)
+        wanted = e.PlanWanted(entries, window, BATCH, RANKS, Trigger.WINDOW_FULL, trial=False)
+        report = e.StepPlanned(
+            number, made, Trigger.WINDOW_FULL, waits=np.zeros(BATCH), skips=none, staleness=(),
+            tokens=window.tokens[made.chosen], nbytes=0,
+        )  # fmt: skip
+        self.chronicle.planned(wanted, [report], self.now, generation)
+        return made, entries
+
+    def read(self) -> Recording:
+        self.writer.close(10)
+        return load_recording(self.folder)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path / "record")
+
+
+def test_times_that_ranks_measured_are_on_record_once_all_have_told(told: Told) -> None:
+    made, _ = told.plan(0)
+    told.chronicle.measured(1, RankTimes(0, "update", [3.0, 4.0], [0.5, 1.0]))
+    told.chronicle.measured(0, RankTimes(0, "update", [3.0, 4.0], [0.0, 0.0]))
+    told.chronicle.measured(0, RankTimes(0, "log-prob", [1.0], None, "gloo"))
+    told.chronicle.measured(0, RankTimes(7, "update", [1.0], None))  # of no step that is known
+    told.chronicle.measured(2, RankTimes(0, "update", [1.0], None))  # nor of any rank
+    (step,) = told.read().steps.values()
+    assert step.measured.keys() == {"update"}
+    compute = step.measured["update"].compute(RANKS)
+    assert compute is not None
+    assert compute.tolist() == [[3.0, 4.0], [2.5, 3.0]]
+    assert step.excess == pytest.approx(made.excess)
+    assert step.lower_bound == pytest.approx(made.lower_bound, rel=1e-6)
+
+
+def test_what_some_ranks_never_tell_does_not_hide_what_others_have(told: Told) -> None:
+    told.plan(0)
+    told.chronicle.measured(1, RankTimes(0, "update", [3.0], None, "gloo"))
+    for number in range(1, MAX_STEPS + 1):
+        told.plan(number)
+    assert len(list(told.chronicle.recent)) == MAX_STEPS
+    found = told.read().steps["r", 0].measured["update"]
+    assert (found.busy, found.collective, found.why) == ({1: [3.0]}, {1: None}, "gloo")
+    assert found.compute(RANKS) is None
+
+
+def test_a_step_that_is_planned_and_trained_again_is_as_it_was_last(told: Told) -> None:
+    made, entries = told.plan(0)
+    told.chronicle.released(0)
+    told.now = 5.0
+    told.chronicle.redelivered(e.Redelivered(0, "new-size"))
+    alone = PlanConfig(1, BATCH, Quadratic(), micro_batch_size=2)
+    none = np.zeros(BATCH, np.int64)
+    again = plan(Window(np.array([9, 5, 7, 3]), none, none - 1, none > 0), alone, BATCH)
+    parts = tuple(
+        tuple(tuple(entries[at] for at in part.tolist()) for part in rank)
+        for rank in again.micro_batches
+    )
+    told.chronicle.replanned(OpenStep(0, parts, "digest", 0.0), again, told.now, 2)
+    for tell in released_to_committed(told):
+        told.now += 1
+        tell()
+    (step,) = told.read().trained()
+    assert (step.attempt, step.generation, step.dp_size) == (2, 2, 1)
+    assert (step.trigger, step.at, step.eligible) == ("window-full", 100.0, BATCH)
+    assert (step.released, step.taken, step.done) == (106.0, [107.0], [108.0])
+    assert step.committed == 109.0
+    assert sorted(step.tickets) == [0, 1, 2, 3]
+    assert made.cost.shape != step.cost.shape
+
+
+def released_to_committed(told: Told) -> list[Callable[[], None]]:
+    chronicle = told.chronicle
+    return [
+        lambda: chronicle.released(0),
+        lambda: chronicle.taken(0, 0, told.now),
+        lambda: chronicle.rank_commits(0, 0, told.now),
+        lambda: chronicle.committed(0),
+    ]
+
+
+def test_a_step_of_an_earlier_process_is_committed_all_the_same(told: Told) -> None:
+    told.plan(0)
+    told.chronicle.committed(0)
+    other = Chronicle(lambda: 3.0, Recorder(told.writer, 0.0))
+    other.released(0)
+    other.rank_commits(0, 0, 3.0)
+    other.committed(0)
+    (step,) = told.read().trained()
+    assert step.committed == 103.0

@@ -1,0 +1,115 @@
+"""A run that is recorded, from outside: killed in the middle, and with a disk that is not there."""
+
+import gzip
+import signal
+from operator import le
+from pathlib import Path
+
+import pytest
+
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.record.recording import load_recording
+from tests.service.conftest import Serve
+from tests.support.client import Producer, Trainer
+from tests.support.server import ServeProcess, eventually
+
+
+def train(server: ServeProcess, producer: Producer, trainer: Trainer, steps: int) -> None:
+    for _ in range(steps):
+        producer.push([5, 3, 8, 2], policy_versions=[1] * 4)
+        (step, *_) = {held.header.step for held in trainer.train()}
+        server.await_status(steps_committed=step + 1)
+
+
+def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, options = tmp_path / "record", {"journal_dir": tmp_path / "j"}
+    server = serve(record=record, **options)
+    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
+        train(server, producer, trainer, 3)
+        eventually(lambda: written(record) == 3, "three steps on record")
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    server = serve(record=record, **options)
+    with Producer(server.endpoint, "q") as producer, Trainer(server.endpoint, 2) as trainer:
+        train(server, producer, trainer, 2)
+    server.send_signal(signal.SIGTERM)
+    server.wait()
+
+    recording = load_recording(record)
+    steps = recording.trained()
+    assert recording.notes == []
+    assert [step.number for step in steps] == [0, 1, 2, 3, 4]
+    assert len(recording.processes) == 2
+    assert len(recording.runs) == 1
+    assert len(recording.samples) == 20
+    for step in steps:
+        assert step.released is not None
+        assert step.committed is not None
+        assert step.at <= step.released <= min(step.taken)
+        assert all(map(le, step.taken, step.done))
+        assert max(step.done) <= step.committed
+        tokens = sorted(recording.samples[step.run, ticket].tokens for ticket in step.tickets)
+        assert tokens == [2, 3, 5, 8]
+    assert {sample.version for sample in recording.samples.values()} == {1}
+    assert recording.config["dispatch_batch_size"] == 4
+    for command in ("report", "trace"):
+        assert main([command, str(record), "-o", str(tmp_path / command)]) == 0
+    assert main(["simulate", str(record), "--recommend"]) == 0
+    assert "as it ran: 5 steps" in capsys.readouterr().out
+
+
+def written(record: Path) -> int:
+    try:
+        return len(load_recording(record).trained())
+    except Exception:  # there is nothing yet
+        return 0
+
+
+def test_no_disk_is_no_reason_to_stop(serve: Serve, tmp_path: Path) -> None:
+    place = tmp_path / "record"
+    place.write_text("in the way")
+    server = serve(record=place)
+    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
+        train(server, producer, trainer, 2)
+        server.await_scrape(
+            lambda found: found["record_errors_total"] > 0, "an error that is counted"
+        )
+    assert server.log().count("cannot be recorded") == 1
+    assert server.scrape()["recorded_bytes"] == 0
+
+
+def test_no_payload_and_no_id_is_on_record(serve: Serve, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    server = serve(record=record, groups="step")
+    with Producer(server.endpoint, "secret-p") as producer, Trainer(server.endpoint, 2) as trainer:
+        producer.push([5, 3, 8, 2], group_ids=["secret-g"] * 4, group_sizes=[4] * 4)
+        trainer.train()
+        eventually(lambda: written(record) == 1, "a step on record")
+    recording = load_recording(record)
+    (step,) = recording.trained()
+    assert len({recording.samples[step.run, ticket].group for ticket in step.tickets}) == 1
+    text = b"".join(gzip.decompress(path.read_bytes()) for path in record.iterdir())
+    assert b"secret" not in text
+
+
+def test_the_last_steps_are_shown(serve: Serve) -> None:
+    server = serve()
+    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
+        train(server, producer, trainer, 66)
+        found = server.get("/debug/steps").json
+        producer.push([5, 3, 8, 2])
+        eventually(
+            lambda: server.get("/debug/steps").json["steps"][-1]["step"] == 66,
+            "the next step",
+        )
+        planned = server.get("/debug/steps").json["steps"][-1]
+    assert [step["step"] for step in found["steps"]] == [*range(2, 66)]
+    last = found["steps"][-1]
+    assert (last["samples"], last["tokens"], last["attempt"]) == (4, 18, 1)
+    assert last["planned_at"] <= last["released_at"] <= last["committed_at"]
+    assert set(last["excess"]) == {"fifo", "planned", "lower_bound"}
+    assert [rank["dp_rank"] for rank in last["ranks"]] == [0, 1]
+    assert all(rank["taken_at"] <= rank["committed_at"] for rank in last["ranks"])
+    assert planned["committed_at"] is None

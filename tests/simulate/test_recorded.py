@@ -1,0 +1,153 @@
+"""A recorded run as its users look at it: simulated again, as a page, as a trace."""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.cli.recorded import own_setting
+from rollout_dispatcher.record.recording import load_recording
+from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran, trainer_load
+from rollout_dispatcher.simulate.recorded.course import rank_shares
+from rollout_dispatcher.simulate.result import Result
+from tests.support.recorded import RANKS, SLOW_RANK, SPEED, STEPS, write_record
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "record"
+    write_record(folder)
+    return folder
+
+
+def lost_on_the_clock(record: Path) -> float:
+    """Straggler excess over all steps, from how long they took and what ranks computed."""
+    steps = load_recording(record).trained()
+    took = sum((step.committed or 0.0) - step.taken[0] for step in steps)
+    compute = [step.measured["update"].compute(RANKS) for step in steps]
+    return took / sum(float(each.sum()) / RANKS for each in compute if each is not None) - 1
+
+
+def test_how_it_ran_is_what_was_planned_and_what_the_clocks_say(record: Path) -> None:
+    recording = load_recording(record)
+    found = as_it_ran(recording, own_setting(recording))
+    steps = recording.trained()
+    assert found.run.steps == found.measured_steps == STEPS
+    even = sum(float(step.cost.sum()) / RANKS for step in steps)
+    planned = sum((1 + step.excess) * float(step.cost.sum()) / RANKS for step in steps)
+    assert found.run.excess == pytest.approx(planned / even - 1)
+    assert found.measured == pytest.approx(lost_on_the_clock(record), rel=0.02)
+    assert found.measured is not None
+    assert found.measured > found.run.excess
+    assert found.run.timing is not None
+    assert found.run.dropped == {"stale": 1}
+
+
+def test_the_rank_that_others_wait_for_is_seen(record: Path) -> None:
+    recording = load_recording(record)
+    shares = rank_shares(recording, recording.trained(), own_setting(recording))
+    assert all(share.is_measured for share in shares)
+    assert min(shares, key=lambda share: share.stragglers).rank == SLOW_RANK
+    assert all(sum(share.shares) <= 1.001 for share in shares)
+    assert [share.data for share in shares] == pytest.approx([0.12 * (STEPS - 1)] * RANKS, abs=0.2)
+
+
+def test_the_trainer_is_as_fast_as_it_was(record: Path) -> None:
+    recording = load_recording(record)
+    setting = own_setting(recording)
+    load = trainer_load(recording, setting)
+    samples = list(recording.samples.values())
+    cost = float(setting.plan.cost(np.array([sample.tokens for sample in samples])).sum())
+    span = max(sample.at for sample in samples) - min(sample.at for sample in samples)
+    assert load is not None
+    assert load * span * RANKS / cost == pytest.approx(1.2 * SPEED, rel=0.25)
+
+
+def test_simulate_takes_the_record_with_its_own_options(
+    record: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(record), "--json", "--recommend"]) == 0
+    result = Result.from_json(capsys.readouterr().out)
+    assert result.recorded is not None
+    assert result.recorded.run.strategy == "as it ran"
+    assert result.options["dp_size"] == RANKS
+    assert result.options["arrivals"] == "trace"
+    assert result.trace.samples == STEPS * 8
+    assert {run.window for run in result.runs} == {1, 1.25, 1.5, 2}
+    assert result.recommendation is not None
+    assert "for each other and" in result.recommendation.why
+    assert Result.from_json(result.to_json()) == result
+
+
+def test_the_table_begins_with_how_it_ran(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(record), "--steps", "3", "--window-multiple", "1"]) == 0
+    shown = capsys.readouterr().out
+    rows = shown.split("---\n")[1].splitlines()
+    assert rows[0].startswith("as it ran")
+    assert re.search(
+        r"as it ran: 12 steps from 2023-11-14 22:13 UTC; excess planned .* measured", shown
+    )
+
+
+def test_a_run_that_is_not_there_is_named(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(record), "--run", "another"]) == 2
+    assert "no such run" in capsys.readouterr().err
+    assert main(["report", str(record), "--run", "made", "-o", str(record / "r.html")]) == 0
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_report_says_what_was_measured_and_what_was_not(tmp_path: Path, measured: bool) -> None:
+    write_record(tmp_path / "record", measured=measured)
+    page = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "record"), "-o", str(page)]) == 0
+    text = page.read_text()
+    slow = f"DP rank {SLOW_RANK} is slower than the others: for the same planned cost it takes 1.40"
+    assert (slow in text) == measured
+    assert ("No rank told how long" in text) != measured
+    for words in ("over time?", "Who waits for whom?", "Was the window full?", "dropped: stale"):
+        assert words in text
+    assert "nan" not in text
+    assert not re.search(r"(src|href)=|url\(|@import|<script", text)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_trace_is_one_that_viewers_open(tmp_path: Path, measured: bool) -> None:
+    write_record(tmp_path / "record", measured=measured)
+    assert main(["trace", str(tmp_path / "record"), "-o", str(tmp_path / "trace.json")]) == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tracks: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        assert event["ph"] in {"X", "M", "C", "i"}
+        assert {"name", "pid", "tid"} <= event.keys()
+        if event["ph"] != "M":
+            assert event["ts"] >= 0
+        if event["ph"] == "C":
+            assert all(isinstance(value, int) for value in event["args"].values())
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append(event)
+    for slices in tracks.values():
+        check_nesting(slices)
+    ranks = {key: slices for key, slices in tracks.items() if key[0] == 2}
+    assert len(ranks) == RANKS
+    names = {event["name"] for slices in ranks.values() for event in slices}
+    assert ("micro-batch 1" in names) == measured
+    assert {"step 0", "waiting for data"} <= names
+    assert {event["name"] for event in events if event["ph"] == "M"} == {
+        "process_name", "thread_name", "thread_sort_index",
+    }  # fmt: skip
+
+
+def check_nesting(slices: list[dict[str, Any]]) -> None:
+    """Slices of one track lie in each other or apart; viewers drop those that cross."""
+    open_until: list[float] = []
+    for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
+        end = event["ts"] + event["dur"]
+        while open_until and open_until[-1] <= event["ts"] + 0.01:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1] + 0.01
+        open_until.append(end)

@@ -1,0 +1,81 @@
+"""Records of made-up runs, written as `serve --record` writes them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.plan import Grouping
+from rollout_dispatcher.record.writer import RecordWriter
+from rollout_dispatcher.service.config.options import ServeConfig
+
+#: When the run began, in seconds since 1970.
+BEGAN = 1_700_000_000.0
+RANKS, STEPS, MICRO_BATCHES = 4, 12, 2
+#: Seconds of a unit of cost, and how much slower one rank is than its cost says.
+SPEED, SLOW_RANK, SLOWNESS = 1e-9, 2, 1.4
+
+
+def write_record(folder: Path, *, measured: bool = True, seed: int = 0) -> None:
+    """Four ranks with two micro-batches of one sample a step; one rank is slower than planned."""
+    config = ServeConfig(
+        dp_size=RANKS,
+        dispatch_batch_size=RANKS * MICRO_BATCHES,
+        micro_batch_size=1,
+        groups=Grouping.IGNORE,
+        record=folder,
+    )
+    header = {
+        "run": "made", "process": "p0", "release": "1.0", "unix": BEGAN,
+        "config": config.model_dump(mode="json"),
+    }  # fmt: skip
+    writer = RecordWriter(folder, 2**30, header)
+    rng, ticket, now = np.random.default_rng(seed), 0, 0.0
+    for number in range(STEPS):
+        tokens = rng.integers(1000, 30_000, (RANKS, MICRO_BATCHES))
+        cost = tokens**2.0 + 24576 * tokens
+        count = tokens.size
+        writer.put({
+            "event": "accepted", "at": now, "first": ticket, "pushes": [[now, count]],
+            "tokens": tokens.ravel().tolist(), "loss": tokens.ravel().tolist(), "version": number,
+        })  # fmt: skip
+        planned = now + 0.1
+        writer.put(_planned(number, planned, ticket, cost))
+        compute = cost * SPEED
+        compute[SLOW_RANK] *= SLOWNESS
+        pace = compute.max(axis=0)
+        took = float(pace.sum())
+        writer.put({"event": "released", "at": planned + 0.01, "step": number})
+        done = planned + 0.02 + took
+        writer.put({
+            "event": "committed", "at": done, "step": number,
+            "delivered": [planned + 0.01] * RANKS, "taken": [planned + 0.02] * RANKS,
+            "done": [done] * RANKS,
+        })  # fmt: skip
+        if measured:
+            writer.put({
+                "event": "measured", "at": done, "step": number, "cost_key": "update",
+                "ranks": [*range(RANKS)], "busy": [pace.tolist()] * RANKS,
+                "collective": (pace - compute).tolist(),
+            })  # fmt: skip
+        writer.put({
+            "event": "waited", "at": done, "ranks": [*range(RANKS)], "since": [now] * RANKS,
+            "seconds": [0.12] * RANKS,
+        })  # fmt: skip
+        state = {"buffered": count, "ready": count, "in_flight": count, "held_pushes": 0}
+        writer.put({"event": "state", "at": now, **state})
+        ticket, now = ticket + count, done
+    writer.put({"event": "dropped", "at": now, "reason": "stale", "tickets": [ticket]})
+    writer.close(10)
+
+
+def _planned(number: int, at: float, ticket: int, cost: Any) -> dict[str, Any]:
+    tickets = np.arange(ticket, ticket + cost.size).reshape(cost.shape)
+    excess = float(cost.max(axis=0).sum() / cost.sum(axis=1).mean() - 1)
+    return {
+        "event": "planned", "at": at, "step": number, "attempt": 1, "generation": 1,
+        "trigger": "window-full", "eligible": int(cost.size), "staleness": [1] * int(cost.size),
+        "ranks": [[[int(one)] for one in rank] for rank in tickets],
+        "cost": cost.tolist(), "fifo_excess": 2 * excess,
+        "fifo_imbalance": excess, "lower_bound": float(cost.sum() / RANKS),
+    }  # fmt: skip
