@@ -52,3 +52,13 @@ def test_a_group_too_long_for_its_micro_batch_is_refused_and_given_up(serve: Ser
         trainer.train()
         server.await_status(steps_committed=1, balanced=True)
     assert server.scrape()["samples_dropped_total{reason=incomplete-group}"] == 1
+
+
+def test_a_group_is_closed_at_no_more_than_its_micro_batch_takes(serve: Serve) -> None:
+    server = serve(dp_size=2, dispatch_batch_size=12, groups="micro-batch", micro_batch_size=3)
+    answer = server.post("/v1/groups/g/close?size=4")
+    assert answer.status == 422
+    assert "a micro-batch takes at most 3 samples, and the group has 4" in answer.text
+    answer = server.post("/v1/groups/g/close?size=13")
+    assert "a step takes at most 12 samples" in answer.text
+    assert server.post("/v1/groups/g/close?size=3").status == 200

@@ -144,3 +144,11 @@ def test_durations_are_written_for_people(seconds: float, text: str) -> None:
 )
 def test_sizes_are_written_for_people(size: int, text: str) -> None:
     assert SIZE.format(size) == text
+
+
+def test_planning_may_compare_nothing_and_nothing_else_takes_no_time() -> None:
+    assert config(planning_budget="0s").plan_config().planning_budget == 0
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        config(planning_budget=-0.001)
+    with pytest.raises(ValidationError, match="greater than 0"):
+        config(max_wait="0s")

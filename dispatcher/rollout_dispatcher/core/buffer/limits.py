@@ -57,3 +57,10 @@ class BufferLimits:
     held_bytes: int = 1 << 30
     stores: frozenset[str] = frozenset(STORES)
     micro_batch: MicroBatchLimits = NO_LIMITS
+
+    def too_large(self, size: int) -> str:
+        """What does not take a group of so many samples, in words; empty if all does."""
+        for what, most in (("step", self.group), ("micro-batch", self.micro_batch.samples)):
+            if most is not None and size > most:
+                return f"a {what} takes at most {most} samples"
+        return ""

@@ -51,7 +51,7 @@ class Closing:
         """
         groups, waiting = self._buffer.groups, self._held.members(group_id)
         keep = self._dropping.keep if keep is None else keep
-        group, limit = groups.get(group_id), self._buffer.limits.group
+        group, limits = groups.get(group_id), self._buffer.limits
         if group is None:
             known = self._closed_groups.closed(group_id, now, for_good=size is None)
             if known or (groups.completed(group_id) and not numbered):
@@ -66,8 +66,8 @@ class Closing:
         elif size is None:
             self._dropping.give_up(group, keep=False)
             self._closed_groups.close(group_id, "it was closed", waiting, now)
-        elif limit is not None and size > limit:
-            why = f"it has {size} samples, and a step takes at most {limit}"
+        elif too_large := limits.too_large(size):
+            why = f"it has {size} samples, and {too_large}"
             self._dropping.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
         else:
             self._dropping.resize(group, size)

@@ -111,5 +111,9 @@ SIZE = Unit(
 Duration = Annotated[
     float, BeforeValidator(DURATION.parse), DURATION, Field(gt=0, allow_inf_nan=False)
 ]
+#: The same, or `0s`.
+DurationOrNothing = Annotated[
+    float, BeforeValidator(DURATION.parse), DURATION, Field(ge=0, allow_inf_nan=False)
+]
 #: Bytes, written `64MiB`; at least one.
 Size = Annotated[int, BeforeValidator(SIZE.parse), SIZE, Field(ge=1)]

@@ -74,10 +74,8 @@ class HttpPlane:
             asked = CloseQuery.model_validate(dict(request.query))
         except ValidationError as error:
             return _invalid(error)
-        batch = None if self._router.config.by_groups else self._router.config.batch
-        if asked.size is not None and batch is not None and asked.size > batch:
-            text = f"a step takes at most {batch} samples, and the group has {asked.size}"
-            return problem(422, "group-too-large", text)
+        if asked.size is not None and (why := self._router.core.config.limits.too_large(asked.size)):
+            return problem(422, "group-too-large", f"{why}, and the group has {asked.size}")
         group_id, now = request.match_info["group_id"], self._router.clock()
         core = self._router.core
         return await self._tell(

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rollout_dispatcher.plan import Layout, MicroBatchOrder, Sync
 from rollout_dispatcher.service.config.types import NotNegative, Positive
-from rollout_dispatcher.service.config.units import Duration
+from rollout_dispatcher.service.config.units import Duration, DurationOrNothing
 
 
 class Options(BaseModel):
@@ -64,6 +64,7 @@ class SelectionOptions(Options):
     """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
     outlier_lane: bool = True
     """let the heaviest samples wait for each other and leave together, within these bounds"""
-    planning_budget: Duration = 0.005
+    planning_budget: DurationOrNothing = 0.005
     """what a plan that wastes more than 1 % may spend on comparing other selections and splits, on
-    one core; counted in operations, not timed, so that plans do not depend on the machine"""
+    one core; counted in operations, not timed, so that plans do not depend on the machine; 0s
+    compares nothing"""
