@@ -37,6 +37,7 @@ from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.waiting import Reason
 from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.sample import Sample, Schema
@@ -55,8 +56,8 @@ class Dispatch:
                                     holds), `next_deadline`, `drained`, `deserted`
         for each answer to a push   `standing`
         for each HTTP request       `schema`
-        for each scrape             `measured`, which is large and of use to nobody else
-        several times a second      `hungry_since`, `waits_for`
+        for each scrape             `measured`, `ranks_seen`
+        several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`
         for each simulated sample   `is_expected`
 
     and so do the words of a few (`end_waits`, `losses`, `name_undone`).
@@ -335,6 +336,12 @@ class Dispatch:
         return self._buffer.is_expected(sample)
 
     @property
+    def ranks_seen(self) -> tuple[int, dict[int, float]]:
+        """DP ranks that there are to be, and when each that has joined was last heard of."""
+        generation = self._ledger.generation
+        return generation.dp_size, {at: rank.last_seen for at, rank in generation.ranks.items()}
+
+    @property
     def schema(self) -> tuple[Schema, str] | None:
         """The schema of all samples and who has decided on it; None while that is not decided."""
         lots = self._buffer.lots
@@ -367,6 +374,15 @@ class Dispatch:
     def waits_for(self, now: float) -> str:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""
         return self._parts.waiting.explain(now)
+
+    def reasons(self, now: float) -> tuple[Reason, ...]:
+        """The same, one by one."""
+        return tuple(self._parts.waiting.reasons(now))
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that is planned next."""
+        return self._ledger.steps.next_step
 
     def end_waits(self, version: int | None) -> list[str]:
         """Producers whose word the end of this phase still waits for; None: of the stream."""

@@ -111,8 +111,8 @@ class Parts:
         )  # fmt: skip
         self.standings = Standings(self.buffer, self.held, self.freshness, self.ledger, batch=batch)
         self.waiting = Waiting(
-            batch, ledger=self.ledger, buffer=self.buffer, admission=self.admission,
-            phases=self.phases, agreement=self.agreement,
+            ledger=self.ledger, buffer=self.buffer, admission=self.admission, phases=self.phases,
+            timing=self.timing, producers=self.producers, agreement=self.agreement,
         )  # fmt: skip
 
     def restore(self, memory: Remembered, now: float) -> None:

@@ -13,6 +13,8 @@ from rollout_dispatcher.plan import IntArray
 
 BINS_PER_OCTAVE = 8
 OCTAVES = 32
+#: Powers of two that are shown: to twice the longest sample that is taken unless told otherwise.
+SHOWN = range(4, 22)
 #: Lengths are counted so many at a time, or when somebody looks: numpy is slow to start.
 COUNTED_TOGETHER = 1024
 #: The shortest length of each bin, in tokens.
@@ -51,10 +53,9 @@ class LengthCounts:
         self._counts, self.samples, self.tokens = np.array(counts), sum(counts), tokens
 
     def octaves(self) -> list[tuple[int, int]]:
-        """Pairs of (2**k, samples shorter than that), up to the longest sample seen."""
+        """Pairs of (2**k, samples shorter than that), for the same k whatever was seen."""
         below = self.counts.reshape(OCTAVES, BINS_PER_OCTAVE).sum(axis=1).cumsum().tolist()
-        longest = below.index(self.samples)
-        return [(2 ** (octave + 1), count) for octave, count in enumerate(below[: longest + 1])]
+        return [(2**k, below[k - 1]) for k in SHOWN]
 
 
 def ks_distance(ours: IntArray, theirs: IntArray) -> float:
