@@ -13,7 +13,7 @@ help:
 	@echo "make test   lint, then every test"
 	@echo "make test-frameworks  the examples that need other people's trainers, against those (5 minutes)"
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
-	@echo "make bench  how long planning takes, how good the plans are, what the journal and HTTP bodies cost"
+	@echo "make bench  how long planning takes, how good the plans are, what the journal, HTTP bodies and scrapes cost"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
@@ -65,6 +65,7 @@ bench: $(UNPACKED)
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
 	$(BIN)/python -m tests.bench.http --seconds 4
+	$(BIN)/python -m tests.bench.scrape
 
 # Peers that the package index lacks run if they are cloned into build/bench/sources: slime, miles,
 # AReaL, RL, SkyRL, OpenRLHF, prime-rl.

@@ -17,6 +17,9 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 _Count = TypeVar("_Count", int, IntArray)
 
+#: The pass over a step's micro-batches that trains; others have the trainer's names.
+UPDATE = "update"
+
 #: Token counts of samples, int64[n] -> estimated work, float64[n], monotone in the tokens.
 CostModel = Callable[[IntArray], FloatArray]
 #: Micro-batches that a rank may have: so many, or the next more. See `PlanConfig.micro_batches`.

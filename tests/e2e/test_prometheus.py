@@ -35,6 +35,14 @@ def value(port: int, expression: str) -> float | None:
     return float(found[0]["value"][1]) if found else None
 
 
+def targets(port: int) -> list[tuple[str, str]]:
+    """Of each target whether it is up, and what was wrong with the last scrape."""
+    url = f"http://127.0.0.1:{port}/api/v1/targets"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        found = json.load(answer)["data"]["activeTargets"]
+    return [(each["health"], each["lastError"]) for each in found]
+
+
 def config_for(target: str, folder: Path) -> Path:
     """The shipped scrape configuration, pointed at this run and scraping every 200 ms."""
     text = (ROOT / "deploy/prometheus/prometheus.yml").read_text()
@@ -76,6 +84,11 @@ def test_prometheus_sees_what_the_dispatcher_did(
         trainers = stack.enter_context(
             torchrun(2, server.endpoint, diaries, "--linger-until", str(release))
         )
+        stall = 'rate(dispatcher_rank_wait_seconds_total{dp_rank="1"}[3s])'
+        eventually(
+            lambda: (value(port, stall) or 0) > 0.8, "a stall shows while it lasts", PATIENCE
+        )
+        assert query(port, "dispatcher_policy_version") == []
         finish(stack.enter_context(producer(server.endpoint, "p", 160)))
         server.post("/v1/stream/end")
         committed = "dispatcher_samples_committed_total"
@@ -83,11 +96,15 @@ def test_prometheus_sees_what_the_dispatcher_did(
 
         assert value(port, "dispatcher_steps_committed_total") == 10
         assert value(port, 'dispatcher_samples_received_total{outcome="accepted"}') == 160
+        # Its first event is an increase: the series was there before.
+        first = 'increase(dispatcher_connections_total{role="producer"}[1m])'
+        eventually(lambda: (value(port, first) or 0) > 0, "the producer shows", PATIENCE)
         assert value(port, "dispatcher_buffer_samples") == 0
         assert value(port, "count(dispatcher_rank_last_seen_timestamp_seconds)") == 2
         quantile = "histogram_quantile(0.99, dispatcher_sample_wait_seconds_bucket)"
         assert (value(port, quantile) or 0) > 0
         assert query(port, '{__name__=~"dispatcher_.*_created"}') == []
+        assert targets(port) == [("up", "")]
         exposition = server.get("/metrics").text
         checked = subprocess.run(
             [promtool, "check", "metrics"],

@@ -118,6 +118,23 @@ def test_a_header_that_is_no_object_is_refused(kind: type[m.Message], header: by
         (m.Commit, {"step": -1}, "step: "),
         (m.Commit, {"step": 10**30}, "step: "),
         (m.Prepared, {"step": 0}, "digest: Field required"),
+        (m.StepTimes, {"step": 0, "busy_s": []}, "busy_s: .*at least 1 item"),
+        (m.StepTimes, {"step": 0, "busy_s": [-0.5]}, "busy_s.0: .*greater than or equal to 0"),
+        (m.StepTimes, {"step": 0, "busy_s": [1.0, 1e10]}, "busy_s.1: .*less than or equal"),
+        (m.StepTimes, {"step": 0, "busy_s": [float("nan")]}, "busy_s.0: .*finite"),
+        (m.StepTimes, {"step": 0, "busy_s": [float("inf")]}, "busy_s.0: .*finite"),
+        (m.StepTimes, {"step": 0, "busy_s": ["1"]}, "busy_s.0: .*number"),
+        (m.StepTimes, {"step": 0, "busy_s": [True]}, "busy_s.0: .*number"),
+        (m.StepTimes, {"step": 0, "busy_s": [1.0] * 65537}, "busy_s: .*at most 65536"),
+        (
+            m.StepTimes,
+            {"step": 0, "busy_s": [1.0], "collective_s": [0.5, 0.5]},
+            "collective_s has 2 entries for 1 micro-batches",
+        ),
+        (m.StepTimes, {"step": 0, "busy_s": [1.0], "collective_s": [-1.0]}, "collective_s.0: "),
+        (m.StepTimes, {"step": 0, "busy_s": [1.0], "why": "y" * 201}, "why: .*at most 200"),
+        (m.StepTimes, {"step": 0, "busy_s": [1.0], "cost_key": ""}, "cost_key: .*at least 1"),
+        (m.StepTimes, {"step": -1, "busy_s": [1.0]}, "step: "),
     ],
 )
 def test_a_wrong_header_is_refused_and_says_where(

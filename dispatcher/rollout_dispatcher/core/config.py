@@ -7,6 +7,7 @@ from typing import Self
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.plan import Sync
 from rollout_dispatcher.sample import Schema
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.
@@ -34,7 +35,8 @@ class DispatchConfig:
     lacks members is trained on without them. drop_above: accepted samples of more tokens than this
     are dropped, with their groups.
     durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
-    that covers them is reported saved; needs a journal, which has their payloads. check_size: which
+    that covers them is reported saved; needs a journal, which has their payloads. sync: where DP
+    ranks wait for each other. check_size: which
     other `dp_size` a new generation may bring; None: no other. schema: of all samples; None: the
     first step's.
     """
@@ -43,6 +45,7 @@ class DispatchConfig:
     limits: BufferLimits
     trigger: TriggerConfig
     target_excess: float = 0.01
+    sync: Sync = Sync.MICRO_STEP
     groups_matter: bool = True
     by_groups: bool = False
     keep_incomplete: bool = False

@@ -31,12 +31,15 @@ from rollout_dispatcher.core.facts import (
     RunBegan,
     VersionReported,
 )
+from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.waiting import Reason
 from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.sample import Sample, Schema
@@ -55,7 +58,8 @@ class Dispatch:
                                     holds), `next_deadline`, `drained`, `deserted`
         for each answer to a push   `standing`
         for each HTTP request       `schema`
-        several times a second      `hungry_since`, `waits_for`
+        for each scrape             `measured`, `ranks_seen`
+        several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`
         for each simulated sample   `is_expected`
 
     and so do the words of a few (`end_waits`, `losses`, `name_undone`).
@@ -255,8 +259,15 @@ class Dispatch:
             self._checkpoints.saved(step)
         return self._decide([])
 
+    def step_times(self, dp_rank: int, times: RankTimes) -> Decision:
+        """A rank tells what a pass over a step took; what is of no use is counted."""
+        measured = self._parts.measuring.heard(dp_rank, times)
+        return NOTHING if measured is None else self._decide([measured])
+
     def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
-        return [*self._checkpoints.committed(self._ledger.commit(dp_rank, step), now)]
+        done = self._ledger.commit(dp_rank, step)
+        self._parts.measuring.committed(done)
+        return [*self._checkpoints.committed(done, now)]
 
     # -- time and plans ---------------------------------------------------------------------
 
@@ -337,6 +348,12 @@ class Dispatch:
         return self._buffer.is_expected(sample)
 
     @property
+    def ranks_seen(self) -> tuple[int, dict[int, float]]:
+        """DP ranks that there are to be, and when each that has joined was last heard of."""
+        generation = self._ledger.generation
+        return generation.dp_size, {at: rank.last_seen for at, rank in generation.ranks.items()}
+
+    @property
     def schema(self) -> tuple[Schema, str] | None:
         """The schema of all samples and who has decided on it; None while that is not decided."""
         lots = self._buffer.lots
@@ -370,6 +387,15 @@ class Dispatch:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""
         return self._parts.waiting.explain(now)
 
+    def reasons(self, now: float) -> tuple[Reason, ...]:
+        """The same, one by one."""
+        return tuple(self._parts.waiting.reasons(now))
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that is planned next."""
+        return self._ledger.steps.next_step
+
     def end_waits(self, version: int | None) -> list[str]:
         """Producers whose word the end of this phase still waits for; None: of the stream."""
         return self._parts.agreement.pending_waits(version)
@@ -382,6 +408,11 @@ class Dispatch:
     def name_undone(self) -> str:
         """The first of the samples that are in open steps or ready, oldest first, for the log."""
         return name_undone(self._ledger.steps, self._buffer)
+
+    @property
+    def measured(self) -> MeasuredStatistics:
+        """What steps have really taken, as far as the ranks tell: a frozen snapshot."""
+        return self._parts.measuring.statistics()
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""

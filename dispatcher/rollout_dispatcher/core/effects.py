@@ -16,7 +16,15 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import BufferFull, DispatcherError
-from rollout_dispatcher.plan import FloatArray, IntArray, Plan, Window
+from rollout_dispatcher.plan import (
+    FloatArray,
+    IntArray,
+    Plan,
+    Sync,
+    Window,
+    imbalance,
+    straggler_excess,
+)
 from rollout_dispatcher.sample import Outcome, Schema
 
 
@@ -237,6 +245,41 @@ class StepCommitted:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMeasured:
+    """For metrics: what a pass over a step took, as every DP rank has reported it; in seconds.
+
+    leads: whether the pass is the one that the step is judged by. compute: float64[R, M], outside
+    collectives. wait: float64[R, M], inside them for slower ranks. transport: float64[M], inside
+    them whoever waits. planned: float64[R, M], what the plan had estimated, in its own unit; None
+    of a step that an earlier process planned.
+    """
+
+    step: int
+    cost_key: str
+    leads: bool
+    sync: Sync
+    compute: FloatArray
+    wait: FloatArray
+    transport: FloatArray
+    planned: FloatArray | None
+
+    @property
+    def excess(self) -> float:
+        """Straggler excess, of what was computed."""
+        return straggler_excess(self.compute, self.sync)
+
+    @property
+    def imbalance(self) -> float:
+        """Max over mean of the ranks' time, minus one."""
+        return imbalance(self.compute)
+
+    @property
+    def lost(self) -> float:
+        """Share of the ranks' time that was lost to waiting for slower ones, 0 to 1."""
+        return 1 - 1 / (1 + self.excess)
+
+
 @dataclass(frozen=True, slots=True)
 class Rewound:
     """For the log: a generation goes on after a checkpoint's step, and not after the last one.
@@ -279,6 +322,7 @@ Effect = (
     | StepPlanned
     | Redelivered
     | StepCommitted
+    | StepMeasured
     | Rewound
     | Drained
 )

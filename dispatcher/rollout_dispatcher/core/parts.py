@@ -19,11 +19,14 @@ from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.facts import Note, Remembered
 from rollout_dispatcher.core.lifecycle import Lifecycle
+from rollout_dispatcher.core.measuring.measuring import Measuring
 from rollout_dispatcher.core.planning.booking import Booking
+from rollout_dispatcher.core.planning.lengths import LengthCounts
 from rollout_dispatcher.core.planning.planning import Planning
 from rollout_dispatcher.core.planning.relief import Relief
 from rollout_dispatcher.core.planning.schema_choice import SchemaChoice
 from rollout_dispatcher.core.planning.selection import Selection
+from rollout_dispatcher.core.planning.selection_bias import SelectionBias
 from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.producers.agreement import Agreement
 from rollout_dispatcher.core.producers.closing import Closing
@@ -78,6 +81,7 @@ class Parts:
         )
 
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
+        self.measuring = Measuring(self.ledger, config.sync, config.max_open_steps)
         self.lifecycle = Lifecycle(
             self.buffer, self.ledger, self.dropping,
             batch=batch, flush_partial=config.flush_partial,
@@ -89,9 +93,10 @@ class Parts:
         selection = Selection(config, self.buffer, self.phases, self.freshness, self.ledger)
         self.relief = Relief(config, self.buffer, self.admission, self.dropping, selection)
         self.schema_choice = SchemaChoice(self.buffer, self.dropping, note, config.schema)
+        self.selection_bias = SelectionBias(self.totals)
         booking = Booking(
             self.buffer, self.ledger, self.freshness, self.totals, kept,
-            choice=self.schema_choice, batch=batch,
+            bias=self.selection_bias, choice=self.schema_choice, batch=batch,
         )  # fmt: skip
         self.planning = Planning(
             self.ledger, self.timing, selection, self.relief, booking, target=config.target_excess
@@ -106,8 +111,8 @@ class Parts:
         )  # fmt: skip
         self.standings = Standings(self.buffer, self.held, self.freshness, self.ledger, batch=batch)
         self.waiting = Waiting(
-            batch, ledger=self.ledger, buffer=self.buffer, admission=self.admission,
-            phases=self.phases, agreement=self.agreement,
+            ledger=self.ledger, buffer=self.buffer, admission=self.admission, phases=self.phases,
+            timing=self.timing, producers=self.producers, agreement=self.agreement,
         )  # fmt: skip
 
     def configure(self, config: DispatchConfig) -> None:
@@ -128,6 +133,9 @@ class Parts:
         self.producers.restore(said, now, contributed=accepted)
         self.memory.restore(memory.producers, memory.given_ids, memory.keys)
         self.buffer.restore(memory.entries, memory.next_ticket, now)
+        held = LengthCounts()
+        held.add([entry.sample.tokens for entry in memory.entries])
+        self.selection_bias.restore(held)
         self.schema_choice.restore(memory, now)
         self.ends.restore(memory, now)
         self.checkpoints.restore(memory)

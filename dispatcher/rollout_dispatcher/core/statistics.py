@@ -69,7 +69,8 @@ class Statistics:
     """Counts of samples unless the name says otherwise; times are the core's clock, in seconds.
 
     ranks: of the current generation, by DP rank, as far as they have joined. absent_ranks: those
-    that lost their connection and have not come back, without a goodbye. steps: planned and not
+    that lost their connection and have not come back, without a goodbye. missing_ranks: those that
+    have not joined. steps: planned and not
     committed, by number. lengths: of accepted samples.
     """
 
@@ -106,13 +107,16 @@ class Statistics:
     generation: int
     dp_size: int
     policy_version: int | None
+    producers_connected: int
     ranks_connected: int
+    missing_ranks: tuple[int, ...]
     absent_ranks: tuple[int, ...]
     ranks: Mapping[int, RankStatistics]
     wanted: bool
     hungry: bool
     run_state: str
     selection_bias: float
+    selection_bias_chance: float
 
     @property
     def accepted(self) -> int:
@@ -166,11 +170,14 @@ class Statistics:
             generation=generation.number,
             dp_size=generation.dp_size,
             policy_version=parts.freshness.reported,
+            producers_connected=parts.producers.num_there,
             ranks_connected=sum(rank.connected for rank in ranks.values()),
+            missing_ranks=tuple(generation.missing),
             absent_ranks=tuple(generation.absent),
             ranks={dp_rank: RankStatistics.of(rank) for dp_rank, rank in sorted(ranks.items())},
             wanted=ledger.wanted,
             hungry=ledger.hungry,
             run_state=parts.lifecycle.state,
-            selection_bias=totals.arrived.distance(totals.dispatched),
+            selection_bias=parts.selection_bias.distance,
+            selection_bias_chance=parts.selection_bias.chance,
         )

@@ -21,15 +21,17 @@ _PLAIN = (
 class Totals:
     """Counts of samples or steps.
 
-    received: pushed samples by outcome. arrived, dispatched: lengths of accepted and of planned
-    samples, in tokens. small_steps: steps of fewer samples than a dispatch batch. *_rewound: of
-    what was committed, that was taken back. steps_not_rewound: that should have been and could not.
+    received: pushed samples by outcome. arrived, dispatched, dropped_lengths: lengths of accepted,
+    planned and dropped samples, in tokens; the last are not saved, they are what is left.
+    small_steps: steps of fewer samples than a dispatch batch. *_rewound: of what was committed,
+    that was taken back. steps_not_rewound: that should have been and could not.
     """
 
     received: Counter[Outcome] = field(default_factory=lambda: Counter(dict.fromkeys(Outcome, 0)))
     received_bytes: int = 0
     arrived: LengthCounts = field(default_factory=LengthCounts)
     dispatched: LengthCounts = field(default_factory=LengthCounts)
+    dropped_lengths: LengthCounts = field(default_factory=LengthCounts)
     planned: Counter[Trigger] = field(default_factory=lambda: Counter(dict.fromkeys(Trigger, 0)))
     dropped: Counter[DropReason] = field(
         default_factory=lambda: Counter(dict.fromkeys(DropReason, 0))

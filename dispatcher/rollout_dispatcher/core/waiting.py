@@ -1,50 +1,153 @@
 """In words: whom the next step waits for. For operators and for producers that wait.
 
 It says what lacks, and who could bring it: absent ranks, ranks that have not committed, producers
-of open groups, producers that have not ended a phase. Bounded, however many there are of them.
+of open groups, producers that have not ended a phase, or time that samples are given. Bounded,
+however many there are of them.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.phases import Phases
+from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.producers.agreement import Agreement
+from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.steps.ledger import StepLedger
 
 #: Names that are said of each kind.
 NAMED = 4
 
 
+class Cause(StrEnum):
+    """Of what kind it is that the next step waits for."""
+
+    MISSING_RANKS = "missing-ranks"
+    ABSENT_RANKS = "absent-ranks"
+    SILENT_RANKS = "ranks-not-begun"
+    FAILED_GENERATION = "failed-generation"
+    OPEN_STEPS = "open-steps"
+    SAMPLES = "samples"
+    PRODUCERS = "no-producers"
+    FIELDS = "fields"
+    OPEN_GROUPS = "open-groups"
+    WINDOW = "window"
+    CAP = "cap"
+    RESENDS = "resends"
+    ENDS = "ends"
+    JOURNAL = "journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why no step is planned; text: for a person."""
+
+    cause: Cause
+    text: str
+
+
 class Waiting:
-    """Looks at the parts of one run. batch: what a step needs, in samples or groups."""
+    """Looks at the parts of one run."""
 
     def __init__(
         self,
-        batch: int,
         *,
         ledger: StepLedger,
         buffer: SampleBuffer,
         admission: Admission,
         phases: Phases,
+        timing: Timing,
+        producers: Producers,
         agreement: Agreement,
     ) -> None:
-        self._batch, self._ledger, self._buffer = batch, ledger, buffer
+        self._ledger, self._buffer = ledger, buffer
         self._admission, self._phases, self._agreement = admission, phases, agreement
+        self._timing, self._producers = timing, producers
 
     def explain(self, now: float) -> str:
         """One line, parts divided by semicolons; `nobody` if a step is on its way."""
-        return "; ".join(self._parts(now)) or "nobody"
+        return "; ".join(reason.text for reason in self.reasons(now)) or "nobody"
 
-    def _parts(self, now: float) -> Iterator[str]:
+    def reasons(self, now: float) -> Iterator[Reason]:
+        """Everything that it waits for; none if a step is on its way."""
         yield from self._ranks()
         yield from self._samples(now)
         if (pressed := self._admission.capacity.pressed) is not None:
             used = f"{pressed.held} of {pressed.capacity}"
-            yield f"{len(self._admission.held)} pushes wait at the {pressed.cap} cap ({used})"
+            pushes = len(self._admission.held)
+            yield Reason(Cause.CAP, f"{pushes} pushes wait at the {pressed.cap} cap ({used})")
         if coming := self._admission.held.asked_samples:
-            yield f"{coming} samples of pushes that waited are asked for again"
+            text = f"{coming} samples of pushes that waited are asked for again"
+            yield Reason(Cause.RESENDS, text)
+        yield from (Reason(Cause.ENDS, text) for text in self._ends())
+
+    def _ranks(self) -> Iterator[Reason]:
+        ledger = self._ledger
+        generation, steps = ledger.generation, ledger.steps
+        if missing := generation.missing:
+            yield Reason(Cause.MISSING_RANKS, f"{_ranks(missing)} not joined yet")
+        if absent := generation.absent:
+            yield Reason(Cause.ABSENT_RANKS, f"{_ranks(absent)} lost the connection")
+        if generation.failed is not None:
+            failed = f"generation {generation.number} has failed: {generation.failed}"
+            yield Reason(Cause.FAILED_GENERATION, failed)
+        elif ledger.wanted or missing or absent:
+            return
+        elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
+            yield Reason(Cause.SILENT_RANKS, f"{_ranks(silent)} did not load the checkpoint yet")
+        elif len(steps):
+            behind = [at for at, rank in ledger.ranks.items() if rank.committed < min(steps)]
+            yield Reason(
+                Cause.OPEN_STEPS,
+                f"{len(steps)} open steps: step {min(steps)} is not committed by {_ranks(behind)}",
+            )
+
+    def _samples(self, now: float) -> Iterator[Reason]:
+        buffer = self._buffer
+        shortfall, batch = self._phases.shortfall(), self._timing.config.batch
+        if shortfall <= 0:
+            if self._ledger.wanted:
+                yield from self._window(now)
+            return
+        ready = f"{batch - shortfall} of {batch} {buffer.units} are ready"
+        yield Reason(Cause.SAMPLES, ready)
+        if not self._producers.num_there:
+            yield Reason(Cause.PRODUCERS, "no producer is connected")
+        if apart := buffer.lots.apart:
+            yield Reason(
+                Cause.FIELDS,
+                f"{sum(lot.samples for lot in apart)} samples have other fields, and wait apart: "
+                f"the first step decides which fields samples have, unless --fields does",
+            )
+        if count := len(buffer.groups):
+            oldest = next(iter(buffer.groups))
+            of = _some(sorted(filter(None, oldest.contributors)), "producer") or "no connection"
+            yield Reason(
+                Cause.OPEN_GROUPS,
+                f"{count} open groups hold {buffer.groups.samples} samples; the oldest is "
+                f"{oldest}, of {of}, and has not grown for {now - oldest.grown:.0f} s",
+            )
+
+    def _window(self, now: float) -> Iterator[Reason]:
+        """A batch is there, and its plan may become better while nobody, or not for long, waits."""
+        if self._phases.flushing:
+            return
+        config, since = self._timing.config, self._timing.hungry_since
+        ready, units = self._phases.count(config.window), self._buffer.units
+        if ready >= config.window:
+            return
+        waited = "no rank waits yet"
+        if since is not None:
+            waited = f"ranks wait for {now - since:.1f} of --max-wait {config.max_wait:g} s"
+        yield Reason(
+            Cause.WINDOW,
+            f"{ready} of {config.window} {units} of the window are ready, and {waited}",
+        )
+
+    def _ends(self) -> Iterator[str]:
         for end in self._agreement.pending(NAMED):
             what = "the end of the stream" if end is None else f"the end of the phase before {end}"
             if self._agreement.is_decided(end):
@@ -54,38 +157,9 @@ class Waiting:
         if (more := self._agreement.num_pending - NAMED) > 0:
             yield f"{more} more ends wait for these"
 
-    def _ranks(self) -> Iterator[str]:
-        ledger = self._ledger
-        generation, steps = ledger.generation, ledger.steps
-        if missing := sorted(set(range(generation.dp_size)) - set(ledger.ranks)):
-            yield f"{_some(map(str, missing), 'DP rank')} not joined yet"
-        if absent := generation.absent:
-            yield f"{_some(map(str, absent), 'DP rank')} lost the connection"
-        if generation.failed is not None:
-            yield f"generation {generation.number} has failed: {generation.failed}"
-        elif not ledger.wanted and not missing and not absent and len(steps):
-            behind = [str(at) for at, rank in ledger.ranks.items() if rank.committed < min(steps)]
-            who = _some(behind, "DP rank")
-            yield f"{len(steps)} open steps: step {min(steps)} is not committed by {who}"
 
-    def _samples(self, now: float) -> Iterator[str]:
-        buffer = self._buffer
-        shortfall = self._phases.shortfall()
-        if shortfall <= 0:
-            return
-        yield f"{self._batch - shortfall} of {self._batch} {buffer.units} are ready"
-        if apart := buffer.lots.apart:
-            yield (
-                f"{sum(lot.samples for lot in apart)} samples have other fields, and wait apart: "
-                f"the first step decides which fields samples have, unless --fields does"
-            )
-        if count := len(buffer.groups):
-            oldest = next(iter(buffer.groups))
-            of = _some(sorted(filter(None, oldest.contributors)), "producer") or "no connection"
-            yield (
-                f"{count} open groups hold {buffer.groups.samples} samples; the oldest is "
-                f"{oldest}, of {of}, and has not grown for {now - oldest.grown:.0f} s"
-            )
+def _ranks(dp_ranks: Iterable[int]) -> str:
+    return _some(map(str, sorted(dp_ranks)), "DP rank")
 
 
 def _some(names: Iterable[str], kind: str) -> str:

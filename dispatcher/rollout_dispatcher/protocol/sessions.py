@@ -70,7 +70,9 @@ Table = dict[tuple[SessionState, type[m.Message]], SessionState]
 #: What welcomed peers say, and hear.
 FROM_PRODUCER: Kinds = (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping)
 TO_PRODUCER: Kinds = (m.Pushed, m.Blocked, m.Resend, m.SchemaKnown, m.Feedback, m.Dropped, m.Pong)
-FROM_RANK: Kinds = (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.Ping)
+FROM_RANK: Kinds = (
+    m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.StepTimes, m.Ping,
+)  # fmt: skip
 TO_RANK: Kinds = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)
 
 #: Where the client has said Bye.

@@ -40,10 +40,12 @@ FEEDBACK = "feedback"
 PADDING = "padding"
 #: Fields may be ragged, or text: the keys `ragged` and `rows`, and the type `str`.
 RAGGED = "ragged"
+#: DP ranks say what their micro-batches took.
+STEP_TIMES = "step-times"
 #: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
 #: averaged over groups: it makes headers longer.
 OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED})
-OF_RANKS = frozenset({PADDING, RAGGED})
+OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES})
 #: What this release speaks.
 OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
 

@@ -42,6 +42,7 @@ from rollout_dispatcher.service.reloading.reloads import Reloads, resume
 from rollout_dispatcher.service.reloading.settings import Settings
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.service.stall_log import StallLog
+from rollout_dispatcher.service.status.progress_log import ProgressLog
 
 log = logging.getLogger(__name__)
 
@@ -294,11 +295,14 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
 async def _watch(router: Router) -> None:
     """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
 
-    And say whom the next step waits for, and what becomes of the journal; give back the memory of
-    a crowd that has left.
+    And say how the run gets on, whom the next step waits for, and what becomes of the journal; give
+    back the memory of a crowd that has left.
     """
     loop, stalls, crowd = asyncio.get_running_loop(), StallLog(router.core), Crowd()
-    journal = JournalLog(router.barrier)
+    journal, config = JournalLog(router.barrier), router.config
+    progress = ProgressLog(
+        router.core, router.metrics, router.health, config.progress_interval, router.clock()
+    )
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
@@ -306,7 +310,9 @@ async def _watch(router: Router) -> None:
         away = max(0.0, router.clock() - due_by_clock)
         router.close_silent(away)
         router.keep_pace(away)
+        router.health.look(router.clock())
         stalls.check(router.clock())
+        progress.check(router.clock())
         crowd.check(router.num_connections)
         journal.check()
 

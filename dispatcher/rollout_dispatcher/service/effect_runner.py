@@ -45,7 +45,9 @@ log = logging.getLogger(__name__)
 _T = TypeVarTuple("_T")
 
 #: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
-AT_ONCE = (e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.WelcomeProducer, e.RefuseRank)
+AT_ONCE = (
+    e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.WelcomeProducer, e.RefuseRank,
+)  # fmt: skip
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: Effects that are for the DP ranks of one generation.
@@ -108,6 +110,7 @@ class EffectRunner:
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
+            e.StepMeasured: metrics.step_measured,
             e.Rewound: _log_rewound,
             e.Drained: _log_drained,
         }
@@ -146,6 +149,7 @@ class EffectRunner:
         elif isinstance(effect, e.WelcomeRank):
             self._barrier.after(partial(self._welcome_rank, self._attach(effect), effect))
         elif isinstance(effect, e.FailRanks):
+            self._stop_waiting(effect.client_ids)
             detached = self._connections.detach(*effect.client_ids)
             self._barrier.after(partial(_fail, detached, effect.error))
         else:
@@ -266,7 +270,15 @@ class EffectRunner:
     def _release(self, effect: e.Release) -> None:
         self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
 
+    def _stop_waiting(self, client_ids: Iterable[str]) -> None:
+        """These ranks are heard no more: they are not waiting for a step."""
+        for client_id in client_ids:
+            if (rank := self._connections.ranks.get(client_id)) is not None:
+                self._metrics.rank_waits.stops(rank.dp_rank, self._clock())
+
     def _end(self, effect: e.EndRanks) -> None:
+        for dp_rank in effect.dp_ranks:
+            self._metrics.rank_waits.stops(dp_rank, self._clock())
         self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
 
     def _observe(self, effect: e.StepPlanned) -> None:

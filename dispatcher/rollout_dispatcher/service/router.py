@@ -8,9 +8,10 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.decision import NOTHING, Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PushAnswered
+from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
@@ -42,6 +43,7 @@ from rollout_dispatcher.service.metrics.message_times import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.reloading.reloads import Reloads
 from rollout_dispatcher.service.reloading.settings import RELOADABLE, Settings
+from rollout_dispatcher.service.status.health import Health
 from rollout_dispatcher.transport.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class Router:
         self._connections = Connections()
         self._failure = Failure()
         self.barrier = DurabilityBarrier(journal, self._failure, self._journal_takes_more)
+        self.health = Health(core, lambda: self.barrier.failure, clock)
+        metrics.watch_health(self.health.is_ready)
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._effect_runner = EffectRunner(
@@ -90,7 +94,6 @@ class Router:
             clock=clock,
         )
         self.feedback = self._effect_runner.feedback
-        self._hungry_since: dict[int, float] = {}
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.
@@ -138,11 +141,8 @@ class Router:
     def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         now = self.clock()
         match message:
-            case m.Ping() if peer.role == "producer":
-                # It confirms what the producer said before; a rank repeats itself in its hello.
-                self.barrier.after(partial(self._confirm, peer))
             case m.Ping():
-                peer.send(m.Pong())
+                self._pinged(peer, now)
             case m.Bye():
                 self._says_goodbye(peer)
             case m.HelloProducer():
@@ -175,6 +175,15 @@ class Router:
             case _ if (rank := self._connections.rank_of(peer)) is not None:
                 self._rank_said(rank.dp_rank, message, now)
 
+    def _pinged(self, peer: Peer, now: float) -> None:
+        if peer.role == "producer":
+            # It confirms what the producer said before; a rank repeats itself in its hello.
+            self.barrier.after(partial(self._confirm, peer))
+            return
+        if (rank := self._connections.rank_of(peer)) is not None:
+            self.core.seen(rank.dp_rank, now)
+        peer.send(m.Pong())
+
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""
         self._failure.guard(self._lost, peer, reason)
@@ -195,7 +204,7 @@ class Router:
             self.perform(gone)
         if (rank := connections.rank_of(peer)) is not None:
             connections.detach(peer.client_id)
-            self._hungry_since.pop(rank.dp_rank, None)
+            self.metrics.rank_waits.stops(rank.dp_rank, self.clock())
             log.info("DP rank %d disconnected (%s)", rank.dp_rank, reason)
             self.perform(
                 self.core.leave(rank.dp_rank, peer.client_id, self.clock(), for_good=for_good)
@@ -279,7 +288,7 @@ class Router:
         )
         decision = self.core.join(hello, now)
         if hello.generation is None:
-            self._hungry_since.clear()
+            self.metrics.rank_waits.all_stop(now)
             if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
                 self._connections.detach(peer.client_id)
         self._connections.said_hello(peer)
@@ -311,12 +320,14 @@ class Router:
                 self.perform(self.core.set_policy_version(version, now, first_step))
             case m.CheckpointSaved():
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
+            case m.StepTimes(busy_s=busy, collective_s=inside, why=why):
+                times = RankTimes(message.step, message.cost_key, busy, inside, why)
+                if (decision := self.core.step_times(dp_rank, times)) is not NOTHING:
+                    self.perform(decision)
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
-        if hungry:
-            self._hungry_since.setdefault(dp_rank, now)
-        elif (since := self._hungry_since.pop(dp_rank, None)) is not None:
-            self.metrics.rank_waited(dp_rank, now - since)
+        waits = self.metrics.rank_waits
+        (waits.begins if hungry else waits.ends)(dp_rank, now)
 
     # -- the end ----------------------------------------------------------------------------
 

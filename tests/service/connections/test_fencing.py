@@ -215,7 +215,9 @@ async def test_a_new_rank_s_hunger_does_not_end_with_the_old_connection(scene: S
 
 def waits(scene: Scene) -> float:
     """Times that a rank waited for a step, as the metrics have it."""
-    found = scene.router.metrics.registry.get_sample_value("dispatcher_rank_wait_seconds_count")
+    found = scene.router.metrics.registry.get_sample_value(
+        "dispatcher_rank_wait_duration_seconds_count"
+    )
     assert found is not None
     return found
 

@@ -108,7 +108,7 @@ def test_a_fenced_rank_s_waiting_is_not_counted_for_its_successor(serve: Serve) 
         with Trainer(server.endpoint, 2) as new:
             for rank in new.ranks:
                 rank.settle()
-            assert server.scrape()["rank_wait_seconds_count"] == 0
+            assert server.scrape()["rank_wait_duration_seconds_count"] == 0
 
 
 def test_a_step_planned_under_a_larger_budget_is_planned_again_all_the_same(

@@ -63,3 +63,29 @@ async def test_a_journal_that_cannot_be_gone_on_from_is_let_go_of(tmp_path: Path
         core = Dispatch(core_config(config))
         with pytest.raises(ValueError, match="of a later version"):
             open_journal(config, core, Metrics(config, core, clock), clock)
+
+
+async def test_the_log_says_where_the_journal_is_and_whether_it_is_a_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    there, fresh = Path("there/deep"), Path("empty")
+    for folder, run in ((there, "one"), (fresh, "two"), (there, "three")):
+        config = ServeConfig(
+            dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=folder
+        )
+        core = Dispatch(core_config(config), run)
+        journal = open_journal(config, core, Metrics(config, core, Clock()), Clock())
+        barrier = DurabilityBarrier(journal, Failure())
+        pushed = core.push(Push("p", 0, (make_sample("s"),)), 0.0)
+        barrier.note(pushed.facts, pushed.totals)
+        await barrier.settled()
+        assert journal.close()
+    held = "1 samples buffered, 0 open steps, 0 retained"
+    assert [message for message in caplog.messages if message.startswith("journal")] == [
+        f"journal {tmp_path}/there/deep: created, as it was not there; run one begins",
+        f"journal {tmp_path}/empty: empty; run two begins",
+        f"journal {tmp_path}/there/deep: run one goes on at step 0: {held}",
+    ]

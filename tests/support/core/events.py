@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
@@ -118,6 +119,15 @@ def commit(world: World, at: int) -> Happens:
     return lambda: world.core.commit(rank, known.committed, world.now)
 
 
+def step_times(world: World, at: int) -> Happens:
+    rank = at % world.dp_size
+    steps = world.core.statistics().steps
+    if rank not in world.core.statistics().ranks or not steps:
+        return None
+    times = RankTimes(steps[0].number, "update", [1.0], [0.5])
+    return lambda: world.core.step_times(rank, times)
+
+
 def policy_version(world: World, at: int) -> Happens:
     return lambda: world.core.set_policy_version(1, world.now, 0)
 
@@ -161,7 +171,7 @@ EVENTS: dict[str, Callable[[World, int], Happens]] = {
     for event in (
         tick, next_deadline, settings_change, journal_takes_more,
         hello_of_a_new_producer, hello_of_a_known_producer, demand,
-        prepared, commit, policy_version, checkpoint_saved, rank_lost_and_back,
+        prepared, commit, step_times, policy_version, checkpoint_saved, rank_lost_and_back,
         push_of_one, push_of_64, push_over_http, duplicate_push, refused_push, push_of_a_member,
         close_of_an_open_group, close_of_an_unknown_group, withdrawn_member,
         producer_lost, bye_of_a_producer, end_of_a_phase, end_of_the_stream,

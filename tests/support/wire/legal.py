@@ -10,7 +10,8 @@ _FROM_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
     (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping), S.PRODUCER
 )
 _FROM_RANK: dict[Kind, SessionState] = dict.fromkeys(
-    (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.Ping), S.RANK
+    (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.StepTimes, m.Ping),
+    S.RANK,
 )
 _TO_PRODUCER: tuple[Kind, ...] = (
     m.Pushed,

@@ -47,6 +47,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.SchemaKnown(fields=[IDS], set_by="declared by --fields"),
         m.Feedback(policy_version=3, expected_version=4, remaining=8),
         m.Dropped(reason="stale", sample_ids=["s"], group_ids=["g"]),
+        m.StepTimes(step=3, busy_s=[0.5, 0.25], collective_s=[0.0, 0.125]),
     )
 }  # fmt: skip
 
@@ -76,6 +77,18 @@ _fields = st.lists(
 
 _known = st.builds(m.SchemaKnown, fields=_fields, set_by=_text)
 _feedback = dict.fromkeys(("policy_version", "expected_version", "remaining"), st.none() | _counts)
+
+
+def _times(size: int) -> st.SearchStrategy[m.StepTimes]:
+    times = st.lists(st.floats(0, 1e9), min_size=size, max_size=size)
+    return st.builds(
+        m.StepTimes,
+        step=_counts,
+        cost_key=_names,
+        busy_s=times,
+        collective_s=st.none() | times,
+        why=_text,
+    )
 
 
 def _dropped(size: int) -> st.SearchStrategy[m.Dropped]:
@@ -225,4 +238,5 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.Resend: st.builds(m.Resend, first_seq=_counts),
     m.SchemaKnown: _known,
     m.CheckpointSaved: st.builds(m.CheckpointSaved, step=_watermarks),
+    m.StepTimes: st.integers(1, 4).flatmap(_times),
 }

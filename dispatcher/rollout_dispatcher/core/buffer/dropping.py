@@ -129,6 +129,7 @@ class Dropping:
     def _drop(self, reason: DropReason, entries: Sequence[Entry]) -> int:
         if entries:
             self._totals.dropped[reason] += len(entries)
+            self._totals.dropped_lengths.add([entry.sample.tokens for entry in entries])
             self._memory.forget(entry.sample.sample_id for entry in entries)
             self.untold.setdefault(reason, []).extend(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))

@@ -10,6 +10,7 @@ from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted
 from rollout_dispatcher.core.facts import Note, Planned
 from rollout_dispatcher.core.planning.requests import report_plan
 from rollout_dispatcher.core.planning.schema_choice import SchemaChoice
+from rollout_dispatcher.core.planning.selection_bias import SelectionBias
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.core.totals import Totals
@@ -30,11 +31,12 @@ class Booking:
         totals: Totals,
         note: Note | None,
         *,
+        bias: SelectionBias,
         choice: SchemaChoice,
         batch: int,
     ) -> None:
         self._buffer, self._ledger, self._freshness = buffer, ledger, freshness
-        self._totals, self._choice = totals, choice
+        self._totals, self._bias, self._choice = totals, bias, choice
         self._note, self._batch = note, batch
 
     def open(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
@@ -55,6 +57,7 @@ class Booking:
     def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
         """The chosen samples leave the buffer; the others were passed over."""
         self._totals.dispatched.add([entry.sample.tokens for entry in chosen])
+        self._bias.dispatched()
         units = self._buffer.units_of(chosen)
         self._buffer.take(chosen)
         for entry in wanted.entries:

@@ -13,6 +13,8 @@ from rollout_dispatcher.plan import IntArray
 
 BINS_PER_OCTAVE = 8
 OCTAVES = 32
+#: Powers of two that are shown: to twice the longest sample that is taken unless told otherwise.
+SHOWN = range(4, 22)
 #: Lengths are counted so many at a time, or when somebody looks: numpy is slow to start.
 COUNTED_TOGETHER = 1024
 #: The shortest length of each bin, in tokens.
@@ -51,14 +53,14 @@ class LengthCounts:
         self._counts, self.samples, self.tokens = np.array(counts), sum(counts), tokens
 
     def octaves(self) -> list[tuple[int, int]]:
-        """Pairs of (2**k, samples shorter than that), up to the longest sample seen."""
+        """Pairs of (2**k, samples shorter than that), for the same k whatever was seen."""
         below = self.counts.reshape(OCTAVES, BINS_PER_OCTAVE).sum(axis=1).cumsum().tolist()
-        longest = below.index(self.samples)
-        return [(2 ** (octave + 1), count) for octave, count in enumerate(below[: longest + 1])]
+        return [(2**k, below[k - 1]) for k in SHOWN]
 
-    def distance(self, other: "LengthCounts") -> float:
-        """Kolmogorov-Smirnov distance, 0 to 1; 0 while either is empty."""
-        if not self.samples or not other.samples:
-            return 0.0
-        ours, theirs = self.counts.cumsum(), other.counts.cumsum()
-        return float(np.abs(ours / self.samples - theirs / other.samples).max())
+
+def ks_distance(ours: IntArray, theirs: IntArray) -> float:
+    """Kolmogorov-Smirnov distance of two counts by bin, 0 to 1; 0 while either is empty."""
+    below, others_below = ours.cumsum(), theirs.cumsum()
+    if not below[-1] or not others_below[-1]:
+        return 0.0
+    return float(np.abs(below / below[-1] - others_below / others_below[-1]).max())

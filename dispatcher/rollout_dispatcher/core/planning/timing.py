@@ -26,7 +26,7 @@ class Timing:
         admission: Admission,
         lifecycle: Lifecycle,
     ) -> None:
-        self._config, self._groups, self._phases = config, groups, phases
+        self.config, self._groups, self._phases = config, groups, phases
         self._admission, self._capacity = admission, admission.capacity
         self._lifecycle = lifecycle
         #: Since when a rank waits for the next step.
@@ -53,7 +53,7 @@ class Timing:
 
     def decide(self, ready: int, now: float) -> Decided:
         """What to do for a step that is wanted, with so many units to choose from."""
-        decided = decide(self._config, self._situation(ready, now))
+        decided = decide(self.config, self._situation(ready, now))
         if isinstance(decided, Wait):
             self.wake_at = None if decided.seconds is None else now + decided.seconds
         return decided

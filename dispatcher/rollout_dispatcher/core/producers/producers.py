@@ -59,6 +59,11 @@ class Producers:
         """Whether anybody has contributed anything."""
         return self._begun
 
+    @property
+    def num_there(self) -> int:
+        """How many are there now."""
+        return len(self._known) - len(self._away)
+
     def __contains__(self, producer: object) -> bool:
         """Whether it is there or may come back."""
         return producer in self._known

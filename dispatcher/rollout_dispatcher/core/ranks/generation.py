@@ -279,6 +279,11 @@ class Generation:
         return bool(self._waiting.find((self.number, last), lambda rank: rank.waits_after(last)))
 
     @property
+    def missing(self) -> list[int]:
+        """DP ranks that have not joined."""
+        return [at for at in range(self.dp_size) if at not in self.ranks]
+
+    @property
     def absent(self) -> list[int]:
         """DP ranks that lost their connection and have not come back, without a goodbye.
 

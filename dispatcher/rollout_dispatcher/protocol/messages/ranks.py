@@ -7,9 +7,16 @@ MicroBatch     ------>   (once per micro-batch, payload attached)
 <------   Prepared
 Release        ------>   (every rank is prepared: training may see it)
 <------   Commit, CheckpointSaved
+<------   StepTimes                (what the step took, as soon as that is known)
 End            ------>
 """
 
+from typing import Annotated, Self
+
+from pydantic import Field as Declared
+from pydantic import model_validator
+
+from rollout_dispatcher.plan import UPDATE
 from rollout_dispatcher.protocol.messages.base import (
     Count,
     Extent,
@@ -20,6 +27,12 @@ from rollout_dispatcher.protocol.messages.base import (
     Watermark,
 )
 from rollout_dispatcher.protocol.messages.samples import HasFields, HasSamples
+
+#: Micro-batches of a rank in a step whose times can be told.
+MAX_TIMED = 1 << 16
+#: Up to years, so that sums and quotients of them stay finite.
+Seconds = Annotated[float, Declared(ge=0, le=1e9, allow_inf_nan=False)]
+Times = Annotated[list[Seconds], Declared(min_length=1, max_length=MAX_TIMED)]
 
 
 class Demand(Message):
@@ -145,3 +158,34 @@ class CheckpointSaved(Message):
 
     type_code = 23
     step: Watermark
+
+
+class StepTimes(Message):
+    """What one pass over a step's micro-batches took, with the capability `step-times`.
+
+    Said once a pass, with or after the step's Commit; nobody waits for it. Times are in seconds,
+    one a micro-batch in order, summed where the pass goes over them more than once.
+
+    step: which.
+    cost_key: which pass: `update` trains, others (`log-prob`, `critic`) have the trainer's names.
+    busy_s: from each micro-batch's begin to its end, time inside collectives included.
+    collective_s: how much of that the rank was inside collectives, whether it waited for others
+        there or bytes were on their way; null where that cannot be told apart.
+    why: why it cannot, for people.
+    """
+
+    type_code = 28
+    step: Count
+    cost_key: Name = UPDATE
+    busy_s: Times
+    collective_s: Times | None = None
+    why: Annotated[str, Declared(max_length=200)] = ""
+
+    @model_validator(mode="after")
+    def _one_a_micro_batch(self) -> Self:
+        if self.collective_s is not None and len(self.collective_s) != len(self.busy_s):
+            raise ValueError(
+                f"collective_s has {len(self.collective_s)} entries for {len(self.busy_s)} "
+                "micro-batches"
+            )
+        return self

@@ -31,6 +31,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
         target_excess=config.target_excess,
+        sync=config.sync,
         groups_matter=config.groups is not Grouping.IGNORE,
         by_groups=config.by_groups,
         keep_incomplete=config.incomplete_groups is IncompleteGroups.KEEP,

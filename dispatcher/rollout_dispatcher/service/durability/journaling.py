@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.dispatch import Dispatch
@@ -26,10 +27,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A journal, and what it remembers."""
+    """A journal, and what it remembers. created: its directory was not there."""
 
     journal: "Journal"
     memory: Remembered
+    created: bool
 
     def let_go(self) -> None:
         """Nobody goes on from it now."""
@@ -48,6 +50,7 @@ def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
         raise ConfigError(
             f"--journal-dir needs lmdb ({error}): pip install 'rollout-dispatcher[journal]'"
         ) from error
+    created = not _is_there(config.journal_dir)
     offset = time.time() - clock()  # the core's clock starts anew with every boot
     journal, memory = Journal.open(
         config.journal_dir,
@@ -58,7 +61,14 @@ def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
         id_horizon=config.sample_id_horizon,
         payload_bytes=config.buffer_memory,
     )
-    return Opened(journal, memory)
+    return Opened(journal, memory, created)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # whoever uses it says what is wrong with it
+        return False
 
 
 def go_on_from(
@@ -89,9 +99,20 @@ def go_on_from(
             journal.append(restored.facts, restored.totals)
         undo.pop_all()
     metrics.watch_journal(journal)
-    log.info(
-        "journal %s: run %s, %d samples buffered, %d open steps, %d retained, next step %d",
-        config.journal_dir, core.run_id, len(memory.entries), len(memory.steps),
-        len(memory.retained), memory.next_step,
-    )  # fmt: skip
+    _log_begin(opened, config, core.run_id)
     return journal
+
+
+def _log_begin(opened: Opened, config: ServeConfig, run_id: str) -> None:
+    """Say where the journal is, and whether anything was in it: a new one may be the wrong one."""
+    assert config.journal_dir is not None, "it was read"
+    memory, where = opened.memory, config.journal_dir.absolute()
+    if not memory.run_id:
+        how = "created, as it was not there" if opened.created else "empty"
+        log.info("journal %s: %s; run %s begins", where, how, run_id)
+        return
+    log.info(
+        "journal %s: run %s goes on at step %d: %d samples buffered, %d open steps, %d retained",
+        where, run_id, memory.next_step, len(memory.entries), len(memory.steps),
+        len(memory.retained),
+    )  # fmt: skip

@@ -3,24 +3,20 @@
 aiohttp parses, limits and serves; here is only what the answers mean.
 """
 
-import dataclasses
-import json
 from collections.abc import Callable
 from functools import partial
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
-from rollout_dispatcher import __version__
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition
-from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of
 from rollout_dispatcher.service.http.config_routes import ConfigRoutes
 from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.openapi import describe
+from rollout_dispatcher.service.http.probes.probes import Probes
 from rollout_dispatcher.service.http.pushes import Pushes
 from rollout_dispatcher.service.http.requests import (
     CloseQuery,
@@ -41,16 +37,18 @@ class HttpPlane:
         self._router, self._guard = router, guard
         self._pushes = Pushes(router, guard.places)
         self._config = ConfigRoutes(router)
+        self._probes = Probes(router)
 
     def application(self) -> web.Application:
         """The routes."""
         app = web.Application(middlewares=[self._guard.middleware])
+        app.on_cleanup.append(self._close)
         app.add_routes(
             [
-                web.get("/metrics", self.metrics),
-                web.get("/livez", self.livez),
-                web.get("/readyz", self.readyz),
-                web.get("/statusz", self.statusz),
+                web.get("/metrics", self._probes.metrics),
+                web.get("/livez", self._probes.livez),
+                web.get("/readyz", self._probes.readyz),
+                web.get("/statusz", self._probes.statusz),
                 web.get("/openapi.json", self.openapi),
                 web.get("/v1/config", self._config.show),
                 web.post("/v1/config", self._config.change, expect_handler=leave_unasked),
@@ -62,47 +60,8 @@ class HttpPlane:
         )
         return app
 
-    async def metrics(self, _: web.Request) -> web.Response:
-        """Prometheus text format."""
-        body = generate_latest(self._router.metrics.registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def livez(self, _: web.Request) -> web.Response:
-        """The process serves."""
-        return web.Response(text="ok\n", headers=self._identity())
-
-    async def readyz(self, _: web.Request) -> web.Response:
-        """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
-        at, failure = self._router.core.statistics(), self._router.barrier.failure
-        ready = at.run_state == "running" and failure is None
-        lines = [f"{'ok' if ready else 'not ready'}: {failure or at.run_state}"]
-        lines.append(
-            f"the next step waits for: {self._router.core.waits_for(self._router.clock())}"
-        )
-        if at.absent_ranks:
-            lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
-        if not ready:
-            return problem(503, "not-ready", "\n".join(lines), **self._identity())
-        return web.Response(text="\n".join(lines) + "\n", headers=self._identity())
-
-    def _identity(self) -> dict[str, str]:
-        """Who answers, for those who would take another server for this one."""
-        return {RUN_HEADER: self._router.core.run_id, VERSION_HEADER: __version__}
-
-    async def statusz(self, _: web.Request) -> web.Response:
-        """A snapshot for a person."""
-        at = self._router.core.statistics()
-        status = dataclasses.asdict(at)
-        del status["lengths"]  # a histogram, for /metrics
-        status |= {
-            "version": __version__,
-            "accepted": at.accepted,
-            "balanced": at.balanced,
-            "waits_for": self._router.core.waits_for(self._router.clock()),
-            "config_generation": self._router.reloads.generation,
-            "config": self._router.config.model_dump(mode="json"),
-        }
-        return web.json_response(status, dumps=lambda value: json.dumps(value, indent=2) + "\n")
+    async def _close(self, _: web.Application) -> None:
+        self._probes.close()
 
     async def openapi(self, _: web.Request) -> web.Response:
         """A description of this plane."""

@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import LengthStatistics, Statistics
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.metrics.exposition import RankFamily
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
@@ -23,32 +24,47 @@ _Label = TypeVar("_Label", bound=str)
 
 
 class PerRank:
-    """Counters with one series a DP rank of the current process group.
+    """Families with one series a DP rank of the current process group, present from the start.
 
-    Not `Counter`s of prometheus-client: to that, `rank_wait_seconds_total` and the histogram
-    `rank_wait_seconds` are one name, which they are in OpenMetrics and not in the text format.
+    seconds_waited: of so many ranks, until now. cost: planned for each rank so far.
     """
 
-    def __init__(self, core: Dispatch) -> None:
-        self._core = core
-        self.wait: defaultdict[int, float] = defaultdict(float)
+    def __init__(
+        self,
+        core: Dispatch,
+        seconds_waited: Callable[[int, float], Mapping[int, float]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._core, self._seconds_waited, self._clock = core, seconds_waited, clock
         self.cost: defaultdict[int, float] = defaultdict(float)
 
-    def describe(self) -> list[Metric]:
-        """Nothing to check: see above."""
-        return []
+    def describe(self) -> Iterator[Metric]:
+        """The same families, for the registry's check of names."""
+        return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """Both families."""
-        dp_size = self._core.statistics().dp_size
-        for name, text, values in (
-            ("rank_wait_seconds", "Time each rank's training loop was blocked.", self.wait),
-            ("rank_dispatched_cost", "Estimated cost planned for each rank.", self.cost),
-        ):
-            family = CounterMetricFamily(f"dispatcher_{name}", text, labels=["dp_rank"])
-            for dp_rank in sorted(rank for rank in values if rank < dp_size):
-                family.add_metric([str(dp_rank)], values[dp_rank])
-            yield family
+        """Every family."""
+        now, (dp_size, last_seen) = self._clock(), self._core.ranks_seen
+        yield RankFamily(
+            "dispatcher_rank_wait_seconds",
+            "Time each rank's training loop was blocked, a wait that lasts included.",
+            "counter",
+            self._seconds_waited(dp_size, now),
+        )
+        yield RankFamily(
+            "dispatcher_rank_dispatched_cost",
+            "Estimated cost planned for each rank.",
+            "counter",
+            {dp_rank: self.cost.get(dp_rank, 0.0) for dp_rank in range(dp_size)},
+        )
+        # The core's clock is monotonic; dashboards want the time of day.
+        offset = time.time() - now
+        yield RankFamily(
+            "dispatcher_rank_last_seen_timestamp_seconds",
+            "When a rank was last heard of, heartbeats included; absent before it has joined.",
+            "gauge",
+            {dp_rank: round(at + offset, 2) for dp_rank, at in last_seen.items()},
+        )
 
 
 class CoreCollector:
@@ -56,6 +72,8 @@ class CoreCollector:
 
     def __init__(self, core: Dispatch, config: ServeConfig, clock: Callable[[], float]) -> None:
         self._core, self._config, self._clock = core, config, clock
+        #: Whether samples are accepted; who serves knows of more than the core's state.
+        self.is_ready: Callable[[Statistics], bool] = lambda at: at.run_state == "running"
 
     def describe(self) -> Iterator[Metric]:
         """The same families, for the registry's check of names."""
@@ -67,8 +85,6 @@ class CoreCollector:
         yield from self._counters(at)
         yield from self._gauges(at)
         yield _lengths(at.lengths)
-        if self._config.per_rank_metrics:
-            yield self._last_seen(at)
 
     def _counters(self, at: Statistics) -> Iterator[Metric]:
         def labelled(name: str, text: str, label: str, values: Mapping[_Label, int]) -> Metric:
@@ -101,7 +117,7 @@ class CoreCollector:
         now = self._clock()
         age = 0.0 if at.oldest_arrival is None else now - at.oldest_arrival
         for name, text, value in (
-            ("ready", "1 while samples are accepted.", at.run_state == "running"),
+            ("ready", "1 while samples are accepted, as /readyz says.", self.is_ready(at)),
             ("buffer_samples", "Samples held.", at.buffered),
             ("buffer_tokens", "Tokens held.", at.buffered_tokens),
             ("buffer_bytes", "Payload bytes held in memory.", at.buffered_bytes),
@@ -112,7 +128,7 @@ class CoreCollector:
             ),
             (
                 "window_samples",
-                "Samples (or groups) that a full window has.",
+                "Samples (or groups) that the strategy chooses from: a full window, or a batch.",
                 self._core.config.trigger.window,
             ),
             ("ready_samples", "Held samples that a plan may choose from.", at.ready),
@@ -138,27 +154,26 @@ class CoreCollector:
             ("generation", "Process groups that have joined so far.", at.generation),
             ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),
+            ("producers_connected", "Producers connected.", at.producers_connected),
             ("step_wanted", "1 while every rank has room for one more step.", at.wanted),
-            ("policy_version", "Policy version last reported.", at.policy_version or 0),
             (
                 "selection_bias_ratio",
-                "Kolmogorov-Smirnov distance of dispatched from arrived lengths.",
+                "Kolmogorov-Smirnov distance of lengths dispatched lately from all there were.",
                 at.selection_bias,
+            ),
+            (
+                "selection_bias_chance_ratio",
+                "What chance alone keeps that distance below, in 95 % of all draws.",
+                at.selection_bias_chance,
             ),
         ):
             yield GaugeMetricFamily(f"dispatcher_{name}", text, value=float(value))
-
-    def _last_seen(self, at: Statistics) -> Metric:
-        """The core's clock is monotonic; dashboards want the time of day."""
-        offset = time.time() - self._clock()
-        family = GaugeMetricFamily(
-            "dispatcher_rank_last_seen_timestamp_seconds",
-            "When a rank was last heard of.",
-            labels=["dp_rank"],
+        version = GaugeMetricFamily(
+            "dispatcher_policy_version", "Policy version last reported; absent before.", labels=()
         )
-        for dp_rank, rank in at.ranks.items():
-            family.add_metric([str(dp_rank)], rank.last_seen + offset)
-        return family
+        if at.policy_version is not None:
+            version.add_metric((), at.policy_version)
+        yield version
 
 
 class JournalCollector:
@@ -187,7 +202,7 @@ class JournalCollector:
 
 
 def _lengths(counts: LengthStatistics) -> Metric:
-    buckets = [(f"{bound - 1}", below) for bound, below in counts.octaves]
+    buckets = [(f"{bound - 1:.1f}", below) for bound, below in counts.octaves]
     return HistogramMetricFamily(
         "dispatcher_sample_tokens",
         "Tokens of accepted samples.",

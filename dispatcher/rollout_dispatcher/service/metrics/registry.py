@@ -22,23 +22,60 @@ from prometheus_client import (
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import StepPlanned
+from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
+from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics.collectors import CoreCollector, JournalCollector, PerRank
 from rollout_dispatcher.service.metrics.histogram import ArrayHistogram
+from rollout_dispatcher.service.metrics.measured import MeasuredCollector
+from rollout_dispatcher.service.metrics.rank_waits import RankWaits
 from rollout_dispatcher.service.reloading.reloads import OUTCOMES
 from rollout_dispatcher.transport.pending import Pending
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+# Buckets are the same whatever the settings are, as series of one name are added up.
+#: What this process does itself, from a tenth of a millisecond on.
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
+    10, 30, 60, 300,
+)  # fmt: skip
+#: What ranks and disks take part in.
+_STEP_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,
+    1800,
+)  # fmt: skip
 _LONG_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
-_RATIOS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_RATIOS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 4,
+)  # fmt: skip
 _SMALL_COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+# Label values that are known beforehand: their series begin at 0, so that the first event shows.
+_ROLES = ("producer", "rank")
+_STAGES = ("fifo", "planned")
+_REDELIVERIES = ("reconnect", "rewind", "new-generation", "new-size")
+_ENDED_UNKNOWN = (
+    "eof", "reset", "protocol", "version", "unauthorized", "tls", "frame-too-large", "made-room",
+    "connection-limit",
+)  # fmt: skip
+_ENDED_KNOWN = (
+    "eof", "reset", "closed", "silent", "protocol", "unauthorized", "frame-too-large", "too-slow",
+    "write-timeout", "connection-limit",
+)  # fmt: skip
+_ENDED = {
+    "unknown": _ENDED_UNKNOWN,
+    "producer": _ENDED_KNOWN,
+    "rank": (*_ENDED_KNOWN, "rank-refused", "fenced", "checkpoint"),
+    "http": (
+        "malformed", "unauthorized", "tls", "handshake-timeout", "write-timeout", "made-room",
+        "connection-limit",
+    ),
+}  # fmt: skip
 
 
 class Metrics:
@@ -50,6 +87,8 @@ class Metrics:
         self._padded = config.layout is Layout.PADDED
         #: Tokens that ranks pad every micro-batch to, by rank.
         self.packed_lengths: dict[int, int] = {}
+        #: Steps planned by this process, and the sum of their straggler excess.
+        self.planned_steps, self.planned_excess = 0, 0.0
         registry = self.registry
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -71,11 +110,14 @@ class Metrics:
             "Changes of the settings since the start.",
             registry=registry,
         )
-        registry.register(CoreCollector(core, config, clock))
+        self._core_collector = CoreCollector(core, config, clock)
+        registry.register(self._core_collector)
+        registry.register(MeasuredCollector(core, per_rank=config.per_rank_metrics))
         self._make_connection_metrics(registry)
         self._make_plan_metrics(registry)
         self._make_sample_histograms(registry)
-        self._make_rank_metrics(registry)
+        self._make_rank_metrics(registry, clock)
+        self._begin_at_zero()
 
     def _make_connection_metrics(self, registry: CollectorRegistry) -> None:
         self.connections = Counter(
@@ -118,11 +160,14 @@ class Metrics:
 
         self.plan_duration = histogram("plan_duration_seconds", "Time to plan a step.", _SECONDS)
         self._imbalance = histogram(
-            "step_imbalance_ratio", "Max over mean of the ranks' cost, minus 1.", _RATIOS, "stage"
+            "step_imbalance_ratio",
+            "Max over mean of the ranks' cost or time, minus 1.",
+            _RATIOS,
+            "stage",
         )
         self._excess = histogram(
             "step_straggler_excess_ratio",
-            "Share of trainer time lost to waiting for stragglers.",
+            "Time that waiting for stragglers adds to what even ranks would take.",
             _RATIOS,
             "stage",
         )
@@ -169,20 +214,21 @@ class Metrics:
             registry,
         )
 
-    def _make_rank_metrics(self, registry: CollectorRegistry) -> None:
+    def _make_rank_metrics(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self.delivery_duration = Histogram(
             "dispatcher_delivery_duration_seconds",
             "From a step's plan to its last micro-batch being written to a rank.",
-            buckets=_SECONDS,
+            buckets=_STEP_SECONDS,
             registry=registry,
         )
-        self._rank_wait = Histogram(
-            "dispatcher_rank_wait_seconds",
-            "Time a rank's training loop was blocked waiting for a step.",
-            buckets=_SECONDS,
+        waits = Histogram(
+            "dispatcher_rank_wait_duration_seconds",
+            "Time a rank's training loop was blocked waiting for a step, once it has it.",
+            buckets=_STEP_SECONDS,
             registry=registry,
         )
-        self._per_rank = PerRank(self._core)
+        self.rank_waits = RankWaits(waits.observe)
+        self._per_rank = PerRank(self._core, self.rank_waits.seconds, clock)
         if self._config.per_rank_metrics:
             registry.register(self._per_rank)
 
@@ -191,6 +237,23 @@ class Metrics:
         self._config = config
         self._config_info.info(_config_labels(config))
         self._config_generation.set(generation)
+
+    def _begin_at_zero(self) -> None:
+        for role in _ROLES:
+            self.connections.labels(role)
+            self.message_duration.labels(role)
+        for role, reasons in _ENDED.items():
+            for reason in reasons:
+                self.connection_errors.labels(role, reason)
+        for reason in _REDELIVERIES:
+            self.redeliveries.labels(reason)
+        for stage in _STAGES:
+            self._imbalance.labels(stage)
+            self._excess.labels(stage)
+
+    def watch_health(self, is_ready: Callable[[Statistics], bool]) -> None:
+        """Show whether samples are accepted, as who serves knows it."""
+        self._core_collector.is_ready = is_ready
 
     def watch_pending(self, plane: str, pending: Pending) -> None:
         """Show how many connections of a plane are pending."""
@@ -218,6 +281,8 @@ class Metrics:
         self._imbalance.labels("planned").observe(plan.imbalance)
         self._excess.labels("fifo").observe(plan.fifo_excess)
         self._excess.labels("planned").observe(plan.excess)
+        self.planned_steps += 1
+        self.planned_excess += plan.excess
         costs = plan.cost.sum(axis=1).tolist()
         even = plan.even_time
         self._bound_excess.observe(max(0.0, plan.lower_bound / even - 1) if even else 0.0)
@@ -229,6 +294,12 @@ class Metrics:
         self._padding_tokens.inc(self._padding(step))
         for dp_rank, cost in enumerate(costs):
             self._per_rank.cost[dp_rank] += cost
+
+    def step_measured(self, step: StepMeasured) -> None:
+        """Observe what a step has lost, by the ranks' own clocks."""
+        if step.leads:
+            self._imbalance.labels("measured").observe(step.imbalance)
+            self._excess.labels("measured").observe(step.excess)
 
     def _padding(self, step: StepPlanned) -> int:
         """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
@@ -243,11 +314,6 @@ class Metrics:
             rows[counts > 0] = np.add.reduceat(tokens, starts)
         lengths = list(map(self.packed_lengths.get, range(len(rows)), repeat(0)))
         return int(np.maximum(rows.T, lengths).sum() - step.tokens.sum())
-
-    def rank_waited(self, dp_rank: int, seconds: float) -> None:
-        """A rank's training loop was blocked for so long."""
-        self._rank_wait.observe(seconds)
-        self._per_rank.wait[dp_rank] += seconds
 
 
 def _config_labels(config: ServeConfig) -> dict[str, str]:

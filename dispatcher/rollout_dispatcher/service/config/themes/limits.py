@@ -55,6 +55,8 @@ class ObservabilityOptions(Options):
 
     per_rank_metrics: bool = True
     """export one series a DP rank; switch off for very many ranks"""
+    progress_interval: Duration | None = 10.0
+    """log a line on how the run gets on so often, if anything has changed; none: never"""
     log_level: LogLevel = LogLevel.INFO
     """least severe message to log"""
     log_format: LogFormat = LogFormat.AUTO

@@ -1,0 +1,236 @@
+"""What DP ranks say that steps took, brought together: a pass is judged once every rank has spoken.
+
+    reported by none, or by some          waits for the others, while the step is one of the last
+    by every rank of the generation       measured
+    by one whose times are useless        unmeasured at once, with its reason
+    not by all when it is long past       unmeasured
+    by ranks of an older generation       unmeasured
+
+Invariants: only passes that every DP rank has timed say anything; what is held is bounded by steps,
+passes and the micro-batches that were planned, whatever ranks say; nobody waits for any of it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from rollout_dispatcher.core.effects import StepMeasured
+from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.speeds import ModelError, RankSpeeds
+from rollout_dispatcher.core.measuring.times import Pass, RankTimes, TimedStep, Unmeasured
+from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.plan import UPDATE, FloatArray, Sync
+
+#: Steps that ranks may report on beside those that are open: times are known a step or two later.
+KEPT_STEPS = 8
+#: Passes that a run may name beside `update`; each is a label of metrics.
+MAX_COST_KEYS = 8
+#: So many passes in a row of which nothing can be told: what was known of speeds is old.
+FORGET_AFTER = 16
+#: Ranks that a sentence names.
+NAMED = 8
+
+
+class Measuring:
+    """The times of recent steps. sync: where ranks wait for each other."""
+
+    def __init__(self, ledger: StepLedger, sync: Sync, max_open_steps: int) -> None:
+        self._ledger, self._sync = ledger, sync
+        self._kept = KEPT_STEPS + max_open_steps
+        self._generation, self._dp_size = 0, 0
+        self._steps: dict[int, TimedStep] = {}
+        #: By pass: the first step of which it was heard.
+        self._first: dict[str, int] = {}
+        #: By pass: compute, wait and collectives of each rank, float64[3, R] in seconds.
+        self._totals: dict[str, FloatArray] = {}
+        self._unmeasured = Counter(dict.fromkeys(Unmeasured, 0))
+        self._measured = self._in_a_row = 0
+        self._last: StepMeasured | None = None
+        self._why = ""
+        self._stranger: tuple[int, str] | None = None
+        self._forget()
+
+    # -- what happens -----------------------------------------------------------------------
+
+    def committed(self, steps: Iterable[OpenStep]) -> None:
+        """Every rank has applied these steps, and may report on them for a while."""
+        self._look_at_generation()
+        for step in steps:
+            self._timed(step)
+        while len(self._steps) > self._kept:
+            self._give_up(self._steps.pop(min(self._steps)))
+
+    def heard(self, dp_rank: int, times: RankTimes) -> StepMeasured | None:
+        """A rank's times; returns what the pass took once every rank has told its own."""
+        self._look_at_generation()
+        timed = self._find(dp_rank, times)
+        if timed is None or times.cost_key in timed.settled:
+            return None
+        if (flaw := times.flaw(timed.micro_batches)) is not None:
+            reason, what = flaw
+            self._settle(timed, times.cost_key, reason, f"DP rank {dp_rank} {what}")
+            return None
+        known = timed.passes.get(times.cost_key)
+        if known is None:
+            known = Pass.of(self._dp_size, timed.micro_batches)
+            timed.passes[times.cost_key] = known
+        known.report(dp_rank, times)
+        return None if len(known.reported) < self._dp_size else self._judge(timed, times.cost_key)
+
+    def _find(self, dp_rank: int, times: RankTimes) -> TimedStep | None:
+        """The step that a rank reports on, if there is such a step and such a pass."""
+        timed, rank = self._steps.get(times.step), self._ledger.ranks[dp_rank]
+        if timed is None:
+            step = self._ledger.steps.get(times.step)
+            if step is None or times.step > rank.prepared:
+                self._refuse(times, Unmeasured.UNKNOWN_STEP, "a step that is long past or unknown")
+                return None
+            timed = self._timed(step)
+        if not self._may_name(times.cost_key):
+            self._refuse(times, Unmeasured.TOO_MANY_KEYS, f"one pass more than {MAX_COST_KEYS}")
+            return None
+        self._first.setdefault(times.cost_key, times.step)
+        return timed
+
+    def _may_name(self, cost_key: str) -> bool:
+        if cost_key == UPDATE or cost_key in self._first:
+            return True
+        return len(self._first) - (UPDATE in self._first) < MAX_COST_KEYS
+
+    def _timed(self, step: OpenStep) -> TimedStep:
+        planned = step.planned_cost
+        if planned is not None and len(planned) != self._dp_size:
+            planned = None
+        timed = TimedStep(step.number, len(step.micro_batches[0]), planned)
+        return self._steps.setdefault(step.number, timed)
+
+    # -- what becomes of it -----------------------------------------------------------------
+
+    def _judge(self, timed: TimedStep, cost_key: str) -> StepMeasured | None:
+        known = timed.passes[cost_key]
+        if flaw := known.flaw:
+            self._settle(timed, cost_key, Unmeasured.INCONSISTENT, flaw)
+            return None
+        timed.settled.add(cost_key)
+        del timed.passes[cost_key]
+        compute, wait, transport = known.split()
+        found = StepMeasured(
+            timed.number, cost_key, self._leads(cost_key, timed.number), self._sync,
+            compute, wait, transport, timed.planned,
+        )  # fmt: skip
+        self._add(found)
+        return found
+
+    def _add(self, found: StepMeasured) -> None:
+        self._measured += 1
+        seconds = np.empty((3, self._dp_size))
+        found.compute.sum(axis=1, out=seconds[0])
+        found.wait.sum(axis=1, out=seconds[1])
+        np.add(seconds[1], found.transport.sum(), out=seconds[2])
+        before = self._totals.get(found.cost_key)
+        self._totals[found.cost_key] = seconds if before is None else before + seconds
+        if not found.leads:
+            return
+        self._last, self._why, self._in_a_row = found, "", 0
+        if found.planned is not None:
+            self._speeds.note(seconds[0], found.planned)
+            self._error.note(found.compute, found.planned)
+
+    def _leads(self, cost_key: str, step: int) -> bool:
+        """Whether a step is judged by this pass: training, else what ranks spend most time on.
+
+        Which passes there are is known once a step has been through all of them.
+        """
+        if UPDATE in self._first:
+            return cost_key == UPDATE
+        known = [key for key in self._totals if self._first[key] < step]
+        return cost_key == max(known, key=lambda key: self._totals[key][0].sum(), default=None)
+
+    def _settle(self, timed: TimedStep, cost_key: str, reason: Unmeasured, text: str) -> None:
+        timed.settled.add(cost_key)
+        timed.passes.pop(cost_key, None)
+        self._count(reason, f"step {timed.number}, {cost_key}: {text}")
+
+    def _give_up(self, timed: TimedStep) -> None:
+        """The step is long past."""
+        for cost_key, known in list(timed.passes.items()):
+            text = f"{_named(known.missing)} not reported"
+            self._settle(timed, cost_key, Unmeasured.INCOMPLETE, text)
+        if not timed.settled:
+            text = f"no DP rank has reported what step {timed.number} took"
+            self._count(Unmeasured.NOT_REPORTED, text)
+
+    def _refuse(self, times: RankTimes, reason: Unmeasured, text: str) -> None:
+        """Of what is no pass over a step here; one word for all ranks that say the same."""
+        if self._stranger != (times.step, times.cost_key):
+            self._stranger = times.step, times.cost_key
+            self._unmeasured[reason] += 1
+            if self._last is None:
+                self._why = f"step {times.step}, {times.cost_key}: {text}"
+
+    def _count(self, reason: Unmeasured, text: str) -> None:
+        self._unmeasured[reason] += 1
+        self._in_a_row += 1
+        self._why = text
+        if self._in_a_row >= FORGET_AFTER:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._speeds, self._error = RankSpeeds(self._dp_size), ModelError()
+
+    def _look_at_generation(self) -> None:
+        """What another process group has not finished nobody will; its machines may be others."""
+        generation = self._ledger.generation
+        if generation.number == self._generation:
+            return
+        for timed in self._steps.values():
+            for cost_key in list(timed.passes):
+                text = f"generation {self._generation} was over before all of it had reported"
+                self._settle(timed, cost_key, Unmeasured.GENERATION, text)
+        self._steps.clear()
+        self._generation, self._last, self._why = generation.number, None, ""
+        if generation.dp_size != self._dp_size:
+            self._dp_size = generation.dp_size
+            self._totals = {key: _resized(old, self._dp_size) for key, old in self._totals.items()}
+        self._forget()
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def statistics(self) -> MeasuredStatistics:
+        """A frozen snapshot."""
+        return MeasuredStatistics(
+            why=self._explain(),
+            steps=self._measured,
+            unmeasured=dict(self._unmeasured),
+            last=self._last,
+            slowness=self._speeds.slowness,
+            cost_model_error=self._error.value,
+            totals=dict(self._totals),
+        )
+
+    def _explain(self) -> str:
+        if self._why or self._last is not None:
+            return self._why
+        for timed in self._steps.values():
+            for cost_key, known in timed.passes.items():
+                missing = _named(known.missing)
+                return f"step {timed.number}, {cost_key}: {missing} not reported yet"
+        if self._steps:
+            return "no DP rank has reported what its steps took"
+        return "no step is committed yet"
+
+
+def _named(dp_ranks: list[int]) -> str:
+    names = ", ".join(map(str, dp_ranks[:NAMED]))
+    more = f" and {len(dp_ranks) - NAMED} more" if len(dp_ranks) > NAMED else ""
+    return f"DP rank{'s' * (len(dp_ranks) > 1)} {names}{more} ha{'ve' if dp_ranks[1:] else 's'}"
+
+
+def _resized(seconds: FloatArray, dp_size: int) -> FloatArray:
+    """The same for another number of ranks: new ones begin at 0."""
+    resized = np.zeros((len(seconds), dp_size))
+    both = min(dp_size, seconds.shape[1])
+    resized[:, :both] = seconds[:, :both]
+    return resized

@@ -1,0 +1,65 @@
+"""What was measured, as a snapshot: for metrics, and for people in /statusz."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollout_dispatcher.core.effects import StepMeasured
+from rollout_dispatcher.core.measuring.times import Unmeasured
+from rollout_dispatcher.plan import FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredStatistics:
+    """Of a whole run, unless it says otherwise.
+
+    why: in words, why nothing is told of the last steps; empty while it is. steps: passes over
+    steps that were measured; unmeasured: those that were not, by reason. last: the last pass that
+    a step was judged by, of this generation. slowness: float64[R], nan where nothing can be told.
+    totals: by pass, what each rank computed, waited and was inside collectives: float64[3, R].
+    """
+
+    why: str
+    steps: int
+    unmeasured: Mapping[Unmeasured, int]
+    last: StepMeasured | None
+    slowness: FloatArray
+    cost_model_error: float | None
+    totals: Mapping[str, FloatArray]
+
+    def as_json(self) -> dict[str, Any]:
+        """For people: times in seconds; the last measured step by rank."""
+        return {
+            "why_not": self.why,
+            "measured_steps": self.steps,
+            "unmeasured_steps": dict(self.unmeasured),
+            "cost_model_error": self.cost_model_error,
+            "last_step": None if self.last is None else self._step(self.last),
+        }
+
+    def _step(self, last: StepMeasured) -> dict[str, Any]:
+        columns = {
+            "compute_s": last.compute.sum(axis=1),
+            "wait_s": last.wait.sum(axis=1),
+            "collective_s": (last.wait + last.transport).sum(axis=1),
+            "slowness": self.slowness,
+        }
+        ranks = [
+            {"dp_rank": at} | {name: _number(column[at]) for name, column in columns.items()}
+            for at in range(len(last.compute))
+        ]
+        return {
+            "step": last.step,
+            "cost_key": last.cost_key,
+            "lost_share": _number(last.lost),
+            "straggler_excess": _number(last.excess),
+            "imbalance": _number(last.imbalance),
+            "transport_s": _number(last.transport.sum()),
+            "ranks": ranks,
+        }
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else round(float(value), 6)

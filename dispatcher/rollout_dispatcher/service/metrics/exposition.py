@@ -1,0 +1,125 @@
+"""Metric families as text, in the two formats that Prometheus reads.
+
+The same lines as prometheus-client's, in a tenth of the time, which counts where ranks are
+hundreds: no name or label of ours needs escaping but in label values, and families of one series a
+DP rank are kept as the values that they are, until they are written. Numbers are written as Python
+writes them, which Go reads as well.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+
+
+class Format(Enum):
+    """What may be asked for: a media type, and what is answered with."""
+
+    TEXT = "text/plain", "version=0.0.4"
+    OPENMETRICS = "application/openmetrics-text", "version=1.0.0"
+
+    @classmethod
+    def of(cls, media_type: str) -> "Format":
+        """The one of this media type."""
+        return next(form for form in cls if form.media_type == media_type)
+
+    @property
+    def media_type(self) -> str:
+        """As it is asked for."""
+        return self.value[0]
+
+    @property
+    def content_type(self) -> str:
+        """As it is answered with."""
+        return "; ".join((*self.value, "charset=utf-8"))
+
+
+class RankFamily(Metric):
+    """A counter or gauge with one series a DP rank, and for each value of other labels."""
+
+    def __init__(
+        self, name: str, text: str, kind: str, values: Mapping[int, float] | None = None
+    ) -> None:
+        self._parts: list[tuple[dict[str, str], Mapping[int, float]]] = []
+        super().__init__(name, text, kind)
+        if values is not None:
+            self.add(values)
+
+    def add(self, values: Mapping[int, float], **labels: str) -> None:
+        """Values by DP rank, which are a snapshot, and the labels that they have beside it."""
+        self._parts.append((labels, values))
+
+    @property
+    def series(self) -> str:
+        """What each of its series is called."""
+        return f"{self.name}_total" if self.type == "counter" else self.name
+
+    @property
+    def samples(self) -> list[Sample]:
+        """As prometheus-client has them, for who asks for a single one."""
+        return [
+            Sample(self.series, {**labels, "dp_rank": str(dp_rank)}, value)
+            for labels, values in self._parts
+            for dp_rank, value in values.items()
+        ]
+
+    @samples.setter
+    def samples(self, _: list[Sample]) -> None:
+        """The base class begins with none."""
+
+    def lines(self) -> Iterator[str]:
+        """The lines of all series."""
+        for labels, values in self._parts:
+            others = "".join(f'{name}="{_escaped(value)}",' for name, value in labels.items())
+            before = f'{self.series}{{{others}dp_rank="'
+            for dp_rank, value in values.items():
+                yield f'{before}{dp_rank}"}} {_number(value)}\n'
+
+
+def render(families: Iterable[Metric], form: Format) -> bytes:
+    """The whole exposition."""
+    openmetrics = form is Format.OPENMETRICS
+    lines: list[str] = []
+    for family in families:
+        lines += _head(family, openmetrics=openmetrics)
+        lines += family.lines() if isinstance(family, RankFamily) else _lines(family)
+    if openmetrics:
+        lines.append("# EOF\n")
+    return "".join(lines).encode()
+
+
+def _head(family: Metric, *, openmetrics: bool) -> tuple[str, str]:
+    """Only OpenMetrics has infos, and calls a counter without its `_total`."""
+    name, kind, text = family.name, family.type, family.documentation
+    text = text.replace("\\", r"\\").replace("\n", r"\n")
+    if openmetrics:
+        text = text.replace('"', r"\"")
+    elif kind == "counter":
+        name += "_total"
+    elif kind == "info":
+        name, kind = f"{name}_info", "gauge"
+    return f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"
+
+
+def _lines(family: Metric) -> Iterator[str]:
+    for sample in family.samples:
+        if sample.name.endswith("_created"):  # of no use here, and a family more in the text format
+            continue
+        labels = ",".join(
+            f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items())
+        )
+        braced = f"{{{labels}}}" if labels else ""
+        yield f"{sample.name}{braced} {_number(sample.value)}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    text = repr(float(value))
+    return _NOT_FINITE.get(text, text)
+
+
+_NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}

@@ -1,0 +1,72 @@
+"""What the DP ranks have measured, as metrics; read when Prometheus asks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+
+#: Rows of `MeasuredStatistics.totals`: counters of each rank.
+_SECONDS = (
+    ("rank_compute_seconds", "Time each rank computed, outside collectives, as measured."),
+    (
+        "rank_straggler_wait_seconds",
+        "Time each rank waited for slower ones inside collectives, as measured.",
+    ),
+    ("rank_collective_seconds", "Time each rank was inside collectives, as measured."),
+)
+
+
+class MeasuredCollector:
+    """Series of which nothing can be told are absent. per_rank: also those of each DP rank."""
+
+    def __init__(self, core: Dispatch, *, per_rank: bool) -> None:
+        self._core, self._per_rank = core, per_rank
+
+    def describe(self) -> Iterator[Metric]:
+        """The same families, for the registry's check of names."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of one snapshot."""
+        at = self._core.measured
+        yield CounterMetricFamily(
+            "dispatcher_measured_steps",
+            "Passes over steps that every rank has timed.",
+            value=at.steps,
+        )
+        unmeasured = CounterMetricFamily(
+            "dispatcher_unmeasured_steps",
+            "Passes over steps of which no loss can be told, by why.",
+            labels=["reason"],
+        )
+        for reason, count in at.unmeasured.items():
+            unmeasured.add_metric([str(reason)], count)
+        yield unmeasured
+        yield GaugeMetricFamily(
+            "dispatcher_cost_model_error_ratio",
+            "Median of abs(predicted / measured - 1) of recent micro-batches, a factor a rank.",
+            value=at.cost_model_error,
+        )
+        if self._per_rank:
+            yield from _by_rank(at)
+
+
+def _by_rank(at: MeasuredStatistics) -> Iterator[Metric]:
+    for row, (name, text) in enumerate(_SECONDS):
+        family = CounterMetricFamily(f"dispatcher_{name}", text, labels=["dp_rank", "cost_key"])
+        for cost_key, seconds in at.totals.items():
+            for dp_rank, value in enumerate(seconds[row].tolist()):
+                family.add_metric([str(dp_rank), cost_key], value)
+        yield family
+    slowness = GaugeMetricFamily(
+        "dispatcher_rank_slowness_ratio",
+        "Seconds a unit of planned cost over the median rank's; 1 is as fast as that.",
+        labels=["dp_rank"],
+    )
+    for dp_rank, value in enumerate(at.slowness.tolist()):
+        if not np.isnan(value):
+            slowness.add_metric([str(dp_rank)], value)
+    yield slowness

@@ -1,0 +1,71 @@
+"""In words, why no step is planned: what lacks and who could bring it."""
+
+import pytest
+
+from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.waiting import Cause
+from tests.support.core.cores import Bench
+from tests.support.samples import make_sample
+
+
+def reasons(bench: Bench) -> dict[Cause, str]:
+    return {each.cause: each.text for each in bench.core.reasons(bench.now)}
+
+
+def test_before_anybody_is_there_ranks_samples_and_producers_lack() -> None:
+    bench = Bench()
+    assert reasons(bench) == {
+        Cause.MISSING_RANKS: "DP ranks 0, 1 not joined yet",
+        Cause.SAMPLES: "0 of 4 samples are ready",
+        Cause.PRODUCERS: "no producer is connected",
+    }
+    bench.perform(bench.core.producer_connected("p"))
+    bench.perform(bench.core.join(RankHello("r0", 0, 2, None), bench.now))
+    assert reasons(bench) == {
+        Cause.MISSING_RANKS: "DP rank 1 not joined yet",
+        Cause.SAMPLES: "0 of 4 samples are ready",
+    }
+
+
+def test_open_groups_are_named_with_their_producers() -> None:
+    bench = Bench()
+    bench.join()
+    bench.push(make_sample("s", group_id="g", group_size=3), by="worker")
+    bench.pass_time(7.0)
+    assert reasons(bench)[Cause.OPEN_GROUPS] == (
+        "1 open groups hold 1 samples; the oldest is group g (1 of 3), of producer worker, and has "
+        "not grown for 7 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hungry", "words"),
+    [(False, "no rank waits yet"), (True, "ranks wait for 1.5 of --max-wait 2 s")],
+)
+def test_a_batch_that_waits_for_a_better_plan_is_no_riddle(hungry: bool, words: str) -> None:
+    bench = Bench(target_excess=-1.0)  # which no plan reaches
+    bench.join()
+    if hungry:
+        bench.hungry()
+    bench.push_plain(5)
+    bench.pass_time(1.5)
+    assert bench.planned == []
+    assert reasons(bench)[Cause.WINDOW] == f"5 of 6 samples of the window are ready, and {words}"
+    assert "nobody" not in bench.core.waits_for(bench.now)
+
+
+def test_a_step_that_is_not_committed_names_the_ranks() -> None:
+    bench = Bench(max_open_steps=1)
+    bench.join()
+    bench.hungry()
+    bench.push_plain(6)
+    assert reasons(bench)[Cause.OPEN_STEPS] == (
+        "1 open steps: step 0 is not committed by DP ranks 0, 1"
+    )
+
+
+def test_a_lost_rank_is_named_and_nothing_is_when_a_step_is_under_way() -> None:
+    bench = Bench()
+    bench.join()
+    bench.perform(bench.core.leave(1, "r1", bench.now))
+    assert reasons(bench)[Cause.ABSENT_RANKS] == "DP rank 1 lost the connection"

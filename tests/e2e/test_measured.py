@@ -1,0 +1,290 @@
+"""The six questions of docs/measured.md, asked of a real Prometheus where answers are known.
+
+Ranks are simulated, over real sockets: they train nothing, and report times of their own making.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.plan import FloatArray, Sync, straggler_excess
+from rollout_dispatcher.protocol import messages as m
+from tests.e2e.harness import running
+from tests.e2e.test_prometheus import config_for, query, value
+from tests.support.addresses import free_port
+from tests.support.client import Producer, Trainer
+from tests.support.server import ServeProcess, eventually
+from tests.support.source import ROOT
+
+pytestmark = pytest.mark.e2e
+
+RANKS, SLOW, FACTOR = 4, 2, 1.4
+#: Of a step: each in a bin of its own, so that distances of counts are exact.
+LENGTHS = [ceil(64 * 2 ** (at / 8)) for at in range(16)]
+LONG = 1024
+TRANSPORT_S = 0.02
+OLD = 3
+
+
+def questions() -> dict[str, str]:
+    """The queries of the document, by their titles."""
+    text = (ROOT / "docs/measured.md").read_text()
+    found = re.findall(r"^### (.+?)\n.*?```promql\n(.+?)```", text, re.DOTALL | re.MULTILINE)
+    return {title: expression.strip() for title, expression in found}
+
+
+def asked(title: str, within: str = "5m") -> str:
+    (expression,) = [text for words, text in questions().items() if title in words]
+    return expression.replace("5m", within)
+
+
+@dataclass
+class Run:
+    """Trainers in lockstep that say what their steps took, and producers that keep pace."""
+
+    server: ServeProcess
+    trainer: Trainer
+    producer: Producer
+    pushed: list[int] = field(default_factory=list)
+    trained: list[list[int]] = field(default_factory=list)
+    tokens: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def push(self, lengths: list[int], version: int) -> None:
+        self.producer.send_push(lengths, policy_versions=[version] * len(lengths))
+        self.pushed += lengths
+
+    def step(self) -> None:
+        """Train a step; the times that its ranks report are those of its tokens."""
+        for rank in self.trainer.ranks[:1]:
+            number = self.trainer.committed + 1
+            rank.send(m.PolicyVersion(policy_version=number, first_step=number))
+        parts = self.trainer.take()
+        step = parts[0].header.step
+        self.trainer.commit(step)
+        each = [[head.tokens for head, _ in part.micro_batches] for part in parts]
+        self.trained.append([count for rank in each for part in rank for count in part])
+        self.tokens = np.array([[sum(part) for part in rank] for rank in each], np.float64)
+        report(self.trainer, step, self.compute)
+
+    @property
+    def compute(self) -> FloatArray:
+        """Seconds outside collectives."""
+        return self.tokens * 1e-3 * np.where(np.arange(RANKS) == SLOW, FACTOR, 1)[:, None]
+
+    @property
+    def bias(self) -> tuple[float, float]:
+        """KS distance of what was dispatched in the last 20 steps, and the level of chance."""
+        lately = list(chain(*self.trained[-20:]))
+        there = np.array(self.pushed)
+        for count in chain(*self.trained[:-20]):
+            there = np.delete(there, np.flatnonzero(there == count)[0])
+        grid = np.array([*LENGTHS, LONG])
+        distances = [np.mean(np.array(lately) <= bound) - np.mean(there <= bound) for bound in grid]
+        return float(np.abs(distances).max()), 1.358 / len(lately) ** 0.5
+
+
+def report(trainer: Trainer, step: int, compute: FloatArray) -> None:
+    """Every rank says that it was in each micro-step as long as the slowest one, and transport."""
+    busy = compute.max(axis=0) + TRANSPORT_S
+    for rank, own in zip(trainer.ranks, compute, strict=True):
+        times = m.StepTimes(step=step, busy_s=busy.tolist(), collective_s=(busy - own).tolist())
+        rank.send(times)
+
+
+@contextmanager
+def prometheus_of(server: ServeProcess, folder: Path, binary: str) -> Iterator[int]:
+    port = free_port()
+    command = (
+        binary,
+        f"--config.file={config_for(server.http, folder)}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+    with running(*command):
+        yield port
+
+
+@pytest.fixture(scope="module")
+def run(
+    tmp_path_factory: pytest.TempPathFactory, tool: Callable[[str], str]
+) -> Iterator[tuple[Run, int]]:
+    """A run of whole windows, 24 steps of the same lengths, and a Prometheus that has seen it."""
+    folder = tmp_path_factory.mktemp("measured")
+    binary = tool("prometheus")
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            ServeProcess(
+                folder,
+                warm=True,
+                dp_size=RANKS,
+                dispatch_batch_size=len(LENGTHS),
+                window_multiple=1,
+                buffer_capacity=4 * len(LENGTHS),
+                micro_batch_size=2,
+                cost="tokens",
+                groups="ignore",
+                max_wait="60s",
+            )
+        )
+        port = stack.enter_context(prometheus_of(server, folder, binary))
+        trainer = stack.enter_context(Trainer(server.endpoint, RANKS))
+        found = Run(server, trainer, stack.enter_context(Producer(server.endpoint, "p")))
+        eventually(lambda: value(port, "dispatcher_ready") == 1, "Prometheus scrapes", 60)
+        for number in range(24):
+            found.push(LENGTHS, max(0, number - OLD))
+            found.step()
+            time.sleep(0.05)
+        found.push([LONG] * 10, 24 - OLD)
+        measured = "dispatcher_measured_steps_total == 24 and dispatcher_buffer_samples == 10"
+        eventually(lambda: query(port, measured), "everything is scraped", 60)
+        yield found, port
+
+
+def answer(port: int, title: str) -> list[dict[str, Any]]:
+    return query(port, asked(title))
+
+
+def test_the_document_asks_six_questions() -> None:
+    assert len(questions()) == 6
+
+
+def test_time_lost_is_what_the_ranks_have_lost(run: tuple[Run, int]) -> None:
+    found, port = run
+    compute = found.compute
+    truth = 1 - compute.sum(axis=1).mean() / compute.max(axis=0).sum()
+    planned = straggler_excess(found.tokens, Sync.MICRO_STEP)
+    assert truth > planned + 0.05, "planning sees nothing of it"
+    (series,) = answer(port, "How much time is lost")
+    assert float(series["value"][1]) == pytest.approx(truth, rel=0.01)
+
+
+def test_the_slow_rank_is_named_and_no_other(run: tuple[Run, int]) -> None:
+    _, port = run
+    (series,) = answer(port, "Which rank is slow")
+    assert series["metric"]["dp_rank"] == str(SLOW)
+    assert float(series["value"][1]) == pytest.approx(FACTOR, rel=0.01)
+
+
+def test_waits_and_computing_are_counted_by_rank(run: tuple[Run, int]) -> None:
+    found, port = run
+    for name, of_a_step in (
+        ("compute", found.compute.sum(axis=1)),
+        ("straggler_wait", (found.compute.max(axis=0) - found.compute).sum(axis=1)),
+    ):
+        for dp_rank in range(RANKS):
+            selected = f'{{dp_rank="{dp_rank}",cost_key="update"}}'
+            total = value(port, f"dispatcher_rank_{name}_seconds_total{selected}")
+            assert total == pytest.approx(24 * of_a_step[dp_rank]), (name, dp_rank)
+
+
+def test_the_cost_model_is_exact_once_speeds_are_taken_out(run: tuple[Run, int]) -> None:
+    assert value(run[1], "dispatcher_cost_model_error_ratio") == pytest.approx(0, abs=1e-6)
+
+
+def test_whether_a_window_is_too_small_is_what_plans_leave_over(run: tuple[Run, int]) -> None:
+    found, port = run
+    (series,) = answer(port, "Is the window too small")
+    planned = straggler_excess(found.tokens, Sync.MICRO_STEP)
+    assert planned > 0
+    assert float(series["value"][1]) == pytest.approx(planned, rel=0.01)
+
+
+def test_bias_is_the_distance_over_what_chance_does(run: tuple[Run, int]) -> None:
+    found, port = run
+    distance, chance = found.bias
+    (series,) = answer(port, "Are the data biased")
+    assert distance > 0
+    assert float(series["value"][1]) == pytest.approx(distance / chance)
+
+
+def test_staleness_is_in_versions(run: tuple[Run, int]) -> None:
+    (series,) = answer(run[1], "How stale")
+    assert float(series["value"][1]) == pytest.approx(OLD, rel=0.1)
+
+
+def test_status_shows_the_last_step_by_rank(run: tuple[Run, int]) -> None:
+    found, _ = run
+    measured = found.server.status()["measured"]
+    assert measured["why_not"] == ""
+    last = measured["last_step"]
+    assert [rank["dp_rank"] for rank in last["ranks"]] == list(range(RANKS))
+    assert last["step"] == 23
+    computed = found.compute.sum(axis=1).round(6).tolist()
+    assert [rank["compute_s"] for rank in last["ranks"]] == computed
+    assert last["ranks"][SLOW]["slowness"] == pytest.approx(FACTOR, rel=1e-3)
+
+
+def test_the_bottleneck_is_who_is_waited_for(run: tuple[Run, int]) -> None:
+    """Last of all here: first producers are held back, then ranks have nothing to train on."""
+    found, port = run
+    bottleneck = asked("bottleneck", "2s")
+    for _ in range(6):
+        found.push(LENGTHS, 24)
+    eventually(lambda: (value(port, bottleneck) or 0) > 0.95, "training is the bottleneck", 30)
+    while len(found.pushed) - sum(map(len, found.trained)) >= len(LENGTHS):
+        found.step()
+    starved = time.monotonic() + 4
+    while time.monotonic() < starved:  # a wait counts once it is over, so these are short
+        for rank in found.trainer.ranks:
+            rank.demand(taken=found.trainer.committed, hungry=True)
+            rank.settle()
+        time.sleep(0.2)
+        for rank in found.trainer.ranks:
+            rank.demand(taken=found.trainer.committed, hungry=False)
+            rank.settle()
+    answered = value(port, bottleneck)
+    assert answered is not None
+    assert -1.2 < answered < -0.6, "rollout is"
+
+
+def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "dp_size": 2,
+        "dispatch_batch_size": 4,
+        "window_multiple": 1,
+        "micro_batch_size": 2,
+        "max_wait": "10ms",
+    }
+    with ServeProcess(tmp_path, warm=True, per_rank_metrics=False, **options) as server:
+        producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
+        assert server.status()["measured"]["why_not"] == "no step is committed yet"
+        producer.push([5, 4, 3, 2])
+        trainer.train()
+        first, other = trainer.ranks
+        for step, count in ((0, 60_000), (1, 1), (2**53 - 1, 1)):
+            first.send(m.StepTimes(step=step, busy_s=[1.0] * count, collective_s=[0.0] * count))
+        first.settle()
+        found = server.scrape()
+        assert found["unmeasured_steps_total{reason=inconsistent}"] == 1
+        assert found["unmeasured_steps_total{reason=unknown-step}"] == 2
+        assert not [name for name in found if "stage=measured" in name or "slowness" in name]
+        why = server.status()["measured"]["why_not"]
+        assert "DP rank 0 timed 60000 micro-batches of 1" in why or "unknown" in why
+        other.send_bytes(hostile(b'{"step":0,"busy_s":[NaN]}'))
+        assert "busy_s.0" in other.expect_error("protocol").message
+        again = Trainer(server.endpoint, 2)
+        producer.push([5, 4, 3, 2])
+        again.train()
+        report(again, 1, np.array([[1.0], [1.4]])[:, :1])
+        again.ranks[0].settle()
+        again.ranks[1].settle()
+        found = server.scrape()
+        assert found["measured_steps_total"] == 1
+        assert found["step_imbalance_ratio_sum{stage=measured}"] == pytest.approx(1.4 / 1.2 - 1)
+        assert not [name for name in found if "dp_rank" in name], "--no-per-rank-metrics"
+
+
+def hostile(header: bytes) -> bytes:
+    """A frame of StepTimes that no message of ours would make."""
+    padded = header + b" " * (-len(header) % 8)
+    prefix = b"RD" + bytes([m.StepTimes.type_code, 0]) + len(padded).to_bytes(4, "little")
+    return prefix + bytes(8) + padded

@@ -1,0 +1,150 @@
+"""What metrics say is so, while it is so: seen from outside."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollout_dispatcher.protocol import messages as m
+from tests.service.conftest import SMALL, Serve
+from tests.support.client import Producer, Trainer
+from tests.support.server import ServeProcess
+
+
+def test_a_wait_shows_in_its_rate_while_it_lasts(serve: Serve) -> None:
+    server = serve()
+    with Trainer(server.endpoint, 2) as trainer:
+        for rank in trainer.ranks:
+            rank.demand(taken=-1)
+            rank.settle()
+        wait = "rank_wait_seconds_total{dp_rank=1}"
+        first, begun = server.scrape()[wait], time.monotonic()
+        server.await_scrape(lambda found: found[wait] > first + 0.3, "it grows")
+        assert server.scrape()[wait] <= first + time.monotonic() - begun + 0.5
+        assert server.scrape()["rank_wait_duration_seconds_count"] == 0
+        Producer(server.endpoint, "p").push([3, 4, 5, 6])
+        trainer.train()
+        for rank in trainer.ranks:
+            rank.settle()
+        found = server.scrape()
+        assert found["rank_wait_duration_seconds_count"] == 2
+        both = sum(found[f"rank_wait_seconds_total{{dp_rank={rank}}}"] for rank in (0, 1))
+        assert both == pytest.approx(found["rank_wait_duration_seconds_sum"], abs=0.01)
+
+
+def test_who_has_been_sent_away_waits_no_more(serve: Serve) -> None:
+    def waited() -> list[float]:
+        found = server.scrape()
+        return [found[f"rank_wait_seconds_total{{dp_rank={rank}}}"] for rank in (0, 1)]
+
+    server = serve()
+    with Trainer(server.endpoint, 2) as old, Producer(server.endpoint, "p") as producer:
+        for rank in old.ranks:
+            rank.demand(taken=-1)
+            rank.settle()
+        time.sleep(0.05)
+        with Trainer(server.endpoint, 2) as new:  # which fences the others
+            before = waited()
+            assert min(before) >= 0.05
+            time.sleep(0.05)
+            assert waited() == before
+            for rank in new.ranks:
+                rank.demand(taken=-1)
+                rank.settle()
+            time.sleep(0.05)
+            assert waited() > before
+            producer.end_stream()
+            for rank in new.ranks:
+                rank.await_end()
+            before = waited()
+            time.sleep(0.05)
+            assert waited() == before
+
+
+def test_a_heartbeat_is_a_sign_of_life(serve: Serve) -> None:
+    server = serve()
+    seen = "rank_last_seen_timestamp_seconds{dp_rank=0}"
+    assert seen not in server.scrape()
+    with Trainer(server.endpoint, 2) as trainer:
+        first = server.scrape()[seen]
+        time.sleep(0.05)  # the metric has hundredths
+        trainer.ranks[0].ping()
+        assert server.scrape()[seen] > first
+        assert server.scrape()["rank_last_seen_timestamp_seconds{dp_rank=1}"] < time.time()
+
+
+@pytest.mark.parametrize(("strategy", "window"), [("window", 6), ("kk", 4), ("greedy", 4)])
+def test_the_window_is_the_one_that_the_strategy_uses(
+    serve: Serve, strategy: str, window: int
+) -> None:
+    server = serve(strategy=strategy, window_multiple=1.5)
+    assert server.scrape()["window_samples"] == window
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, float]]:
+    folder: Path = tmp_path_factory.mktemp("fresh")
+    with ServeProcess(folder, warm=True, journal_dir=folder / "journal", **SMALL) as server:
+        yield server.scrape()
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        "connections_total{role=rank}",
+        "connection_errors_total{reason=silent,role=rank}",
+        "connection_errors_total{reason=malformed,role=http}",
+        "redeliveries_total{reason=reconnect}",
+        "redeliveries_total{reason=new-size}",
+        "journal_errors_total{reason=full}",
+        "message_duration_seconds_count{role=producer}",
+        "message_duration_seconds_bucket{le=+Inf,role=rank}",
+        "step_imbalance_ratio_count{stage=planned}",
+        "step_straggler_excess_ratio_count{stage=fifo}",
+        "rank_wait_seconds_total{dp_rank=1}",
+        "rank_dispatched_cost_total{dp_rank=1}",
+        "samples_dropped_total{reason=stale}",
+        "samples_received_total{outcome=accepted}",
+        "steps_planned_total{trigger=max-wait}",
+        "producers_connected",
+    ],
+)
+def test_a_series_begins_at_0_so_that_the_first_event_shows(
+    fresh: dict[str, float], series: str
+) -> None:
+    assert fresh[series] == 0
+
+
+@pytest.mark.parametrize("name", ["policy_version", "rank_last_seen", "measured"])
+def test_what_is_not_known_is_absent(fresh: dict[str, float], name: str) -> None:
+    assert [series for series in fresh if name in series] == []
+
+
+def test_producers_that_are_there_are_counted(serve: Serve) -> None:
+    server = serve()
+    producers = [Producer(server.endpoint, name) for name in ("a", "b")]
+    producers[0].push([3])
+    assert server.scrape()["producers_connected"] == 2
+    producers[1].bye()
+    producers[0].close()  # it may come back, and is not there
+    server.await_scrape(lambda found: found["producers_connected"] == 0, "both have left")
+
+
+def test_a_reported_version_shows_from_0_on(serve: Serve) -> None:
+    server = serve()
+    with Trainer(server.endpoint, 2) as trainer:
+        trainer.ranks[0].send(m.PolicyVersion(policy_version=0, first_step=0))
+        trainer.ranks[0].settle()
+        assert server.scrape()["policy_version"] == 0
+
+
+def test_buckets_do_not_depend_on_what_was_seen_or_on_settings(serve: Serve) -> None:
+    def buckets(found: dict[str, float]) -> set[str]:
+        return {series for series in found if "_bucket{" in series}
+
+    server = serve()
+    before = buckets(server.scrape())
+    Producer(server.endpoint, "p").push([60])
+    assert buckets(server.scrape()) == before
+    assert {"sample_tokens_bucket{le=15.0}", "sample_tokens_bucket{le=1048575.0}"} <= before
