@@ -46,12 +46,7 @@ exit codes: 0 done, 1 no answer (with --once), 2 usage, 130 Ctrl-C
 def run(argv: Sequence[str]) -> int:
     """Show until the user has seen enough. Raises ConfigError, and with --once NoAnswer."""
     args = _parser().parse_strictly(argv)
-    try:
-        interval = float(DURATION.parse(args.interval))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"--interval {args.interval}: {error}") from None
-    if interval < MIN_INTERVAL:
-        raise ConfigError(f"--interval {args.interval} is less than {MIN_INTERVAL:g} s")
+    interval = _interval(args.interval)
     source = _source(args, os.environ)
     if args.once:
         return _once(source, interval)
@@ -65,6 +60,17 @@ def run(argv: Sequence[str]) -> int:
     from rollout_dispatcher.cli.top.live import show  # noqa: PLC0415  it needs the extra
 
     return show(source, interval, _glyphs())
+
+
+def _interval(text: str) -> float:
+    try:
+        interval = DURATION.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--interval {text}: {error}") from None
+    assert isinstance(interval, int | float)
+    if interval < MIN_INTERVAL:
+        raise ConfigError(f"--interval {text} is less than {MIN_INTERVAL:g} s")
+    return float(interval)
 
 
 def _once(source: Source, interval: float) -> int:

@@ -11,12 +11,12 @@ from rollout_dispatcher.cli.top.view import Away, Level, View
 from rollout_dispatcher.cli.top.words import (
     Glyphs,
     bar,
+    chart,
     count,
     duration,
     nbytes,
     percent,
     ranges,
-    sparkline,
     wrapped,
 )
 
@@ -25,6 +25,8 @@ COLUMN = 79
 _TWO_COLUMNS = 2 * COLUMN
 #: From so many lines on, parts stand apart.
 _AIRY = 34
+#: A chart takes the room that is left, up to so many lines.
+_CHART_ROWS = 5
 _LABEL = 11
 _TABLE = (
     f"{'rank':>5}  {'':9}{'step':>7}{'computes':>11}{'for others':>12}{'for data':>10}"
@@ -49,6 +51,16 @@ class Screen:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the column beside or above the ranks. airy: parts stand apart."""
+
+    width: int
+    glyphs: Glyphs
+    airy: bool
+    chart_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """Lines of the screen's width, no more than its height. offset: rows scrolled, as far as there
     are any.
@@ -63,16 +75,23 @@ def frame(at: View, address: str, screen: Screen, away: Away | None = None) -> F
     wide = screen.width >= _TWO_COLUMNS
     airy = wide or screen.height is None or screen.height >= _AIRY
     width = COLUMN if wide else min(screen.width, COLUMN)
-    body = _parts(at, away, width, screen.glyphs, airy=airy)
     gap = [Line()] if airy else []
-    room = None
+
+    def body_of(chart_rows: int) -> list[Line]:
+        return _parts(at, away, Shape(width, screen.glyphs, airy=airy, chart_rows=chart_rows))
+
+    body, room = body_of(1), None
     if screen.height is not None:  # less title and keys
-        above = 0 if wide else len(body)
-        room = max(3, screen.height - 2 - above - len(gap))
-    table, offset = _ranks(at, screen, room)
-    body = _beside(body, [*gap, *table]) if wide else [*body, *gap, *table]
+        room = screen.height - 2
+        table = 0 if wide else len(gap) + len(at.rows) + 2
+        spare = (room - len(body) - table) // len(STAGES)
+        body = body_of(max(1, min(_CHART_ROWS, 1 + spare)))
+        room = max(3, room - len(gap) - (0 if wide else len(body)))
+    table_lines, offset = _ranks(at, screen, room)
+    body = _beside(body, [*gap, *table_lines]) if wide else [*body, *gap, *table_lines]
     if screen.height is not None:
-        body = [*body, *[Line()] * screen.height][: screen.height - 2] + [_keys()]
+        padded = [*body, *[Line()] * screen.height]
+        body = [*padded[: screen.height - 2], _keys()]
     lines = [_title(at, address, away, screen.width), *body]
     return Frame([line.fit(screen.width) for line in lines], offset)
 
@@ -94,21 +113,20 @@ def _title(at: View, address: str, away: Away | None, width: int) -> Line:
     return Line.of((f"{left}{right:>{max(0, width - len(left))}}", Style.TITLE))
 
 
-def _parts(at: View, away: Away | None, width: int, glyphs: Glyphs, *, airy: bool) -> list[Line]:
+def _parts(at: View, away: Away | None, shape: Shape) -> list[Line]:
+    width = shape.width
     parts = [
         _away(away, width) if away else [],
         _headline(at, width),
         _flow(at),
-        [*_levels(at, width, glyphs), *_waits(at, width)],
-        _curves(at, width, glyphs),
+        [*_levels(at, shape), *_waits(at, width)],
+        _curves(at, shape),
         _rest(at, width),
     ]
-    lines: list[Line] = [Line()]
+    lines: list[Line] = []
     for part in parts:
-        lines += part
-        if airy and part:
-            lines.append(Line())
-    return lines if not airy else lines[:-1]
+        lines += [*([Line()] if part and (shape.airy or not lines) else []), *part]
+    return lines
 
 
 def _away(away: Away, width: int) -> list[Line]:
@@ -155,26 +173,23 @@ def _flow(at: View) -> list[Line]:
     over = f"over {duration(at.over)}" if at.over else ""
     flow = Line.of(("rate".ljust(_LABEL), Style.DIM), told, (f"   {over}", Style.DIM))
     version = "" if at.policy_version is None else f", trainer at version {at.policy_version}"
-    text = (
-        f"{at.steps_committed} committed, {at.open_steps} open with {at.in_flight} samples{version}"
-    )
-    return [flow, _labelled("steps", text)]
+    steps = f"{at.steps_committed} committed, {at.open_steps} open with {at.in_flight} samples"
+    return [flow, _labelled("steps", steps + version)]
 
 
-def _levels(at: View, width: int, glyphs: Glyphs) -> list[Line]:
+def _levels(at: View, shape: Shape) -> list[Line]:
     ready, *held = at.levels
-    capped = [level for level in held if level.cap]
-    lines = [_level(ready, width, glyphs, _window(ready))]
-    lines += [_level(level, width, glyphs, _of_cap(level)) for level in capped]
+    lines = [_level(ready, shape, _window(ready))]
+    lines += [_level(level, shape, _of_cap(level)) for level in held if level.cap]
     more = [_amount(level) for level in held if not level.cap]
     if at.open_groups:
         more.append(f"{at.open_groups} groups lack members")
     return [*lines, _labelled("held", ", ".join(more))] if more else lines
 
 
-def _level(level: Level, width: int, glyphs: Glyphs, text: str) -> Line:
-    cells = max(8, width - _LABEL - 32)
-    drawn = bar(level.value, level.cap or 0, cells, glyphs, mark=level.window)
+def _level(level: Level, shape: Shape, text: str) -> Line:
+    cells = max(8, shape.width - _LABEL - 32)
+    drawn = bar(level.value, level.cap or 0, cells, shape.glyphs, mark=level.window)
     return Line.of((level.name.ljust(_LABEL), Style.DIM), drawn, f"  {text}")
 
 
@@ -202,27 +217,23 @@ def _waits(at: View, width: int) -> list[Line]:
     longest = max(seconds for _, seconds in at.delays)
     style = Style.BAD if longest >= 60 else Style.WARN if longest >= 10 else Style.PLAIN
     lines = wrapped("waits: " + "; ".join(told), width - _LABEL, 3)
-    return [
-        _labelled("" if at_line else "next step", line, style) for at_line, line in enumerate(lines)
-    ]
+    return _block("next step", lines, style)
 
 
-def _curves(at: View, width: int, glyphs: Glyphs) -> list[Line]:
+def _curves(at: View, shape: Shape) -> list[Line]:
     """All on one scale, so that they can be held against each other."""
-    cells = width - _LABEL - 20
-    top = max((max(curve[-cells:], default=0.0) for curve in at.curves.values()), default=0.0)
+    cells = max(8, shape.width - _LABEL - 20)
+    top = max((value for curve in at.curves.values() for value in curve[-cells:]), default=0.0)
     lines = []
     for stage in STAGES:
-        loss, curve = at.losses[stage], at.curves[stage]
+        loss = at.losses[stage]
+        *above, base = chart(at.curves[stage], top, cells, shape.chart_rows, shape.glyphs)
+        margin = " " * (_LABEL + 9)
+        lines += [Line.of(margin, row) for row in above]
         label = "imbalance" if stage == STAGES[0] else ""
-        drawn = sparkline(curve, top, cells, glyphs)
-        lines.append(
-            Line.of(
-                (label.ljust(_LABEL), Style.DIM),
-                f"{stage:<9}{drawn}  ",
-                f"{percent(None if loss is None else loss.imbalance):>7}",
-            )
-        )
+        mean = percent(None if loss is None else loss.imbalance)
+        start = Line.of((label.ljust(_LABEL), Style.DIM), f"{stage:<9}{base}  ")
+        lines.append(start + Line.of(f"{mean:>7}"))
     return lines
 
 
@@ -234,12 +245,16 @@ def _rest(at: View, width: int) -> list[Line]:
     dropped = sum(at.dropped.values())
     reasons = ", ".join(f"{number} {reason}" for reason, number in at.dropped.items())
     why = f": {reasons}" if reasons else ""
-    drops = wrapped(f"{dropped} of {at.accepted} accepted samples{why}", width - _LABEL, 2)
+    drops = f"{dropped} of {at.accepted} accepted samples{why}"
     return [
         _labelled("staleness", stale),
         _labelled("producers", producers, Style.WARN if at.backpressure else Style.PLAIN),
-        *(_labelled("" if number else "dropped", line) for number, line in enumerate(drops)),
+        *_block("dropped", wrapped(drops, width - _LABEL, 2)),
     ]
+
+
+def _block(label: str, lines: list[str], style: Style = Style.PLAIN) -> list[Line]:
+    return [_labelled("" if at else label, line, style) for at, line in enumerate(lines)]
 
 
 def _labelled(label: str, text: str, style: Style = Style.PLAIN) -> Line:

@@ -11,7 +11,6 @@ from rollout_dispatcher.cli.top.reading import STAGES, Reading
 
 #: Rates are taken over so many seconds: long enough to be calm, short enough to follow.
 RATE_SECONDS = 30.0
-#: Losses are of the last steps in so many seconds; of the whole run where there were none.
 _MAX_READINGS = 300
 _MAX_POINTS = 512
 
@@ -77,9 +76,9 @@ class History:
         if self.seconds <= 0:
             return {}
         before = self.readings[0].by_rank(name)
-        after = self.last.by_rank(name)
         return {
-            at: max(0.0, value - before.get(at, 0.0)) / self.seconds for at, value in after.items()
+            at: max(0.0, value - before.get(at, 0.0)) / self.seconds
+            for at, value in self.last.by_rank(name).items()
         }
 
     def loss(self, stage: str) -> Loss | None:

@@ -1,4 +1,4 @@
-"""Lines of a frame: text in spans, each with what it means, which a terminal may show as a colour."""
+"""Lines of a frame: text in spans, each with what it means, which may be shown as a colour."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -38,10 +38,8 @@ class Line:
         for text, style in self.spans:
             spans.append((text[:left], style))
             left -= len(spans[-1][0])
-        filler = (
-            self.spans[-1][1] if self.spans and self.spans[-1][1] is Style.TITLE else Style.PLAIN
-        )
-        return Line((*spans, (" " * left, filler)))
+        is_title = bool(spans) and spans[-1][1] is Style.TITLE
+        return Line((*spans, (" " * left, Style.TITLE if is_title else Style.PLAIN)))
 
     def __add__(self, other: "Line") -> "Line":
         return Line(self.spans + other.spans)

@@ -13,7 +13,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rich.console import Console
@@ -172,7 +172,7 @@ def _keys_unread() -> Iterator[None]:
 @contextmanager
 def _signals(wake: int) -> Iterator[None]:
     """A resize wakes; what ends a process ends it in order; it is not stopped with its screen."""
-    handlers = {
+    handlers: dict[signal.Signals, Callable[[int, object], None] | signal.Handlers] = {
         signal.SIGWINCH: lambda *_: None,
         signal.SIGTERM: _leave,
         signal.SIGHUP: _leave,

@@ -1,4 +1,4 @@
-"""One look at a dispatcher: what `/statusz` and `/metrics` said at a moment, and nothing made of it."""
+"""One look at a dispatcher: what `/statusz` and `/metrics` said, and nothing made of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from rollout_dispatcher.cli.top.exposition import Metrics
 
-#: Passes of the balance, from what it is without balancing to what ranks measured.
+#: Of what imbalance is told: a plain split, the plan by its costs, and what ranks measured.
 STAGES = ("fifo", "planned", "measured")
 
 #: Families that are shown; nothing else of `/metrics` is read.

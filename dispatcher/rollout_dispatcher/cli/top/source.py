@@ -5,8 +5,9 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from email.message import Message
 from email.utils import parsedate_to_datetime
 
 from rollout_dispatcher.cli.top.exposition import parse
@@ -98,7 +99,7 @@ def _reading(at: float, status: _Answer, metrics: _Answer) -> Reading:
     return Reading(at, metrics.time, said, parse(metrics.text, FAMILIES))
 
 
-def _time(headers: Mapping[str, str]) -> float:
+def _time(headers: Message) -> float:
     """The dispatcher's time of day, whose clock may not be ours."""
     said = headers.get("Date")
     return time.time() if said is None else parsedate_to_datetime(said).timestamp()

@@ -45,13 +45,9 @@ def percent(value: float | None) -> str:
     if value is None:
         return "-"
     value *= 100
-    return (
-        f"{value:.2f} %"
-        if 0 < value < 0.995
-        else f"{value:.1f} %"
-        if value < 9.95
-        else f"{value:.0f} %"
-    )
+    if value == 0 or value >= 9.95:
+        return f"{value:.0f} %"
+    return f"{value:.2f} %" if value < 0.995 else f"{value:.1f} %"
 
 
 def duration(seconds: float) -> str:
@@ -59,9 +55,7 @@ def duration(seconds: float) -> str:
     for size, unit in _SPANS:
         if seconds >= 2 * size:
             value = seconds / size
-            return (
-                f"{value:.1f} {unit}" if value < 9.95 and unit != "min" else f"{value:.0f} {unit}"
-            )
+            return f"{value:.{1 if value < 9.95 and size > 60 else 0}f} {unit}"
     return f"{seconds:.0f} s"
 
 
@@ -74,11 +68,17 @@ def bar(value: float, cap: float, width: int, glyphs: Glyphs, mark: float | None
     return "".join(cells)
 
 
-def sparkline(values: Sequence[float], top: float, width: int, glyphs: Glyphs) -> str:
-    """The last values as heights, of which `top` is the greatest; right-aligned."""
-    shown, last = values[-width:], len(glyphs.levels) - 1
-    levels = (min(last, int(value / top * last + 0.5)) if top > 0 else 0 for value in shown)
-    return "".join(glyphs.levels[level] for level in levels).rjust(width)
+def chart(values: Sequence[float], top: float, width: int, rows: int, glyphs: Glyphs) -> list[str]:
+    """The last values as heights, of which `top` is the greatest; right-aligned, top row first."""
+    last = len(glyphs.levels) - 1
+    scale = (rows * (last + 1) - 1) / top if top > 0 else 0.0
+    heights = [1 + round(min(value, top) * scale) for value in values[-width:]]
+    drawn = []
+    for row in reversed(range(rows)):
+        above = (height - row * (last + 1) for height in heights)
+        cells = (" " if left <= 0 else glyphs.levels[min(left - 1, last)] for left in above)
+        drawn.append("".join(cells).rjust(width))
+    return drawn
 
 
 def wrapped(text: str, width: int, most: int) -> list[str]:
