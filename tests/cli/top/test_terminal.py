@@ -109,9 +109,10 @@ def test_once_prints_a_frame_for_scripts(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_shown_is_told_in_one_line(tmp_path: Path) -> None:
-    refused = top(free_address(), "--once")
+    nobody = free_address()
+    refused = top(nobody, "--once")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == "dispatcher top: Connection refused\n"
+    assert refused.stderr == f"dispatcher top: {nobody} does not answer: Connection refused\n"
     piped = top(free_address())
     assert piped.returncode == 2
     assert "--once" in piped.stderr

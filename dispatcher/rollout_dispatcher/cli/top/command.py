@@ -16,7 +16,7 @@ from rollout_dispatcher.cli.loading.toml_file import read_toml
 from rollout_dispatcher.cli.options import NONE, Parser
 from rollout_dispatcher.cli.top.frame import Screen, frame
 from rollout_dispatcher.cli.top.history import History
-from rollout_dispatcher.cli.top.source import Source
+from rollout_dispatcher.cli.top.source import NoAnswer, Source
 from rollout_dispatcher.cli.top.view import view
 from rollout_dispatcher.cli.top.words import ASCII, UNICODE, Glyphs
 from rollout_dispatcher.cli.wait_ready import Expected, address_of
@@ -80,6 +80,8 @@ def _once(source: Source, interval: float) -> int:
         history.add(source.read())
         time.sleep(interval)
         history.add(source.read())
+    except NoAnswer as error:
+        raise NoAnswer(f"{source.address} does not answer: {error}") from None
     finally:
         source.close()
     width = shutil.get_terminal_size().columns

@@ -27,6 +27,8 @@ _TWO_COLUMNS = 2 * COLUMN
 _AIRY = 34
 #: A chart takes the room that is left, up to so many lines.
 _CHART_ROWS = 5
+#: The ranks have at least so many lines, if need be those of the charts.
+_LEAST_TABLE = 5
 _LABEL = 11
 _TABLE = (
     f"{'rank':>5}  {'':9}{'step':>7}{'computes':>11}{'for others':>12}{'for data':>10}"
@@ -85,7 +87,8 @@ def frame(at: View, address: str, screen: Screen, away: Away | None = None) -> F
         room = screen.height - 2
         table = 0 if wide else len(gap) + len(at.rows) + 2
         spare = (room - len(body) - table) // len(STAGES)
-        body = body_of(max(1, min(_CHART_ROWS, 1 + spare)))
+        crowded = not wide and room - len(body) < _LEAST_TABLE
+        body = body_of(0 if crowded else max(1, min(_CHART_ROWS, 1 + spare)))
         room = max(3, room - len(gap) - (0 if wide else len(body)))
     table_lines, offset = _ranks(at, screen, room)
     body = _beside(body, [*gap, *table_lines]) if wide else [*body, *gap, *table_lines]
@@ -222,6 +225,8 @@ def _waits(at: View, width: int) -> list[Line]:
 
 def _curves(at: View, shape: Shape) -> list[Line]:
     """All on one scale, so that they can be held against each other."""
+    if not shape.chart_rows:
+        return []
     cells = max(8, shape.width - _LABEL - 20)
     top = max((value for curve in at.curves.values() for value in curve[-cells:]), default=0.0)
     lines = []
