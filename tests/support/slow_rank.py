@@ -1,6 +1,6 @@
 """A run with one slow rank, over real sockets: its ranks sleep instead of training.
 
-with SlowRankRun(server.endpoint) as run:
+with SlowRankRun(server.endpoint):
 ...                             # steps are trained in a thread
 run.pause()                     # nothing is pushed any more, until run.go_on()
 """
@@ -42,8 +42,7 @@ class SlowRankRun(threading.Thread):
         self._trainer = Trainer(endpoint, RANKS)
         self._producer = Producer(endpoint, "rollout-0")
         self._lengths = np.random.default_rng(7)
-        self._going, self._ended = threading.Event(), threading.Event()
-        self._going.set()
+        self._ended = threading.Event()
 
     def __enter__(self) -> Self:
         self.start()
@@ -51,25 +50,16 @@ class SlowRankRun(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._going.set()
         self.join()
         for client in (self._producer, *self._trainer.ranks):
             client.close()
-
-    def pause(self) -> None:
-        """Push nothing more."""
-        self._going.clear()
-
-    def go_on(self) -> None:
-        """Push again."""
-        self._going.set()
 
     def run(self) -> None:
         """Push a window, and then what each step takes; a dispatcher that is gone is the end."""
         with suppress(OSError, EOFError):
             self._push(0)
             for version in count(1):
-                if not self._going.wait() or self._ended.is_set():
+                if self._ended.is_set():
                     return
                 self._step(version)
 
@@ -77,10 +67,12 @@ class SlowRankRun(threading.Thread):
         self._push(version - 1)
         self._trainer.ranks[0].send(m.PolicyVersion(policy_version=version, first_step=version))
         parts = self._trainer.take()
+        step = parts[0].header.step
+        for rank in self._trainer.ranks:
+            rank.demand(taken=step, hungry=False)
         compute = _compute(parts)
         busy = compute.max(axis=0) + _TRANSPORT_S
         self._ended.wait(float(busy.sum()))  # the training
-        step = parts[0].header.step
         self._trainer.commit(step)
         for rank, own in zip(self._trainer.ranks, compute, strict=True):
             inside = (busy - own).tolist()
