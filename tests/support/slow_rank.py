@@ -8,7 +8,7 @@ run.pause()                     # nothing is pushed any more, until run.go_on()
 import threading
 from contextlib import suppress
 from itertools import count
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tests.support.client import HeldStep, Producer, Trainer
 RANKS, SLOW, FACTOR = 4, 2, 1.4
 BATCH = 32
 #: Options of a dispatcher that such a run fits.
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "dp_size": RANKS,
     "dispatch_batch_size": BATCH,
     "micro_batch_tokens": 16384,

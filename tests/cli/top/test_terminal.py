@@ -28,7 +28,7 @@ def command(address: str, *more: str) -> list[str]:
 @contextmanager
 def serving(folder: Path, http: str) -> Iterator[ServeProcess]:
     options = OPTIONS | {"http": http}
-    with ServeProcess(folder, warm=True, **options) as server:  # type: ignore[arg-type]
+    with ServeProcess(folder, warm=True, **options) as server:
         yield server
 
 
