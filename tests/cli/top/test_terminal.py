@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.addresses import free_address
+from tests.support.certificates import Authority, write_token
 from tests.support.server import ServeProcess, eventually
 from tests.support.slow_rank import OPTIONS, RANKS, SLOW, SlowRankRun
 from tests.support.terminal import PROMPT, Terminal
@@ -106,6 +108,19 @@ def test_once_prints_a_frame_for_scripts(tmp_path: Path) -> None:
         assert "#" in plain.stdout
         ready = top("", "--once", ready_file=tmp_path / "ready.json")
         assert ready.returncode == 0, ready.stderr
+
+
+def test_one_that_asks_who_asks_is_told(tmp_path: Path) -> None:
+    authority, token = Authority(tmp_path), write_token(tmp_path / "token")
+    options: dict[str, Any] = OPTIONS | authority.issue("127.0.0.1").options()
+    options["token_file"] = token
+    with ServeProcess(tmp_path, warm=True, **options) as server:
+        words = ("--once", "--interval", "100ms", "--tls-ca", str(authority.ca))
+        told = top(server.http, *words, "--token-file", str(token))
+        assert told.returncode == 0, told.stderr
+        refused = top(server.http, *words)
+        assert (refused.returncode, "HTTP 401" in refused.stderr) == (1, True)
+        assert len(refused.stderr.splitlines()) == 1
 
 
 def test_what_cannot_be_shown_is_told_in_one_line(tmp_path: Path) -> None:

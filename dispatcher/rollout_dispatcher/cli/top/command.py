@@ -102,9 +102,10 @@ def _glyphs() -> Glyphs:
 
 def _source(args: Namespace, environ: Mapping[str, str]) -> Source:
     token = _token_file(args, environ)
-    tls = partial(_tls, args)
     expected = Expected(address_of(args, environ), None, args.ready_file)
-    return Source(expected, tls, None if token is None else read_token(token))
+    if expected.http is not None and expected.http.tls:
+        _tls(args)  # what is wrong with its files is told at once
+    return Source(expected, partial(_tls, args), None if token is None else read_token(token))
 
 
 def _token_file(args: Namespace, environ: Mapping[str, str]) -> Path | None:
