@@ -26,7 +26,7 @@ def status(ranks: int, **more: Any) -> dict[str, Any]:
         "buffered_bytes": 9600,
         "open_groups": 0,
         "delays": [],
-        "measured": {"why_not": ""},
+        "measured": {"why_not": "", "last_step": None},
         "policy_version": 3,
         "accepted": 100,
         "dropped": {"stale": 0, "oversize": 0},

@@ -60,11 +60,13 @@ def test_rates_are_those_between_looks() -> None:
 
 
 def test_what_is_not_measured_says_why_and_shows_what_is_planned() -> None:
-    said = status(2, measured={"why_not": "DP rank 1 cannot tell: gloo has no hook"})
+    said = status(
+        2, measured={"why_not": "DP rank 1 cannot tell: gloo has no hook", "last_step": None}
+    )
     text = metrics() + "\n" + staged("planned", excess=0.01, imbalance=0.02, steps=5)
     found = lines(history_of(reading(said, text)))
     assert "0.99 % of the ranks' time, by the plans alone, over all 5 steps" in one(found, "lost")
-    assert "not measured: DP rank 1 cannot tell: gloo has no hook" in "\n".join(found)
+    assert f"not measured: {why}" in "\n".join(found)
 
 
 def test_why_nothing_is_planned_and_since_when() -> None:
@@ -133,6 +135,13 @@ def test_of_hundreds_of_ranks_the_worst_are_on_top_and_the_others_a_scroll_away(
     assert [line.text.split()[0] for line in end.lines if line.text[:5].strip().isdigit()][-1] == (
         "511"
     )
+
+
+def test_without_metrics_of_single_ranks_the_last_step_says_who_is_slow() -> None:
+    told = [{"dp_rank": 0, "slowness": 1.0}, {"dp_rank": 1, "slowness": 1.4}]
+    said = status(2, measured={"why_not": "", "last_step": {"ranks": told}})
+    text = metrics() + "\n" + staged("measured", excess=0.2, imbalance=0.2, steps=3)
+    assert "rank 1 takes 1.40" in "\n".join(lines(history_of(reading(said, text))))
 
 
 def test_while_it_is_away_the_last_is_shown_and_since_when() -> None:

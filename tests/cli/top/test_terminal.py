@@ -57,6 +57,12 @@ def test_a_slow_rank_a_resize_a_restart_and_the_end(tmp_path: Path, tmux: str) -
             eventually(lambda: is_whole(terminal, 160, 50), "it has the new size")
             assert re.search(r"^lost .*ranks +4 of 4 connected", terminal.text(), re.MULTILINE)
 
+            terminal.resize(80, 17)
+            eventually(lambda: "worst first, 1 to" in terminal.text(), "not all ranks fit")
+            terminal.press("Down")
+            eventually(lambda: "worst first, 2 to" in terminal.text(), "they are scrolled")
+            terminal.resize(80, 24)
+
             server.send_signal(signal.SIGSTOP)  # connected, and silent
             eventually(lambda: "no answer since" in terminal.text(), "silence is told")
             server.send_signal(signal.SIGCONT)
@@ -97,16 +103,17 @@ def test_it_can_be_left_while_nobody_answers(
 
 
 def test_once_prints_a_frame_for_scripts(tmp_path: Path) -> None:
+    once = ("--once", "--interval", "200ms")
     with serving(tmp_path, "127.0.0.1:0") as server, SlowRankRun(server.endpoint):
         eventually(lambda: server.status()["measured"]["measured_steps"] > 4, "steps are measured")
-        frame = top(server.http, "--once", "--interval", "500ms", COLUMNS="80")
+        frame = top(server.http, *once, COLUMNS="80")
         assert frame.returncode == 0, frame.stderr
         assert re.search(rf"^ +rank {SLOW} takes 1\.[34]\d times", frame.stdout, re.MULTILINE)
         assert all(len(line) <= 80 for line in frame.stdout.splitlines())
-        plain = top(server.http, "--once", PYTHONIOENCODING="ascii")
+        plain = top(server.http, *once, PYTHONIOENCODING="ascii")
         assert plain.stdout.isascii()
         assert "#" in plain.stdout
-        ready = top("", "--once", ready_file=tmp_path / "ready.json")
+        ready = top("", *once, ready_file=tmp_path / "ready.json")
         assert ready.returncode == 0, ready.stderr
 
 

@@ -6,9 +6,8 @@ import ssl
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
@@ -50,16 +49,23 @@ def run(argv: Sequence[str]) -> int:
     source = _source(args, os.environ)
     if args.once:
         return _once(source, interval)
-    if find_spec("rich") is None:
+    show = _live()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        raise ConfigError("the live view needs a terminal; --once prints one frame")
+    return show(source, interval, _glyphs())
+
+
+def _live() -> Callable[[Source, float, Glyphs], int]:
+    try:
+        from rollout_dispatcher.cli.top.live import show  # noqa: PLC0415  it needs the extra
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("rich"):
+            raise
         raise ConfigError(
             "the live view needs rich: pip install 'rollout-dispatcher[top]'; "
             "--once does without it"
-        )
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
-        raise ConfigError("the live view needs a terminal; --once prints one frame")
-    from rollout_dispatcher.cli.top.live import show  # noqa: PLC0415  it needs the extra
-
-    return show(source, interval, _glyphs())
+        ) from None
+    return show
 
 
 def _interval(text: str) -> float:

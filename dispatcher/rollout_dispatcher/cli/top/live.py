@@ -6,6 +6,7 @@ A pipe wakes it: for an answer, and for signals (a resize). Only what has change
 
 import os
 import queue
+import re
 import select
 import signal
 import sys
@@ -35,6 +36,8 @@ _SCROLLS = {
     b"\x1b[5~": -20, b"\x1b[6~": 20, b" ": 20, b"\x1b[H": -(10**6), b"g": -(10**6),
     b"\x1b[F": 10**6, b"G": 10**6,
 }  # fmt: skip
+#: One key: an escape sequence, or a character.
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 #: An answer that is late by so much is told; one look may take a moment.
 _LATE_SECONDS = 3.0
 #: Between two looks in any case, however long one takes.
@@ -56,8 +59,10 @@ def show(source: Source, interval: float, glyphs: Glyphs) -> int:
             ready, _, _ = select.select([sys.stdin, woken], [], [], max(1.0, interval))
             if woken in ready:
                 os.read(woken, 4096)
-            if sys.stdin in ready and not picture.pressed(os.read(sys.stdin.fileno(), 64)):
-                return 0
+            if sys.stdin in ready:
+                keys = os.read(sys.stdin.fileno(), 64)
+                if not keys or not picture.pressed(keys):
+                    return 0
 
 
 class _Asker(threading.Thread):
@@ -112,9 +117,10 @@ class _Picture:
 
     def pressed(self, keys: bytes) -> bool:
         """Do what the keys say; False for the end."""
-        if keys in (b"q", b"Q") or (b"\x1b" not in keys and b"q" in keys.lower()):
-            return False
-        self._offset = max(0, self._offset + _SCROLLS.get(keys, 0))
+        for key in _KEY.findall(keys):
+            if key in (b"q", b"Q"):
+                return False
+            self._offset = max(0, self._offset + _SCROLLS.get(key, 0))
         return True
 
     def draw(self, live: Live) -> None:

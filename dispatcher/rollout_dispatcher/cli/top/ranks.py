@@ -48,7 +48,7 @@ def rank_rows(history: History) -> list[RankRow]:
     data = history.shares("rank_wait_seconds_total")
     others = history.shares("rank_straggler_wait_seconds_total")
     compute = history.shares("rank_compute_seconds_total")
-    slowness = at.by_rank("rank_slowness_ratio")
+    slowness = at.by_rank("rank_slowness_ratio") or _last_told(at)
     seen = at.by_rank("rank_last_seen_timestamp_seconds")
     absent = frozenset(at.status["absent_ranks"])
     return [
@@ -66,6 +66,13 @@ def worst_first(rows: Sequence[RankRow]) -> list[RankRow]:
     return sorted(
         rows, key=lambda row: (row.presence, -(row.slowness or 0.0), row.data or 0.0, row.dp_rank)
     )
+
+
+def _last_told(at: Reading) -> dict[int, float]:
+    """Where metrics of single ranks are off, /statusz has the last step that was measured."""
+    last = at.status["measured"]["last_step"] or {"ranks": []}
+    told = {rank["dp_rank"]: rank["slowness"] for rank in last["ranks"]}
+    return {rank: slowness for rank, slowness in told.items() if slowness is not None}
 
 
 def _presence(at: Reading, rank: int, absent: frozenset[int]) -> Presence:

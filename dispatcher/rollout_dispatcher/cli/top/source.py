@@ -116,4 +116,4 @@ def _message(text: str) -> str:
     try:
         return str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
-        return text[:200].strip()
+        return " ".join(text[:80].split())
