@@ -60,9 +60,8 @@ def test_rates_are_those_between_looks() -> None:
 
 
 def test_what_is_not_measured_says_why_and_shows_what_is_planned() -> None:
-    said = status(
-        2, measured={"why_not": "DP rank 1 cannot tell: gloo has no hook", "last_step": None}
-    )
+    why = "DP rank 1 cannot tell: gloo has no hook"
+    said = status(2, measured={"why_not": why, "last_step": None})
     text = metrics() + "\n" + staged("planned", excess=0.01, imbalance=0.02, steps=5)
     found = lines(history_of(reading(said, text)))
     assert "0.99 % of the ranks' time, by the plans alone, over all 5 steps" in one(found, "lost")
