@@ -32,6 +32,8 @@ OPTIONS: dict[str, Any] = {
 _PACE = 2e-5
 _TRANSPORT_S = 0.01
 _STALE = 2
+#: Batches that are pushed before the first step: a window, and some that wait for room.
+_AHEAD = 4
 
 
 class SlowRankRun(threading.Thread):
@@ -55,9 +57,10 @@ class SlowRankRun(threading.Thread):
             client.close()
 
     def run(self) -> None:
-        """Push a window, and then what each step takes; a dispatcher that is gone is the end."""
+        """Push more than a window, and then what each step takes; a dispatcher that is gone is the end."""
         with suppress(OSError, EOFError):
-            self._push(0)
+            for _ in range(_AHEAD):
+                self._push(0)
             for version in count(1):
                 if self._ended.is_set():
                     return

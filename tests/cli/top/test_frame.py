@@ -106,7 +106,7 @@ def test_caps_drops_and_backpressure_are_shown_where_they_are() -> None:
     assert one(found, "ready").endswith("12 of window 16, cap 24".ljust(31))
     assert "┃" in one(found, "ready")
     assert "1.20k tokens of 2.40k" in one(found, "tokens")
-    assert "9.60 kB of 96.0 kB" in one(found, "bytes")
+    assert "9.38 KiB of 93.8 KiB" in one(found, "bytes")
     assert "5 groups lack members" in one(found, "held")
     assert "3 of 100 accepted samples: 3 stale" in one(found, "dropped")
     assert "2 connected, held back, 2 pushes wait for room" in one(found, "producers")
@@ -147,6 +147,7 @@ def test_while_it_is_away_the_last_is_shown_and_since_when() -> None:
     found = lines(two_looks(), away=True)
     assert "no answer since 12:00:00 (83 s): Connection refused; asking again" in "\n".join(found)
     assert "no answer  up" in found[0]
+    assert lines(two_looks(), 50, away=True)[0].endswith("  no answer ")
     assert "rank 2 takes 1.40" in "\n".join(found)
 
 

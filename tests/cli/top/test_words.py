@@ -24,7 +24,9 @@ def test_counts_are_short(value: float, text: str) -> None:
     assert count(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(12, "12 B"), (183_000, "183 kB"), (2e9, "2.00 GB")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(12, "12 B"), (187_400, "183 KiB"), (2**31, "2.00 GiB")]
+)
 def test_bytes_have_a_unit(value: float, text: str) -> None:
     assert nbytes(value) == text
 

@@ -112,8 +112,10 @@ def unanswered(address: str, screen: Screen, away: Away | None) -> Frame:
 def _title(at: View, address: str, away: Away | None, width: int) -> Line:
     state = "no answer" if away else at.state if at.is_ready else f"{at.state}, not ready"
     left = f" dispatcher top  {address}  run {at.run_id[:8]}"
-    right = f"{state}  up {duration(at.uptime)}  {at.version} "
-    return Line.of((f"{left}{right:>{max(0, width - len(left))}}", Style.TITLE))
+    right = f"  {state}  up {duration(at.uptime)}  {at.version} "
+    if len(left) + len(right) > width:  # of the two the state
+        left, right = left[: max(0, width - len(state) - 3)], f"  {state} "
+    return Line.of((f"{left}{right:>{width - len(left)}}", Style.TITLE))
 
 
 def _parts(at: View, away: Away | None, shape: Shape) -> list[Line]:

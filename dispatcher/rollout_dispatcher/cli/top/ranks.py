@@ -45,7 +45,8 @@ class RankRow:
 def rank_rows(history: History) -> list[RankRow]:
     """Every rank of the run, in order."""
     at = history.last
-    data = history.shares("rank_wait_seconds_total")
+    waited = history.shares("rank_wait_seconds_total").items()
+    data = {rank: share for rank, share in waited if str(rank) in at.status["ranks"]}
     others = history.shares("rank_straggler_wait_seconds_total")
     compute = history.shares("rank_compute_seconds_total")
     slowness = at.by_rank("rank_slowness_ratio") or _last_told(at)

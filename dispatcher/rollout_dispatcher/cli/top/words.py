@@ -33,10 +33,10 @@ def count(value: float) -> str:
 
 
 def nbytes(value: float) -> str:
-    """`183 kB`, `2.00 GB`."""
-    for size, unit in _UNITS:
-        if value >= size:
-            return f"{_three(value / size)} {unit}B"
+    """`183 KiB`, `2.00 GiB`, as sizes are written in options."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if value >= 1024**power:
+            return f"{_three(value / 1024**power)} {unit}"
     return f"{value:.0f} B"
 
 
