@@ -57,7 +57,7 @@ class SlowRankRun(threading.Thread):
             client.close()
 
     def run(self) -> None:
-        """Push more than a window, and then what each step takes; a dispatcher that is gone is the end."""
+        """Push more than a window, then what each step takes; without a dispatcher it ends."""
         with suppress(OSError, EOFError):
             for _ in range(_AHEAD):
                 self._push(0)

@@ -247,7 +247,8 @@ def _curves(at: View, shape: Shape) -> list[Line]:
 def _rest(at: View, width: int) -> list[Line]:
     stale = "-" if at.staleness is None else f"{at.staleness:.1f} policy versions in the mean"
     held = "held back" if at.backpressure else "not held back"
-    pushes = f", {at.pushes_held} pushes wait for room" if at.pushes_held else ""
+    waiting = "1 push waits" if at.pushes_held == 1 else f"{at.pushes_held} pushes wait"
+    pushes = f", {waiting} for room" if at.pushes_held else ""
     producers = f"{at.producers} connected, {held}{pushes}"
     dropped = sum(at.dropped.values())
     reasons = ", ".join(f"{number} {reason}" for reason, number in at.dropped.items())
