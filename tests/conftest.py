@@ -15,6 +15,9 @@ from tests.support.source import ROOT
 settings.register_profile("dispatcher", deadline=None)
 settings.load_profile("dispatcher")
 
+#: Debian's packages of tools that are called otherwise.
+PACKAGES = {"promtool": "prometheus", "systemd-analyze": "systemd"}
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_of_torchrun_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -34,7 +37,8 @@ def tool() -> Callable[[str], str]:
     def find(name: str) -> str:
         path = shutil.which(name)
         if path is None:
-            message = f"{name} is not installed (Debian: apt-get install prometheus)"
+            package = PACKAGES.get(name, name)
+            message = f"{name} is not installed (Debian: apt-get install {package})"
             if os.environ.get("DISPATCHER_REQUIRE_TOOLS") == "1":
                 pytest.fail(f"{message}, and DISPATCHER_REQUIRE_TOOLS=1 says it must be")
             pytest.skip(message)

@@ -65,7 +65,7 @@ THIRD_PARTY = {
     "journal": {"lmdb"},
     "service": {"aiohttp", "numpy", "prometheus_client", "pydantic", "pydantic_core"},
     "package": set(),
-    "cli": {"numpy", "prometheus_client", "pydantic"},
+    "cli": {"numpy", "prometheus_client", "pydantic", "rich"},
     "workers": {"numpy", "pydantic", "torch", "tensordict"},  # the last for who asks for one
     "integrations": {"torch", "trl"},
 }

@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
     except ValueError as error:
         raise ConfigError(f"--timeout {args.timeout}: {error}") from None
     assert isinstance(timeout, int | float)
-    expected = Expected(_address(args, os.environ), args.run_id, args.ready_file)
+    expected = Expected(address_of(args, os.environ), args.run_id, args.ready_file)
     wait_ready(expected, float(timeout), tls_ca=args.tls_ca, insecure=args.insecure)
     return 0
 
@@ -137,7 +137,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _address(args: Namespace, environ: Mapping[str, str]) -> Endpoint | None:
+def address_of(args: Namespace, environ: Mapping[str, str]) -> Endpoint | None:
     """Where to ask, with the precedence of `serve`; None where the ready file says so."""
     if args.http is not None:
         return reachable(Endpoint.parse(args.http))
@@ -201,7 +201,7 @@ def probe(
 ) -> str:
     """Nothing if it is ready, else in a few words why not. Raises NoDispatcher."""
     timeout = min(timeout, PROBE_SECONDS)
-    connection = _Connection(at, timeout, tls)
+    connection = HttpConnection(at, timeout, tls)
     late = threading.Timer(timeout, connection.cut)  # whatever comes byte by byte is in time
     late.start()
     try:
@@ -226,7 +226,7 @@ def probe(
     return ""
 
 
-class _Connection(http.client.HTTPConnection):
+class HttpConnection(http.client.HTTPConnection):
     """An HTTP connection that can also go over a Unix socket or TLS."""
 
     def __init__(self, endpoint: Endpoint, timeout: float, tls: ssl.SSLContext | None) -> None:

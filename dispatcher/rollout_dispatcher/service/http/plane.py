@@ -74,7 +74,9 @@ class HttpPlane:
             asked = CloseQuery.model_validate(dict(request.query))
         except ValidationError as error:
             return _invalid(error)
-        if asked.size is not None and (why := self._router.core.config.limits.too_large(asked.size)):
+        if asked.size is not None and (
+            why := self._router.core.config.limits.too_large(asked.size)
+        ):
             return problem(422, "group-too-large", f"{why}, and the group has {asked.size}")
         group_id, now = request.match_info["group_id"], self._router.clock()
         core = self._router.core

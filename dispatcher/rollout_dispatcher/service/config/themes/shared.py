@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rollout_dispatcher.plan import Layout, MicroBatchOrder, Sync
 from rollout_dispatcher.service.config.types import NotNegative, Positive
-from rollout_dispatcher.service.config.units import Duration, DurationOrNothing
+from rollout_dispatcher.service.config.units import DurationOrNothing
 
 
 class Options(BaseModel):

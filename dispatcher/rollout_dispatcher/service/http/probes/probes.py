@@ -77,8 +77,8 @@ class Probes:
             "version": __version__,
             "accepted": at.accepted,
             "balanced": at.balanced,
-            "waits_for": self._router.health.explain(),
             "measured": self._router.core.measured.as_json(),
+            "waits_for": self._router.health.explain(),
             "config_generation": self._router.reloads.generation,
             "config": self._router.config.model_dump(mode="json"),
         }

@@ -1,0 +1,173 @@
+"""`dispatcher top`: whom to ask and how to show it."""
+
+import os
+import shutil
+import ssl
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
+from rollout_dispatcher.cli.loading.toml_file import read_toml
+from rollout_dispatcher.cli.options import NONE, Parser
+from rollout_dispatcher.cli.top.frame import Screen, frame
+from rollout_dispatcher.cli.top.history import History
+from rollout_dispatcher.cli.top.source import NoAnswer, Source
+from rollout_dispatcher.cli.top.view import view
+from rollout_dispatcher.cli.top.words import ASCII, UNICODE, Glyphs
+from rollout_dispatcher.cli.wait_ready import Expected, address_of
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.security import client_tls, read_token
+from rollout_dispatcher.service.config.types import HTTP_PLANE
+from rollout_dispatcher.service.config.units import DURATION
+
+#: Shorter would cost the dispatcher more than it tells.
+MIN_INTERVAL = 0.1
+
+EPILOG = """\
+examples:
+  dispatcher top                                # the dispatcher of this machine
+  dispatcher top --http unix:/run/dispatcher-http.sock
+  dispatcher top --http tls://dispatcher.example:9471 --tls-ca ca.pem --token-file token
+  dispatcher top --once | grep ^lost            # one frame, for scripts
+
+keys: q quits; arrows and page keys scroll through the ranks
+
+Shares of time by rank are of the last 30 seconds. With --once they are of one --interval.
+
+exit codes: 0 done, 1 no answer (with --once), 2 usage, 130 Ctrl-C
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Show until the user has seen enough. Raises ConfigError, and with --once NoAnswer."""
+    args = _parser().parse_strictly(argv)
+    interval = _interval(args.interval)
+    source = _source(args, os.environ)
+    if args.once:
+        return _once(source, interval)
+    show = _live()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        raise ConfigError("the live view needs a terminal; --once prints one frame")
+    return show(source, interval, _glyphs())
+
+
+def _live() -> Callable[[Source, float, Glyphs], int]:
+    try:
+        from rollout_dispatcher.cli.top.live import show  # noqa: PLC0415  it needs the extra
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("rich"):
+            raise
+        raise ConfigError(
+            "the live view needs rich: pip install 'rollout-dispatcher[top]'; "
+            "--once does without it"
+        ) from None
+    return show
+
+
+def _interval(text: str) -> float:
+    try:
+        interval = DURATION.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--interval {text}: {error}") from None
+    assert isinstance(interval, int | float)
+    if interval < MIN_INTERVAL:
+        raise ConfigError(f"--interval {text} is less than {MIN_INTERVAL:g} s")
+    return float(interval)
+
+
+def _once(source: Source, interval: float) -> int:
+    """Two looks, as a rate needs them."""
+    history = History()
+    try:
+        history.add(source.read())
+        time.sleep(interval)
+        history.add(source.read())
+    except NoAnswer as error:
+        raise NoAnswer(f"{source.address} does not answer: {error}") from None
+    finally:
+        source.close()
+    width = shutil.get_terminal_size().columns
+    screen = Screen(max(40, width), None, _glyphs())
+    for line in frame(view(history), source.address, screen).lines:
+        print(line.text.rstrip())
+    return 0
+
+
+def _glyphs() -> Glyphs:
+    """What the terminal's encoding has."""
+    try:
+        "".join((UNICODE.full, UNICODE.empty, UNICODE.levels)).encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return ASCII
+    return UNICODE
+
+
+def _source(args: Namespace, environ: Mapping[str, str]) -> Source:
+    token = _token_file(args, environ)
+    expected = Expected(address_of(args, environ), None, args.ready_file)
+    if expected.http is not None and expected.http.tls:
+        _tls(args)  # what is wrong with its files is told at once
+    return Source(expected, partial(_tls, args), None if token is None else read_token(token))
+
+
+def _token_file(args: Namespace, environ: Mapping[str, str]) -> Path | None:
+    """Where `serve` finds its token, with the same precedence."""
+    path = args.config or environ.get(f"{ENV_PREFIX}CONFIG")
+    said = read_toml(Path(path)).values.get("token_file") if path else None
+    said = args.token_file or environ.get(f"{ENV_PREFIX}TOKEN_FILE", said)
+    return None if said in (None, "", NONE) else Path(str(said))
+
+
+def _tls(args: Namespace) -> ssl.SSLContext:
+    context = client_tls(args.tls_ca, args.tls_cert, args.tls_key)
+    if args.insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="dispatcher top",
+        description="A live view of one dispatcher: what is lost, which rank is slow, what it "
+        "waits for.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("--config", metavar="FILE", help="the TOML file that serve reads")
+    parser.add_argument(
+        "--http",
+        metavar="ADDRESS",
+        help="its HTTP plane [$DISPATCHER_HTTP, http in the --config file, else "
+        f"{HTTP_PLANE}; with --ready-file, what that says]",
+    )
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="the dispatcher that writes this file (serve --ready-file), also once it is another",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the secret to show [$DISPATCHER_TOKEN_FILE, token_file in the --config file]",
+    )
+    parser.add_argument(
+        "--tls-ca",
+        type=Path,
+        default=os.environ.get("DISPATCHER_TLS_CA") or None,
+        metavar="FILE",
+        help="authorities to trust for a tls:// address [$DISPATCHER_TLS_CA, else the system's]",
+    )
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate to show, with --tls-client-ca"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
+    parser.add_argument(
+        "--insecure", action="store_true", help="do not verify the dispatcher's certificate"
+    )
+    parser.add_argument("--interval", default="1s", help="how often to look [%(default)s]")
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    return parser
