@@ -27,8 +27,8 @@ PANELS = [
         "More machines help where the other one waits.",
         {
             "ranks wait": f"avg(rate({chosen('dispatcher_rank_wait_seconds_total')}[{WINDOW}]))",
-            "producers wait": "
-            "f"avg_over_time({chosen('dispatcher_backpressure_active')}[{WINDOW}])",
+            "producers wait": f"avg_over_time({chosen('dispatcher_backpressure_active')}"
+            f"[{WINDOW}])",
         },
         Unit.SHARE,
         highest=1,
