@@ -1,1 +1,1 @@
-"""The Grafana dashboard as code: a module for each row, and `python -m deploy.grafana.generator`."""
+"""The Grafana dashboard as code, a module a row: `python -m deploy.grafana.generator` writes it."""

@@ -56,7 +56,7 @@ PANELS = [
     ),
     Panel(
         "Steps committed",
-        "Since the dispatcher started.",
+        "Since the dispatcher started. Not growing: /readyz says whom the next step waits for.",
         {"steps": chosen("dispatcher_steps_committed_total")},
         single=True,
         width=3,
