@@ -8,13 +8,19 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.deploy.alerts.record import RULES
+from tests.deploy.alerts.test_alerts import scaled
 from tests.deploy.runs import OPTIONS, RANKS, Conditions, Run, tailed_lengths
 from tests.deploy.test_dashboard import DASHBOARD, queries
-from tests.e2e.test_measured import prometheus_of
-from tests.e2e.test_prometheus import query
+from tests.e2e.harness import running
+from tests.e2e.test_prometheus import config_for, query
+from tests.support.addresses import free_port
 from tests.support.server import ServeProcess, eventually
 
 pytestmark = pytest.mark.e2e
+
+#: Than the shipped configuration scrapes: some 75 times. Rules of ten minutes take five seconds.
+FASTER = 120
 
 Asks = Callable[[str], list[float]]
 
@@ -29,7 +35,16 @@ def seen(
     conditions = Conditions(step_s=0.05, slow_rank=2, old_every=5, lengths=tailed_lengths)
     with ExitStack() as stack:
         server = stack.enter_context(ServeProcess(folder, warm=True, **options))
-        port = stack.enter_context(prometheus_of(server, folder, tool("prometheus")))
+        port, config = free_port(), config_for(server.http, folder)
+        (folder / "alerts.yml").write_text(scaled(RULES.read_text(), FASTER))
+        stack.enter_context(
+            running(
+                tool("prometheus"),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            )
+        )
 
         def ask(expression: str) -> list[float]:
             text = expression.replace("$job", "dispatcher").replace("$instance", server.http)
@@ -88,3 +103,9 @@ def test_the_headline_names_the_slow_rank(seen: tuple[Asks, ServeProcess]) -> No
     values = seen[0](slowness)
     assert len(values) == RANKS
     assert max(values) == pytest.approx(1.4, rel=0.1)
+
+
+def test_an_alert_names_the_slow_rank(seen: tuple[Asks, ServeProcess]) -> None:
+    firing = 'ALERTS{alertname="RankSlow",alertstate="firing",dp_rank="2"}'
+    eventually(lambda: seen[0](firing), "the alert fires", 60)
+    assert len(seen[0]('ALERTS{alertname="RankSlow"}')) == 1
