@@ -46,6 +46,12 @@ def tailed_lengths(rng: np.random.Generator) -> list[int]:
     return [1500, *rng.integers(16, 64, BATCH - 1).tolist()]
 
 
+def long_lengths(rng: np.random.Generator) -> list[int]:
+    """Of a batch that fills disks."""
+    lengths: list[int] = rng.integers(8000, 9000, BATCH).tolist()
+    return lengths
+
+
 @dataclass(slots=True)
 class Conditions:
     """What the run is like.

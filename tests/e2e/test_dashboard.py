@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def seen(
 ) -> Iterator[tuple[Asks, ServeProcess]]:
     """A Prometheus that has seen a run with a journal, a slow rank, long and stale samples."""
     folder = tmp_path_factory.mktemp("dashboard")
-    options = OPTIONS | {"journal_dir": folder / "journal", "max_staleness": 8, "layout": "padded"}
+    options: dict[str, Any] = OPTIONS | {"journal_dir": folder / "journal", "max_staleness": 8, "layout": "padded"}
     conditions = Conditions(step_s=0.05, slow_rank=2, old_every=5, lengths=tailed_lengths)
     with ExitStack() as stack:
         server = stack.enter_context(ServeProcess(folder, warm=True, **options))

@@ -12,12 +12,17 @@ from tests.support.server import ServeProcess
 
 
 class Process:
-    """`dispatcher serve` with these options, on loopback."""
+    """`dispatcher serve` with these options, on loopback. module: what is started instead."""
 
-    def __init__(self, folder: Path, options: dict[str, object]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: dict[str, object],
+        module: str = "rollout_dispatcher.cli.main",
+    ) -> None:
         self.endpoint, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
         places = {"listen": self.endpoint, "http": self.http}
-        self._command = [sys.executable, "-m", "rollout_dispatcher.cli.main", "serve"]
+        self._command = [sys.executable, "-m", module, "serve"]
         self._command += ServeProcess.flags(places | options)
         self._log = folder / "serve.log"
         self.start()

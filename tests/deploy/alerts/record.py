@@ -26,7 +26,7 @@ FOLDER = Path(__file__).with_name("series")
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 TARGET = {"job": "dispatcher", "instance": "a"}
 #: At a time: more would be late on a small machine, and lateness is in what is recorded.
-AT_A_TIME = 5
+AT_A_TIME = 6
 DISK_MB = 64
 #: When a series had no value, or ended.
 MISSING, ENDED = "_", "stale"
@@ -87,11 +87,12 @@ def record(name: str) -> str:
     scenario = SCENARIOS[name]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        options = OPTIONS | dict(scenario.options)
+        options, module = OPTIONS | dict(scenario.options), "rollout_dispatcher.cli.main"
         if scenario.disk:
             disk = stack.enter_context(small_disk(folder / "disk", DISK_MB))
             options |= {"journal_dir": disk / "journal"}
-        server = Process(folder, options)
+            module = "tests.e2e.groups.small_journal"
+        server = Process(folder, options, module)
         stack.callback(server.kill)
         eventually(lambda: server.metrics(1) is not None, "it is up")
         recorder = Recorder()
@@ -119,15 +120,21 @@ def _watch(scenario: Scenario, scene: Scene, recorder: Recorder) -> None:
             trouble.join()
 
 
+def save(name: str) -> str:
+    """Record a scenario and keep it; returns a word on it."""
+    head = f"# Of a real run: python -m tests.deploy.alerts.record {name}\n"
+    text = head + record(name)
+    (FOLDER / f"{name}.yml").write_text(text)
+    return f"{name}: {len(text)} characters"
+
+
 def main(names: list[str]) -> None:
-    """Record these, or all."""
+    """Record these, or all; what fails keeps no other one from being kept."""
     FOLDER.mkdir(exist_ok=True)
-    chosen = names or list(SCENARIOS)
     with ProcessPoolExecutor(AT_A_TIME) as pool:
-        for name, text in zip(chosen, pool.map(record, chosen), strict=True):
-            head = f"# Of a real run: python -m tests.deploy.alerts.record {name}\n"
-            (FOLDER / f"{name}.yml").write_text(head + text)
-            print(name, f"{len(text)} characters", flush=True)
+        done = [pool.submit(save, name) for name in names or SCENARIOS]
+    for each in done:
+        print(each.result(), flush=True)
 
 
 if __name__ == "__main__":

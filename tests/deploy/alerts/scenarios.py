@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.deploy.alerts.process import Process
-from tests.deploy.runs import BATCH, Run, tailed_lengths
+from tests.deploy.runs import BATCH, Run, long_lengths, tailed_lengths
 
 #: Scrapes each 15 s, in a run in which they come each second.
 SCALE = 15
@@ -97,7 +97,8 @@ def stutter(scene: Scene, second: int) -> None:
 
 
 def fill_the_disk(scene: Scene, second: int) -> None:
-    """Others take all the room that there is."""
+    """Others take all the room that there is, while longer samples come."""
+    scene.run.now.lengths, scene.run.now.push_s = long_lengths, 0.1
     if second == 0:
         others = scene.folder / "disk" / "others"
         with contextlib.suppress(OSError), others.open("wb", buffering=0) as file:
@@ -115,7 +116,7 @@ SCENARIOS: dict[str, Scenario] = {
     "stalled": Scenario(
         at_once(pushing=False), frozenset({"DispatcherStalled", "RanksStarved"}), 60
     ),
-    "journal": Scenario(fill_the_disk, frozenset({"JournalFailing"}), 15, disk=True),
+    "journal": Scenario(fill_the_disk, frozenset({"JournalFailing"}), 20, disk=True),
     "ranks_missing": Scenario(
         lose_a_rank, frozenset({"RanksMissing", "RankSilent"}), 60, breaks=True
     ),
