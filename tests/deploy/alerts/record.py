@@ -96,7 +96,7 @@ def record(name: str) -> str:
         stack.callback(server.kill)
         eventually(lambda: server.metrics(1) is not None, "it is up")
         recorder = Recorder()
-        run = Run(server.endpoint)
+        run = Run(server.endpoint, scenario.begins())
         try:
             with run:
                 _watch(scenario, Scene(run, server, folder), recorder)

@@ -6,12 +6,13 @@ divided by that. Values are as they were.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.deploy.alerts.process import Process
-from tests.deploy.runs import BATCH, Run, long_lengths, tailed_lengths
+from tests.deploy.runs import BATCH, Conditions, Run, long_lengths, many_lengths, tailed_lengths
 
 #: Scrapes each 15 s, in a run in which they come each second.
 SCALE = 15
@@ -35,6 +36,7 @@ class Scenario:
     trouble: what happens each second after that, given how many have passed. lasts: so long.
     options: other than `runs.OPTIONS`. fires: alerts that are firing at its end, all of them.
     disk: with a journal on a small disk of its own. breaks: clients lose the dispatcher.
+    begins: what it is like while all is well.
     """
 
     trouble: Callable[[Scene, int], None]
@@ -43,6 +45,7 @@ class Scenario:
     options: Mapping[str, object] = field(default_factory=dict)
     disk: bool = False
     breaks: bool = False
+    begins: Callable[[], Conditions] = Conditions
 
 
 def at_once(**conditions: object) -> Callable[[Scene, int], None]:
@@ -62,8 +65,7 @@ def nothing(_: Scene, __: int) -> None:
 
 def pause(scene: Scene, second: int) -> None:
     """Twelve minutes of evaluation, and then it goes on; producers do not stop."""
-    scene.run.now.paused = second < 48
-    scene.run.now.push_s = 0.3 if second < 48 else None
+    scene.run.now.paused, scene.run.now.push_s = second < 48, 0.6
 
 
 def weight_syncs(scene: Scene, second: int) -> None:
@@ -96,6 +98,13 @@ def stutter(scene: Scene, second: int) -> None:
     scene.server.stop_for(0.7)
 
 
+def crawl(scene: Scene, _: int) -> None:
+    """Others have most of its core."""
+    for _ in range(8):
+        scene.server.stop_for(0.1)
+        time.sleep(0.02)
+
+
 def fill_the_disk(scene: Scene, second: int) -> None:
     """Others take all the room that there is, while longer samples come."""
     scene.run.now.lengths, scene.run.now.push_s = long_lengths, 0.1
@@ -125,20 +134,33 @@ SCENARIOS: dict[str, Scenario] = {
         at_once(slow_rank=2), frozenset({"RankSlow", "StragglerExcessHigh"}), 110
     ),
     "starved": Scenario(at_once(push_s=2.0), frozenset({"RanksStarved"}), 90),
-    "backpressure": Scenario(at_once(push_s=0.0), frozenset({"Backpressure"}), 110),
+    "backpressure": Scenario(
+        at_once(push_s=0.0), frozenset({"Backpressure"}), 110, {"buffer_capacity": 2 * BATCH}
+    ),
     "dropped": Scenario(
         at_once(old_every=4), frozenset({"SamplesDropped"}), 60, {"max_staleness": 16}
     ),
-    "excess": Scenario(at_once(lengths=tailed_lengths), frozenset({"StragglerExcessHigh"}), 110),
+    "excess": Scenario(
+        at_once(lengths=tailed_lengths),
+        frozenset({"StragglerExcessHigh"}),
+        110,
+        {"window_multiple": 1, "outlier_lane": False},
+    ),
     "cost_model": Scenario(
         at_once(noise=0.8), frozenset({"CostModelOff", "StragglerExcessHigh"}), 110
     ),
     "stale": Scenario(at_once(lag=20), frozenset({"StalenessHigh"}), 80),
     "plan_slow": Scenario(
-        at_once(lengths=tailed_lengths),
-        frozenset({"PlanSlow", "StragglerExcessHigh"}),
-        110,
-        {"planning_budget": "20s", "window_multiple": 4, "buffer_capacity": 8 * BATCH},
+        crawl,
+        frozenset({"PlanSlow"}),
+        80,
+        {
+            "dispatch_batch_size": 8192,
+            "window_multiple": 4,
+            "buffer_capacity": 8 * 8192,
+            "micro_batch_size": 64,
+        },
+        begins=lambda: Conditions(step_s=1.5, push_s=0.05, lengths=many_lengths),
     ),
     "lag": Scenario(stutter, frozenset({"EventLoopLag"}), 60),
 }
