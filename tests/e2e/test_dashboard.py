@@ -32,7 +32,8 @@ def seen(
 ) -> Iterator[tuple[Asks, ServeProcess]]:
     """A Prometheus that has seen a run with a journal, a slow rank, long and stale samples."""
     folder = tmp_path_factory.mktemp("dashboard")
-    options: dict[str, Any] = OPTIONS | {"journal_dir": folder / "journal", "max_staleness": 8, "layout": "padded"}
+    more = {"journal_dir": folder / "journal", "max_staleness": 8, "layout": "padded"}
+    options: dict[str, Any] = OPTIONS | more
     conditions = Conditions(step_s=0.05, slow_rank=2, old_every=5, lengths=tailed_lengths)
     with ExitStack() as stack:
         server = stack.enter_context(ServeProcess(folder, warm=True, **options))
