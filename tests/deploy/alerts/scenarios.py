@@ -6,13 +6,12 @@ divided by that. Values are as they were.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.deploy.alerts.process import Process
-from tests.deploy.runs import BATCH, Conditions, Run, long_lengths, many_lengths, tailed_lengths
+from tests.deploy.runs import BATCH, Conditions, Run, long_lengths, tailed_lengths
 
 #: Scrapes each 15 s, in a run in which they come each second.
 SCALE = 15
@@ -34,7 +33,7 @@ class Scenario:
     """A run that goes well at first, and then not.
 
     trouble: what happens each second after that, given how many have passed. lasts: so long.
-    options: other than `runs.OPTIONS`. fires: alerts that are firing at its end, all of them.
+    options: other than `runs.OPTIONS`, None for none. fires: alerts that are firing at its end, all of them.
     disk: with a journal on a small disk of its own. breaks: clients lose the dispatcher.
     begins: what it is like while all is well.
     """
@@ -98,13 +97,6 @@ def stutter(scene: Scene, second: int) -> None:
     scene.server.stop_for(0.7)
 
 
-def crawl(scene: Scene, _: int) -> None:
-    """Others have most of its core."""
-    for _ in range(8):
-        scene.server.stop_for(0.1)
-        time.sleep(0.02)
-
-
 def fill_the_disk(scene: Scene, second: int) -> None:
     """Others take all the room that there is, while longer samples come."""
     scene.run.now.lengths, scene.run.now.push_s = long_lengths, 0.1
@@ -150,17 +142,5 @@ SCENARIOS: dict[str, Scenario] = {
         at_once(noise=0.8), frozenset({"CostModelOff", "StragglerExcessHigh"}), 110
     ),
     "stale": Scenario(at_once(lag=20), frozenset({"StalenessHigh"}), 80),
-    "plan_slow": Scenario(
-        crawl,
-        frozenset({"PlanSlow"}),
-        80,
-        {
-            "dispatch_batch_size": 8192,
-            "window_multiple": 4,
-            "buffer_capacity": 8 * 8192,
-            "micro_batch_size": 64,
-        },
-        begins=lambda: Conditions(step_s=1.5, push_s=0.05, lengths=many_lengths),
-    ),
     "lag": Scenario(stutter, frozenset({"EventLoopLag"}), 60),
 }
