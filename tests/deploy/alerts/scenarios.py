@@ -33,8 +33,8 @@ class Scenario:
     """A run that goes well at first, and then not.
 
     trouble: what happens each second after that, given how many have passed. lasts: so long.
-    options: other than `runs.OPTIONS`, None for none. fires: alerts that are firing at its end, all of them.
-    disk: with a journal on a small disk of its own. breaks: clients lose the dispatcher.
+    options: other than `runs.OPTIONS`, None for none. fires: all alerts that are
+    firing at its end. disk: with a journal on a small disk of its own. breaks: clients lose the dispatcher.
     begins: what it is like while all is well.
     """
 
