@@ -34,8 +34,8 @@ class Scenario:
 
     trouble: what happens each second after that, given how many have passed. lasts: so long.
     options: other than `runs.OPTIONS`, None for none. fires: all alerts that are
-    firing at its end. disk: with a journal on a small disk of its own. breaks: clients lose the dispatcher.
-    begins: what it is like while all is well.
+    firing at its end. disk: with a journal on a small disk of its own. breaks: clients
+    lose the dispatcher. begins: what it is like while all is well.
     """
 
     trouble: Callable[[Scene, int], None]
