@@ -52,12 +52,6 @@ def long_lengths(rng: np.random.Generator) -> list[int]:
     return lengths
 
 
-def many_lengths(rng: np.random.Generator) -> list[int]:
-    """As many as a push may have, short and varied."""
-    lengths: list[int] = np.clip(rng.lognormal(3, 1.2, 1024), 1, 1600).astype(int).tolist()
-    return lengths
-
-
 @dataclass(slots=True)
 class Conditions:
     """What the run is like.

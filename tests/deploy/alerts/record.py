@@ -92,12 +92,11 @@ def record(name: str) -> str:
             disk = stack.enter_context(small_disk(folder / "disk", DISK_MB))
             options |= {"journal_dir": disk / "journal"}
             module = "tests.e2e.groups.small_journal"
-        options = {name: value for name, value in options.items() if value is not None}
         server = Process(folder, options, module)
         stack.callback(server.kill)
         eventually(lambda: server.metrics(1) is not None, "it is up")
         recorder = Recorder()
-        run = Run(server.endpoint, scenario.begins())
+        run = Run(server.endpoint)
         try:
             with run:
                 _watch(scenario, Scene(run, server, folder), recorder)

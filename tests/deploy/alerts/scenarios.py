@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.deploy.alerts.process import Process
-from tests.deploy.runs import BATCH, Conditions, Run, long_lengths, tailed_lengths
+from tests.deploy.runs import BATCH, Run, long_lengths, tailed_lengths
 
 #: Scrapes each 15 s, in a run in which they come each second.
 SCALE = 15
@@ -33,9 +33,9 @@ class Scenario:
     """A run that goes well at first, and then not.
 
     trouble: what happens each second after that, given how many have passed. lasts: so long.
-    options: other than `runs.OPTIONS`, None for none. fires: all alerts that are
+    options: other than `runs.OPTIONS`. fires: all alerts that are
     firing at its end. disk: with a journal on a small disk of its own. breaks: clients
-    lose the dispatcher. begins: what it is like while all is well.
+    lose the dispatcher.
     """
 
     trouble: Callable[[Scene, int], None]
@@ -44,7 +44,6 @@ class Scenario:
     options: Mapping[str, object] = field(default_factory=dict)
     disk: bool = False
     breaks: bool = False
-    begins: Callable[[], Conditions] = Conditions
 
 
 def at_once(**conditions: object) -> Callable[[Scene, int], None]:
