@@ -1,0 +1,1 @@
+"""Rows of the dashboard; each module has its panels in order."""

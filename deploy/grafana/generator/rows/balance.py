@@ -1,0 +1,86 @@
+"""What balancing does: a plain split beside the plan beside what was measured."""
+
+from deploy.grafana.generator.panels import Panel, Unit, chosen, lost, mean, rate
+
+EXCESS = "dispatcher_step_straggler_excess_ratio"
+
+PANELS = [
+    Panel(
+        "Time lost to stragglers",
+        "Share of the ranks' time: what a plain split of the same samples would have lost, what "
+        "the plan loses by the cost model, and what the ranks' clocks say.",
+        {
+            "fifo": lost(mean(EXCESS, stage="fifo")),
+            "planned": lost(mean(EXCESS, stage="planned")),
+            "measured": lost(mean(EXCESS, stage="measured")),
+        },
+        Unit.SHARE,
+        width=12,
+    ),
+    Panel(
+        "Imbalance",
+        "Of steps as a whole: the most loaded rank over the mean, minus 1, by cost or by time.",
+        {
+            "fifo": mean("dispatcher_step_imbalance_ratio", stage="fifo"),
+            "planned": mean("dispatcher_step_imbalance_ratio", stage="planned"),
+            "measured": mean("dispatcher_step_imbalance_ratio", stage="measured"),
+        },
+        Unit.SHARE,
+        width=12,
+    ),
+    Panel(
+        "Is the window too small?",
+        "What plans leave over, beside what no split of the same samples could avoid. Far apart: a "
+        "larger --window-multiple or --planning-budget. Close and high: single samples exceed a "
+        "rank's share, so only more samples a step help.",
+        {
+            "planned": mean(EXCESS, stage="planned"),
+            "no split is better": mean("dispatcher_step_lower_bound_excess_ratio"),
+        },
+        Unit.SHARE,
+    ),
+    Panel(
+        "Error of the cost model",
+        "For the median micro-batch, each rank's own speed taken out. As long as it is above what "
+        "plans leave over, a better --cost gains more than a larger window.",
+        {"error": chosen("dispatcher_cost_model_error_ratio")},
+        Unit.SHARE,
+        steps=[(0.3, "red")],
+    ),
+    Panel(
+        "Why steps are planned",
+        "Steps each second by what triggered them. Mostly max-wait: ranks wait before the window "
+        "is full, so it buys nothing.",
+        {"{{trigger}}": rate("dispatcher_steps_planned_total")},
+        Unit.PER_SECOND,
+    ),
+    Panel(
+        "Padding",
+        "Share of the tokens computed that are there for layout's sake. High with --layout padded: "
+        "see --micro-batch-tokens.",
+        {
+            "padding": f"{rate('dispatcher_padding_tokens_total')} / "
+            f"({rate('dispatcher_padding_tokens_total')}"
+            f" + {rate('dispatcher_dispatched_tokens_total')})"
+        },
+        Unit.SHARE,
+        highest=1,
+    ),
+    Panel(
+        "Micro-batches a step",
+        "On each DP rank, in the mean. More than expected: --micro-batch-tokens is small for these "
+        "lengths.",
+        {"micro-batches": mean("dispatcher_step_micro_batches")},
+    ),
+    Panel(
+        "Cost by rank",
+        "Share of the planned cost that each rank was given. They differ in the long run only "
+        "where ranks are to differ.",
+        {
+            "rank {{dp_rank}}": f"{rate('dispatcher_rank_dispatched_cost_total')}"
+            f" / on(job, instance) group_left sum by (job, instance) "
+            f"({rate('dispatcher_rank_dispatched_cost_total')})"
+        },
+        Unit.SHARE,
+    ),
+]

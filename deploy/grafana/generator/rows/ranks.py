@@ -1,0 +1,78 @@
+"""The headline: what ranks really lose, and which of them the others wait for."""
+
+from deploy.grafana.generator.panels import WINDOW, Panel, Unit, chosen, lost, mean, rate
+
+PANELS = [
+    Panel(
+        "Share of time lost, measured",
+        "Of the ranks' time, what they waited for slower ones, by their clocks. Without the "
+        "planned part what is left comes from a slow rank, or from a cost model that does not fit.",
+        {
+            "measured": lost(mean("dispatcher_step_straggler_excess_ratio", stage="measured")),
+            "planned": lost(mean("dispatcher_step_straggler_excess_ratio", stage="planned")),
+        },
+        Unit.SHARE,
+        steps=[(0.1, "red")],
+        width=12,
+    ),
+    Panel(
+        "Slowness by rank",
+        "Seconds for the same work, over the median rank's. Above 1.1 look at that machine: "
+        "clocks, temperature, neighbours, its data loading.",
+        {"rank {{dp_rank}}": chosen("dispatcher_rank_slowness_ratio")},
+        Unit.RATIO,
+        steps=[(1.1, "yellow"), (1.25, "red")],
+        width=12,
+    ),
+    Panel(
+        "Waiting for slower ranks",
+        "Share of the time that each rank waits inside collectives. The one that waits least is "
+        "waited for.",
+        {
+            "rank {{dp_rank}}": f"sum by (dp_rank) "
+            f"({rate('dispatcher_rank_straggler_wait_seconds_total')})"
+        },
+        Unit.SHARE,
+    ),
+    Panel(
+        "Computing",
+        "Share of the time that each rank computes, outside collectives.",
+        {"rank {{dp_rank}}": f"sum by (dp_rank) ({rate('dispatcher_rank_compute_seconds_total')})"},
+        Unit.SHARE,
+    ),
+    Panel(
+        "Waiting for data",
+        "Share of the time that each rank's loop is blocked for want of a step. All alike: rollout "
+        "is the bottleneck, or the window waits too long (--max-wait).",
+        {"rank {{dp_rank}}": rate("dispatcher_rank_wait_seconds_total")},
+        Unit.SHARE,
+        steps=[(0.5, "red")],
+    ),
+    Panel(
+        "Transport in collectives",
+        "Share of the time in collectives that is nobody's fault: what even the last rank spends.",
+        {
+            "rank {{dp_rank}}": f"sum by (dp_rank) "
+            f"({rate('dispatcher_rank_collective_seconds_total')})"
+            f" - sum by (dp_rank) ({rate('dispatcher_rank_straggler_wait_seconds_total')})"
+        },
+        Unit.SHARE,
+    ),
+    Panel(
+        "Silent for",
+        "Since each rank was last heard of, heartbeats included. Beyond --rank-timeout it is let "
+        "go: look for its process.",
+        {"rank {{dp_rank}}": f"time() - {chosen('dispatcher_rank_last_seen_timestamp_seconds')}"},
+        Unit.SECONDS,
+        steps=[(30, "red")],
+    ),
+    Panel(
+        "Steps measured, and not",
+        "Passes over steps that say what was lost, and those that do not, by reason; "
+        "docs/measured.md has the reasons.",
+        {
+            "measured": f"increase({chosen('dispatcher_measured_steps_total')}[{WINDOW}])",
+            "{{reason}}": f"increase({chosen('dispatcher_unmeasured_steps_total')}[{WINDOW}])",
+        },
+    ),
+]
