@@ -140,6 +140,8 @@ MANY_RUNS = 24
 FEWER_BINS = 2
 #: Up to so many items every start is tried; of more, until one is this even. Chosen by trial.
 ALL_STARTS_UP_TO, EVEN_BINS = 1024, 1e-3
+#: Seconds of one core, which are counted, that trades between bins may then take. Chosen by trial.
+EVENED = 5e-4
 
 #: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
 #: by trial.
