@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, tokens, tuning
 from rollout_dispatcher.balance.objective import estimate
+from rollout_dispatcher.balance.split.padded.fits import fitted, levels_of
 from rollout_dispatcher.balance.split.padded.runs import (
     Runs,
     cut_padded,
@@ -133,6 +135,43 @@ def lognormal(n: int, seed: int) -> list[int]:
     drawn = np.random.default_rng(seed).lognormal(np.log(8192), 0.8, n)
     lengths: list[int] = np.clip(drawn, 16, 65536).astype(np.int64).tolist()
     return lengths
+
+
+def test_a_run_takes_the_level_that_it_fills_best() -> None:
+    x, neighbours = np.array([8, 3, 3, 2, 2, 2, 2.0]), np.array([0, 1, 3, 5, 7])
+    assert levels_of(neighbours, x, 2).tolist() == [8, 4]
+    best = fitted(x, np.full(7, 9), 2, neighbours)[0]
+    assert best.tolist() == [0, 1, 2, 3, 7]
+    assert levels_of(best, x, 2).tolist() == [8, 3]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_of_few_samples_hardly_a_cut_is_better(ranks: int) -> None:
+    """Beside all ways to cut 12 sorted samples into two micro-steps."""
+    rng = np.random.default_rng(0)
+    cuts = np.array(list(combinations(range(1, 12), 2 * ranks - 1)))
+    every = np.pad(cuts, ((0, 0), (1, 1)), constant_values=(0, 12))
+    over = []
+    for _ in range(50):
+        x, s = falling(np.ceil(rng.lognormal(4, 1, 12)).astype(int).tolist(), Quadratic(1, 100))
+        runs = padded_runs(x, s, ranks, 10**6, lambda fewest: max(fewest, 2), per_step=False)
+        assert runs.M == 2
+        best = float(levels_of(every, x, ranks).sum(axis=1).min())
+        over.append(time_of(matrix(runs, x, ranks), per_step=False) / best - 1)
+    assert np.mean(over) < 0.003
+
+
+SHORT = [2264, 2245, 2234, 2229, 2224, 2224, 2217, 2209, 2207, 2185, 2182, 2164, 2150, 2150, 2146]
+SHORT += [2140, 2134, 2134, 2113, 2113, 2111, 2110, 2106, 2099, 2095, 2072, 2055, 2054, 2042]
+
+
+def test_short_samples_go_beside_long_ones() -> None:
+    """Three long samples, and a rank that takes as many short ones as the longest lasts."""
+    x, s = falling([22061, 21831, 20738, *SHORT], Quadratic(1, 1000))
+    runs = padded_runs(x, s, 4, 56125, lambda fewest: max(fewest, 2), per_step=False)
+    longest, shortest = matrix(runs, x, 4).max(axis=0)
+    assert longest == x[0]
+    assert shortest <= x[3]
 
 
 @pytest.mark.parametrize("per_step", [False, True])

@@ -144,6 +144,8 @@ MANY_RUNS = 24
 FEWER_BINS = 2
 #: Up to so many items every start is tried; of more, until one is this even. Chosen by trial.
 ALL_STARTS_UP_TO, EVEN_BINS = 1024, 1e-3
+#: Seconds of one core, which are counted, that trades between bins may then take. Chosen by trial.
+EVENED = 5e-4
 
 #: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
 #: by trial.
@@ -216,11 +218,26 @@ GROUPS_COMPARED_UP_TO = 1024
 
 # Budgets of padded tokens.
 
-#: How often runs are exchanged, from each start, and climb, from so many of the best. Chosen by
+#: How often the best runs climb, and how many of them; of more than below, half as many. Chosen by
 #: trial.
-EXCHANGES, CLIMBS, CLIMBING = 2, 8, 2
-#: With no more runs than this, where each counts: so often, from more starts. Chosen by trial.
-FEW_RUNS, EXCHANGES_OF_FEW, CLIMBING_OF_FEW = 72, 4, 5
+CLIMBS, CLIMBING = 8, 2
+#: Levels that runs are fitted into, as tried first: all alike, in shares of an even one; or falling
+#: by these factors, in all so much of a time that is known. Chosen by trial.
+FIT_EVEN = 1 + np.append((0.003, 0.01), np.arange(0.02, 0.5, 0.025))
+FIT_FALL = np.array([1, 0.93, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3])
+FIT_FACTORS = np.geomspace(0.88, 1.04, 5)
+#: Of how many of the best the next tries are around, how far each time, and how many of each. More
+#: find more, and take longer. Chosen by trial.
+FITS, FIT_SPREADS = 6, (0.03, 0.015)
+FIT_NOISE = np.random.default_rng(7).standard_normal((47, 256))
+#: Tries at once: entries of their table, runs times levels of each; and at least. Chosen by trial.
+FIT_TABLE, LEAST_FITS = 60_000, 16
+#: Runs that are placed one by one; of more two or four neighbours have one level, so that they take
+#: as many steps, and there are fewer rounds of tries. Chosen by trial.
+FIT_STEPS = 64
+#: With no more runs than this fewer micro-steps are tried as well, as each run counts. Chosen by
+#: trial.
+FEW_RUNS = 72
 #: Givers times takers times runs that one climb compares: of more, some takers are left out. Chosen
 #: by trial: it is only so many where two or three ranks share many runs.
 CLIMB_LOOKED_AT = 300_000
@@ -263,7 +280,7 @@ END_SPREAD, END_CLOSE = np.arange(1, 16) / 16, np.arange(-3, 4)
 END_SWEEPS = 4
 #: Of more runs than this each is so short that it pads little; and some are alike in any micro-
 #: step. Chosen by trial.
-MOVED_UP_TO, EXCHANGED_UP_TO = 1024, 128
+MOVED_UP_TO, EXCHANGED_UP_TO = 1024, 256
 #: A single rank has as many runs as micro-steps, so that exchanges take long sooner: beyond so many
 #: ends are moved instead, which pads 0.3 % more at most and takes a hundredth. Chosen by trial.
 EXCHANGED_ALONE_UP_TO = 36

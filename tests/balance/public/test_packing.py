@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import karmarkar_karp, pack, tokens
+from rollout_dispatcher.balance import Quadratic, karmarkar_karp, pack, tokens
 from rollout_dispatcher.errors import SampleTooLong
 
 LENGTHS = st.lists(st.integers(1, 100), max_size=60)
@@ -57,6 +57,16 @@ def test_bins_are_even_in_cost_and_the_dearest_comes_first() -> None:
     assert held == sorted(held, reverse=True)
     assert len(bins) == -(-int(lengths.sum()) // 80_000)
     assert max(held) <= 1.01 * np.mean(held)
+
+
+def test_two_samples_for_one_make_nearly_full_bins_more_even() -> None:
+    """Levelling by single samples stops at 47 38 as the dearest, which is 1.41 of an even share."""
+    lengths = np.array([32, 31, 15, 24, 37, 6, 7, 23, 47, 11, 38, 38, 16, 11])
+    bins = pack(lengths, 85, cost=Quadratic(1, 0))
+    assert len(bins) == 4
+    assert max(lengths[each].sum() for each in bins) <= 85
+    dearest = max((lengths[each] ** 2).sum() for each in bins)
+    assert dearest / ((lengths**2).sum() / 4) < 1.05
 
 
 def test_small_bins_are_at_both_ends_where_that_is_asked_for() -> None:

@@ -7,6 +7,7 @@ costs what a step costs, and nothing a sample.
 from collections.abc import Callable, Sequence
 
 from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.measuring.measuring import MAX_COST_KEYS
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -14,9 +15,6 @@ from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.service.chronicle.recent import RecentSteps, SeenStep
 from rollout_dispatcher.service.chronicle.recorder import Recorder
-
-#: Passes over a step that are remembered.
-MAX_COST_KEYS = 8
 
 
 class Chronicle:

@@ -56,6 +56,19 @@ def squeezed(s: IntArray, bins: int, budget: int, fitted: IntArray) -> IntArray 
     return None
 
 
+def traded_bins(x: FloatArray, s: IntArray, labels: IntArray, budget: int) -> IntArray:
+    """Bin of each item after trades that make the dearest of all bins cheaper.
+
+    x, s: cost and tokens of each. labels: the bin of each, of which none is empty.
+    """
+    counts = np.bincount(labels)
+    parts = Parts(np.argsort(labels, kind="stable"), counts[:, None])
+    trades = _Trades(x, np.minimum(s, budget), parts, budget, per_step=True)
+    mean = float(x.sum()) / len(counts)
+    trades.make(mean * (1 + tuning.EVEN_BINS), Work(tuning.EVENED))
+    return trades.labels()
+
+
 def _merged(tokens: IntArray, bins: int, fitted: IntArray) -> IntArray:
     labels = fitted.copy()
     held = np.bincount(labels, weights=tokens)[:bins]

@@ -3,11 +3,10 @@
 Invariant: as many runs as before, each of one item at least and of at most `most` items, counted
 where it begins. Items descend in cost.
 
-The program of levels.py makes R neighbours a micro-step. If runs are few, others may be closer in
-cost: four items of 5 cost what two of 10 do. Two moves find them. *Exchange*: runs are put
-together by cost, each gets the level of the micro-step that it is now in, and all levels shrink
-until the runs just hold all items. *Climb*: the dearest run of a micro-step gives an item to
-another run, so that all between them begin one item earlier or later, while that helps.
+The program of levels.py makes R neighbours a micro-step. Others may be closer in cost: four items
+of 5 cost what two of 10 do. fits.py finds them: at each place the level that is filled best. Of
+few runs the best then *climb*: the dearest run of a micro-step gives an item to another run, so
+that all between them begin one item earlier or later, while that helps.
 
 Example, R = 2: runs that cost 8 4 | 8 4 as neighbours take 8 + 8; put together by cost, 8 8 | 4 4,
 they take 8 + 4.
@@ -16,60 +15,21 @@ they take 8 + 4.
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
+from rollout_dispatcher.balance.split.padded.fits import fitted, levels_of, neighbours
+from rollout_dispatcher.plan import FloatArray, IntArray
 
 
 def time_of_runs(starts: IntArray, x: FloatArray, R: int) -> float:
     """Of all micro-steps, if runs of like cost share one."""
-    return float(np.sort(np.diff(starts) * x[starts[:-1]])[::-1][::R].sum())
+    return float(levels_of(starts, x, R).sum())
 
 
 def exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
-    """The best that both moves find, from these runs and from some of one level or two."""
-
-    def time(tried: IntArray) -> float:
-        return time_of_runs(tried, x, R)
-
-    few = len(starts) - 1 <= tuning.FEW_RUNS
-    times, climbing = (
-        (tuning.EXCHANGES_OF_FEW, tuning.CLIMBING_OF_FEW)
-        if few
-        else (tuning.EXCHANGES, tuning.CLIMBING)
-    )
-    found = [starts, *_starts(x, most, R, (len(starts) - 1) // R)]
-    found += [_exchange(tried, x, most, R, times) for tried in found]
-    found = sorted(found, key=time)[:climbing]
-    return min((_climb(np.diff(tried), x, most, R) for tried in found), key=time)
-
-
-def _starts(x: FloatArray, most: IntArray, R: int, M: int) -> list[IntArray]:
-    """Runs of one level; or some micro-steps as dear as the largest item, the others alike."""
-    share, found = float(x.sum()) / (R * M), []
-    ruling = {0, 1, M // 2, M - 1} if R * M <= tuning.FEW_RUNS else {0}
-    for dear in sorted(ruling):
-        levels = np.full(R * M, share)
-        levels[: R * dear] = x[0]
-        found.append(raised(x, most, levels, np.arange(R * M) < R * dear))
-    return found
-
-
-def _exchange(starts: IntArray, x: FloatArray, most: IntArray, R: int, times: int) -> IntArray:
-    best, least = starts, np.inf
-    for turn in range(times + 1):
-        count = np.diff(starts)
-        cost = count * x[starts[:-1]]
-        order = np.argsort(-cost, kind="stable")
-        dearest = order[::R]
-        time = float(cost[dearest].sum())
-        if time < least:
-            best, least = starts, time
-        if turn == times:
-            break
-        levels, ruled = np.empty_like(cost), np.empty(len(cost), dtype=bool)
-        levels[order] = np.repeat(cost[dearest], R)
-        ruled[order] = np.repeat(count[dearest] == 1, R)
-        starts = raised(x, most, levels, ruled)
-    return best
+    """The best that both find, from these runs on."""
+    found = fitted(x, most, R, starts)
+    climbing = found[: tuning.CLIMBING // neighbours(len(starts) - 1)]
+    climbed = [_climb(np.diff(each), x, most, R) for each in climbing]
+    return min((*climbed, found[0]), key=lambda each: time_of_runs(each, x, R))
 
 
 def _climb(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
@@ -98,20 +58,14 @@ def _climb(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
     return np.append(0, np.cumsum(count))
 
 
-def raised(
-    x: FloatArray, most: IntArray, levels: FloatArray, ruled: BoolArray | None = None
-) -> IntArray:
-    """Where runs of these levels begin, and the end; raised by the least factor that holds all.
-
-    ruled: runs whose level a single item sets, which no factor below 1 lowers.
-    """
+def raised(x: FloatArray, most: IntArray, levels: FloatArray) -> IntArray:
+    """Where runs of these levels begin, and the end; raised by the least factor that holds all."""
     costs, counts = x.tolist(), most.tolist()
     levels = np.maximum(levels, x[-1])  # of what was to be empty as well
-    kept = 0.0 if ruled is None else ruled.astype(np.float64)
 
     def starts(factor: float) -> list[int]:
         at, left, found = 0, len(x) - len(levels), []
-        for level in (levels * np.maximum(factor, kept)).tolist():
+        for level in (levels * factor).tolist():
             found.append(at)
             more = min(int(level / costs[at]), counts[at]) - 1
             if more > 0:
