@@ -137,7 +137,9 @@ def _patch(body: Mapping[str, object]) -> ConfigPatch:
     """Raises ConfigError with all that is wrong with it: names, and values of the right ones."""
     problems = [_unknown(name) for name in body if name not in RELOADABLE]
     try:
-        patch = ConfigPatch.model_validate({name: body[name] for name in RELOADABLE if name in body})
+        patch = ConfigPatch.model_validate(
+            {name: body[name] for name in RELOADABLE if name in body}
+        )
     except ValidationError as error:
         problems += map(_said, error.errors(include_url=False))
     if problems:
