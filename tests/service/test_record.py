@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.cli.recorded import own_setting
 from rollout_dispatcher.record.recording import load_recording
+from rollout_dispatcher.simulate.recorded.course import Course
 from tests.service.conftest import Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess, eventually
@@ -58,6 +60,30 @@ def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
         assert main([command, str(record), "-o", str(tmp_path / command)]) == 0
     assert main(["simulate", str(record), "--recommend"]) == 0
     assert "as it ran: 5 steps" in capsys.readouterr().out
+
+
+def test_settings_that_change_are_on_record_and_so_is_the_window_of_their_time(
+    serve: Serve, tmp_path: Path
+) -> None:
+    record, options = tmp_path / "record", {"journal_dir": tmp_path / "j"}
+    server = serve(record=record, window_multiple=1, **options)
+    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
+        train(server, producer, trainer, 1)
+        assert (
+            server.post("/v1/config", b'{"window_multiple": 2, "max_wait": "10ms"}').status == 200
+        )
+        train(server, producer, trainer, 1)
+        eventually(lambda: written(record) == 2, "two steps on record")
+    recording = load_recording(record)
+    assert [step.window_multiple for step in recording.trained()] == [1, 2]
+    assert (recording.config["window_multiple"], recording.config["max_wait"]) == (2, 0.01)
+    assert own_setting(recording).window == 2
+    assert Course.of(recording.trained(), own_setting(recording)).fill.tolist() == [1, 0.5]
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    serve(record=record, window_multiple=1, **options)
+    eventually(lambda: len(load_recording(record).processes) == 2, "the next process begins")
+    assert load_recording(record).config["window_multiple"] == 2
 
 
 def written(record: Path) -> int:

@@ -12,6 +12,7 @@ import pytest
 from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.cli.recorded import own_setting
 from rollout_dispatcher.record.recording import load_recording
+from rollout_dispatcher.simulate import table
 from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran, trainer_load
 from rollout_dispatcher.simulate.recorded.course import rank_shares
 from rollout_dispatcher.simulate.result import Result
@@ -82,6 +83,19 @@ def test_simulate_takes_the_record_with_its_own_options(
     assert result.recommendation is not None
     assert "for each other and" in result.recommendation.why
     assert Result.from_json(result.to_json()) == result
+
+
+def test_no_bound_is_below_the_work_itself(tmp_path: Path) -> None:
+    """Records round bounds: one may be a hair below what even ranks would take."""
+    write_record(tmp_path)
+    recording = load_recording(tmp_path)
+    for step in recording.trained():
+        step.lower_bound = float(f"{step.lower_bound:.9g}") * (1 - 1e-9)
+    assert as_it_ran(recording, own_setting(recording)).run.lower_bound == 0
+
+
+def test_the_table_knows_no_negative_zero() -> None:
+    assert [table.percent(ratio) for ratio in (-1e-9, 0.0, -0.012)] == ["0.00", "0.00", "-1.20"]
 
 
 def test_the_table_begins_with_how_it_ran(record: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,7 @@ class RecordedStep:
     lower_bound: float
     sync: Sync
     pipeline_stages: int
+    window_multiple: float = 1.0
     released: float | None = None
     committed: float | None = None
     delivered: list[float] = field(default_factory=list)
@@ -113,7 +114,10 @@ class State:
 
 @dataclass(slots=True)
 class Recording:
-    """All of it. config: the options of the last process; dropped: samples by reason."""
+    """All of it. config: the options of the last process; dropped: samples by reason.
+
+    settings: by process, those options that changed while it served.
+    """
 
     name: str
     header: Header
@@ -125,14 +129,15 @@ class Recording:
     redelivered: Counter[str] = field(default_factory=Counter)
     versions: list[tuple[float, int]] = field(default_factory=list)
     processes: dict[str, Header] = field(default_factory=dict)
+    settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
     lost: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The options of `serve`, of the process that wrote last."""
-        return self.header.config
+        """The options of `serve`, of the process that wrote last, as they were in force last."""
+        return {**self.header.config, **self.settings.get(self.header.process, {})}
 
     def trained(self) -> list[RecordedStep]:
         """Committed steps of which all samples are known, in order."""
@@ -215,6 +220,7 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         lower_bound=event["lower_bound"],
         sync=Sync(header.config["sync"]),
         pipeline_stages=header.config.get("pipeline_stages", 1),
+        window_multiple=float(into.config.get("window_multiple", 1.0)),
     )
     into.steps[key] = step
 
@@ -267,6 +273,10 @@ def _redelivered(into: Recording, header: Header, event: Event) -> None:
         step.measured.clear()
 
 
+def _settings(into: Recording, header: Header, event: Event) -> None:
+    into.settings[header.process] = event["config"]
+
+
 def _lost(into: Recording, _: Header, event: Event) -> None:
     into.lost += event["events"]
 
@@ -282,5 +292,6 @@ _HANDLERS: Mapping[str, Callable[[Recording, Header, Event], None]] = {
     "state": _state,
     "version": _version,
     "redelivered": _redelivered,
+    "settings": _settings,
     "lost": _lost,
 }

@@ -81,7 +81,15 @@ class RecordWriter:
                 self._write(events)
             except Exception as error:
                 self._failed(len(events) - bool(lost) + lost, error)
+            self._heed_settings(events)
         self._end_segment()
+
+    def _heed_settings(self, events: list[Event]) -> None:
+        """Headers of later segments have what has changed, whichever segments are deleted."""
+        for event in events:
+            if event["event"] == "settings":
+                config = {**self._header["config"], **event["config"]}
+                self._header = {**self._header, "config": config}
 
     def _write(self, events: list[Event]) -> None:
         if self._file is None:

@@ -220,7 +220,7 @@ class Dispatcher:
             journal = go_on_from(opened, config, core, metrics, clock, posted=posted)
             close = journal.close
             stack.push_async_callback(lambda: in_own_thread(lambda: close(self._journal_patience)))
-        chronicle = Chronicle(clock, self._record(stack, core, metrics, clock))
+        chronicle = Chronicle(clock, self._record(stack, settings.config, core, metrics, clock))
         router = Router(
             config, core, metrics, clock, journal,
             access=config.access(), limits=limits, settings=settings, chronicle=chronicle,
@@ -231,10 +231,18 @@ class Dispatcher:
         return router
 
     def _record(
-        self, stack: AsyncExitStack, core: Dispatch, metrics: Metrics, clock: SteadyClock
+        self,
+        stack: AsyncExitStack,
+        config: ServeConfig,
+        core: Dispatch,
+        metrics: Metrics,
+        clock: SteadyClock,
     ) -> Recorder | None:
-        """Have the run recorded if that is asked for, until the very end."""
-        config, origin = self.config, clock()
+        """Have the run recorded if that is asked for, until the very end.
+
+        config: in force, with what was posted to an earlier process.
+        """
+        origin = clock()
         if config.record is None:
             return None
         header = {

@@ -229,6 +229,7 @@ class Router:
         update = {name: getattr(settings.config, name) for name in RELOADABLE}
         self.config = self.config.model_copy(update=update)
         self.metrics.configured(self.config, self.reloads.generation)
+        self.chronicle.configured(update)
         self._effect_runner.configure(self.config)
         tuning, posted = core_config(self.config).tuning, tuple(settings.posted.values())
         self.perform(self.core.configure(tuning, posted, self.clock()))

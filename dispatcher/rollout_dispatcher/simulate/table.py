@@ -14,9 +14,9 @@ Column = tuple[str, str, Callable[[Run], str]]
 
 
 def percent(ratio: float) -> str:
-    """Per cent without the sign, precise where it is small."""
+    """Per cent without the sign, precise where it is small; what rounds to zero is no -0.00."""
     value = 100 * ratio
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:z.2f}"
 
 
 _EXCESS: tuple[Column, ...] = (

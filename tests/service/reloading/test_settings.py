@@ -72,6 +72,18 @@ def test_what_cannot_be_is_named(body: dict[str, object], told: str) -> None:
     assert told in refusal(settings(), body)
 
 
+def test_all_that_is_wrong_is_told_at_once_and_misspelt_names_are_hinted() -> None:
+    body = {"max_skps": 4, "dp_size": 8, "window_multiple": -2, "max_wait": "500", "what": 1}
+    with pytest.raises(ConfigError) as caught:
+        settings().patched(body, "me")
+    misspelt, fixed, unknown, window, wait = caught.value.problems
+    assert misspelt.startswith("there is no option max_skps (did you mean max_skips?)")
+    assert fixed == "dp_size needs a restart"
+    assert unknown.startswith("there is no option what; what may change is window_multiple, ")
+    assert window.startswith("window_multiple: ")
+    assert wait.startswith("max_wait: ")
+
+
 def test_a_window_that_the_buffer_does_not_hold_is_refused() -> None:
     assert "--buffer-capacity 12" in refusal(settings(buffer_capacity=12), {"window_multiple": 2})
 

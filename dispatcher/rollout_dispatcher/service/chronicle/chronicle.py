@@ -4,7 +4,7 @@ The shell tells it beside what it does; nothing that happens depends on it. With
 costs what a step costs, and nothing a sample.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.measuring.measuring import MAX_COST_KEYS
@@ -40,6 +40,11 @@ class Chronicle:
         """The trainer has other weights."""
         if self._recorder is not None:
             self._recorder.version(effect.policy_version, self._clock())
+
+    def configured(self, settings: Mapping[str, object]) -> None:
+        """Options that changed while it serves, as they are from now on."""
+        if self._recorder is not None:
+            self._recorder.configured(settings, self._clock())
 
     # -- plans ------------------------------------------------------------------------------
 

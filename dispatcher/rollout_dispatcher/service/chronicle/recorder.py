@@ -4,7 +4,7 @@ Nothing of a payload, and no id that a user gave, is ever in one. What is told a
 a rank at a time is put together first: one event a plan, a commit, a second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -188,6 +188,10 @@ class Recorder:
     def version(self, version: int, now: float) -> None:
         """The trainer has other weights."""
         self._put("version", now, version=version)
+
+    def configured(self, settings: Mapping[str, object], now: float) -> None:
+        """Options that changed while it serves, as they are from now on."""
+        self._put("settings", now, len(settings), config=settings)
 
     def waited(self, rank: int, since: float, seconds: float) -> None:
         """A training loop waited; told with the next `state`."""

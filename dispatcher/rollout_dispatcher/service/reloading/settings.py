@@ -11,6 +11,7 @@ together, by the same rules as at start.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -75,11 +76,7 @@ class Settings:
 
     def patched(self, body: Mapping[str, object], by: str) -> Self:
         """With these values posted. Raises ConfigError: nothing, or all of it."""
-        _check_names(body)
-        try:
-            patch = ConfigPatch.model_validate(body)
-        except ValidationError as error:
-            raise ConfigError(*map(_said, error.errors(include_url=False))) from None
+        patch = _patch(body)
         posted = dict(self.posted)
         for name in patch.model_fields_set:
             value = getattr(patch, name)
@@ -136,17 +133,26 @@ def _still(posted: Iterable[PostedSetting], read: ServeConfig) -> dict[str, Post
     }
 
 
-def _check_names(body: Mapping[str, object]) -> None:
-    may = ", ".join(RELOADABLE)
-    problems = [
-        f"{name} needs a restart; what may change while it serves is {may}"
-        if name in ServeConfig.model_fields
-        else f"there is no option {name[:60]}; what may change while it serves is {may}"
-        for name in body
-        if name not in RELOADABLE
-    ]
+def _patch(body: Mapping[str, object]) -> ConfigPatch:
+    """Raises ConfigError with all that is wrong with it: names, and values of the right ones."""
+    problems = [_unknown(name) for name in body if name not in RELOADABLE]
+    try:
+        patch = ConfigPatch.model_validate(
+            {name: body[name] for name in RELOADABLE if name in body}
+        )
+    except ValidationError as error:
+        problems += map(_said, error.errors(include_url=False))
     if problems:
         raise ConfigError(*problems)
+    return patch
+
+
+def _unknown(name: str) -> str:
+    if name in ServeConfig.model_fields:
+        return f"{name} needs a restart"
+    near = get_close_matches(name[:60], RELOADABLE, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"there is no option {name[:60]}{hint}; what may change is {', '.join(RELOADABLE)}"
 
 
 def _said(error: Mapping[str, Any]) -> str:

@@ -104,7 +104,8 @@ class Figures:
             imbalance=sum(each.largest for each in times) / work - 1,
             fifo_excess=sum(each.fifo for each in times) / even - 1,
             fifo_imbalance=sum(each.fifo_largest for each in times) / work - 1,
-            lower_bound=sum(each.bound for each in times) / even - 1,
+            # A record has bounds of nine digits, which may be a hair below the work itself.
+            lower_bound=max(0.0, sum(each.bound for each in times) / even - 1),
             padding=work / (sum(each.unpadded for each in times) or 1.0) - 1,
             delay=spread(skips),
             outlier_delay=spread(outliers),
