@@ -15,9 +15,6 @@ from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.service.chronicle.recent import RecentSteps, SeenStep
 from rollout_dispatcher.service.chronicle.recorder import Recorder
 
-#: Passes over a step that are remembered.
-MAX_COST_KEYS = 8
-
 
 class Chronicle:
     """recorder: None where nothing is recorded."""
@@ -120,11 +117,9 @@ class Chronicle:
     def measured(self, dp_rank: int, told: RankTimes) -> None:
         """A rank says how long each micro-batch took, of a step that is remembered."""
         seen = self.recent.get(told.step)
-        if seen is None or not 0 <= dp_rank < seen.dp_size:
+        times = None if seen is None else seen.times_of(told.cost_key, dp_rank, len(told.busy))
+        if seen is None or times is None:
             return
-        if told.cost_key not in seen.measured and len(seen.measured) >= MAX_COST_KEYS:
-            return
-        times = seen.measured.setdefault(told.cost_key, Measured())
         times.busy[dp_rank] = list(told.busy)
         times.collective[dp_rank] = None if told.collective is None else list(told.collective)
         times.why = told.why or times.why
