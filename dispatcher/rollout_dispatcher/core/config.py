@@ -37,8 +37,8 @@ class DispatchConfig:
     durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
     that covers them is reported saved; needs a journal, which has their payloads. tells_accepted:
     decisions say which samples have come in, for who records them. sync: where DP ranks wait for
-    each other. check_size: which other `dp_size` a new generation may bring; None: no other. schema:
-    of all samples; None: the first step's.
+    each other. check_size: which other `dp_size` a new generation may bring; None: no other.
+    schema: of all samples; None: the first step's.
     """
 
     dp_size: int

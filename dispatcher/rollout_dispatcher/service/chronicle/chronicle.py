@@ -11,7 +11,6 @@ from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import Plan
-from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.service.chronicle.recent import RecentSteps, SeenStep
 from rollout_dispatcher.service.chronicle.recorder import Recorder
 
