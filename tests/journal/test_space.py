@@ -21,7 +21,7 @@ from tests.journal.support import (
     payload_of,
     recovered,
 )
-from tests.support.disks import remount
+from tests.support.disks import remount, small_disk
 from tests.support.samples import span_of
 
 SEGMENT_BYTES, MAP_BYTES = 16 << 10, 1 << 20
@@ -253,6 +253,20 @@ def test_a_disk_without_room_for_larger_spares_keeps_those_that_there_are(disk: 
     files.ensure_spares()
     assert len(spares(disk)) == SPARES
     assert files.capacity > 0
+
+
+def test_segments_that_grow_leave_a_small_disk_room_to_go_on(tmp_path: Path) -> None:
+    options = {"map_bytes": 512 << 20, "segment_bytes": 16 * FIRST_BYTES}
+    with (
+        small_disk(tmp_path / "disk", megabytes=40) as disk,
+        opened(disk / "j", OFF, **options) as (journal, listener, _),
+    ):
+        for ticket in range(60):  # of a megabyte each, of which four are kept
+            journal.append([accepted(ticket, tokens=125_000)], {})
+            gone = tuple(range(max(0, ticket - 4), max(0, ticket - 3)))
+            listener.wait(journal.append([Dropped(gone, DropReason.STALE)] if gone else [], {}))
+            assert journal.failure is None
+        assert journal._store.active > 10
 
 
 def on_disk(directory: Path) -> int:

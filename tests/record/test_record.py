@@ -6,6 +6,7 @@ import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -97,16 +98,32 @@ def test_the_oldest_goes_when_the_budget_is_spent(
     assert [event["at"] for event in read(tmp_path)[0]] == [*range(60 - len(kept), 60)]
 
 
+def test_what_comes_at_once_keeps_to_the_budget_and_the_newest_of_it_stays(
+    tmp_path: Path, write: Callable[..., RecordWriter]
+) -> None:
+    random = Random(0)
+    events: list[Event] = [
+        {"event": "state", "at": float(at), "seen": [random.random() for _ in range(1000)]}
+        for at in range(400)
+    ]
+    writer = write(events)
+    files = [path for _, path in segments(tmp_path / "record")]
+    assert writer.nbytes == sum(path.stat().st_size for path in files)
+    assert MIB // 2 < writer.nbytes <= MIB
+    found, notes = read(tmp_path)
+    assert (found, notes) == (events[-len(found) :], [])
+
+
 def test_what_is_not_a_segment_is_left_alone(
     tmp_path: Path, write: Callable[..., RecordWriter]
 ) -> None:
     (tmp_path / "record").mkdir()
     other = tmp_path / "record" / "notes.txt"
     other.write_text("mine")
-    write(numbered(3), budget=1)
-    write(numbered(3), budget=1)
+    write(numbered(1), budget=1)
+    write(numbered(1), budget=1)
     assert other.read_text() == "mine"
-    assert read(tmp_path)[0] == numbered(3)
+    assert read(tmp_path)[0] == numbered(1)
 
 
 def test_a_disk_that_takes_nothing_is_counted_and_said_once_and_used_again(

@@ -15,10 +15,11 @@ from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import Plan, PlanConfig, Window
+from rollout_dispatcher.record.reader import Reader
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
-from rollout_dispatcher.service.chronicle.recent import MAX_STEPS
+from rollout_dispatcher.service.chronicle.recent import MAX_COST_KEYS, MAX_STEPS
 from rollout_dispatcher.service.chronicle.recorder import Recorder
 from rollout_dispatcher.service.config.options import ServeConfig
 from tests.support.samples import make_sample
@@ -70,9 +71,9 @@ def test_times_that_ranks_measured_are_on_record_once_all_have_told(told: Told) 
     made, _ = told.plan(0)
     told.chronicle.measured(1, RankTimes(0, "update", [3.0, 4.0], [0.5, 1.0]))
     told.chronicle.measured(0, RankTimes(0, "update", [3.0, 4.0], [0.0, 0.0]))
-    told.chronicle.measured(0, RankTimes(0, "log-prob", [1.0], None, "gloo"))
-    told.chronicle.measured(0, RankTimes(7, "update", [1.0], None))  # of no step that is known
-    told.chronicle.measured(2, RankTimes(0, "update", [1.0], None))  # nor of any rank
+    told.chronicle.measured(0, RankTimes(0, "log-prob", [1.0, 1.0], None, "gloo"))
+    told.chronicle.measured(0, RankTimes(7, "update", [1.0, 1.0], None))  # of no step that is known
+    told.chronicle.measured(2, RankTimes(0, "update", [1.0, 1.0], None))  # nor of any rank
     (step,) = told.read().steps.values()
     assert step.measured.keys() == {"update"}
     compute = step.measured["update"].compute(RANKS)
@@ -82,14 +83,36 @@ def test_times_that_ranks_measured_are_on_record_once_all_have_told(told: Told) 
     assert step.lower_bound == pytest.approx(made.lower_bound, rel=1e-6)
 
 
+def test_what_ranks_say_takes_no_more_than_what_was_planned(told: Told) -> None:
+    made, _ = told.plan(0)
+    many = [1.0] * 65536
+    told.chronicle.measured(0, RankTimes(0, "update", many, many))
+    for key in range(2 * MAX_COST_KEYS):
+        told.chronicle.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
+    (seen,) = told.chronicle.recent
+    assert made.cost.shape == (RANKS, 2)
+    assert len(seen.measured) == MAX_COST_KEYS
+    assert {len(times.busy[0]) for times in seen.measured.values()} == {2}
+
+
+def test_a_rank_that_says_its_times_again_and_again_is_recorded_once(told: Told) -> None:
+    told.plan(0)
+    for again in range(50):
+        for rank in range(RANKS):
+            told.chronicle.measured(rank, RankTimes(0, "update", [3.0 + again, 4.0], None, "gloo"))
+    told.writer.close(10)
+    events = [event for _, event in Reader(told.folder).events() if event["event"] == "measured"]
+    assert [event["busy"] for event in events] == [[[3.0, 4.0], [3.0, 4.0]]]
+
+
 def test_what_some_ranks_never_tell_does_not_hide_what_others_have(told: Told) -> None:
     told.plan(0)
-    told.chronicle.measured(1, RankTimes(0, "update", [3.0], None, "gloo"))
+    told.chronicle.measured(1, RankTimes(0, "update", [3.0, 4.0], None, "gloo"))
     for number in range(1, MAX_STEPS + 1):
         told.plan(number)
     assert len(list(told.chronicle.recent)) == MAX_STEPS
     found = told.read().steps["r", 0].measured["update"]
-    assert (found.busy, found.collective, found.why) == ({1: [3.0]}, {1: None}, "gloo")
+    assert (found.busy, found.collective, found.why) == ({1: [3.0, 4.0]}, {1: None}, "gloo")
     assert found.compute(RANKS) is None
 
 

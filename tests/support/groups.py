@@ -6,13 +6,19 @@ from rollout_dispatcher.balance import Quadratic, karmarkar_karp
 from rollout_dispatcher.plan import FloatArray, IntArray, Window
 from tests.bench.cells import TRACES, read_trace
 
-#: Lengths of each kind and the token budget that suits them.
-KINDS = {
+LOGNORMAL = "lognormal"
+_BUDGETS = {
     "deepseek_r1_arc_g2": 32768,
     "lineage_open_reasoning": 131072,
     "reasoning_gym_rlvr_g3": 16384,
     "azure2023_conv": 32768,
-    "lognormal": 131072,
+    LOGNORMAL: 131072,
+}
+#: Lengths of each kind that there are here, and the token budget that suits them.
+KINDS = {
+    kind: budget
+    for kind, budget in _BUDGETS.items()
+    if kind == LOGNORMAL or (TRACES / f"{kind}.csv.gz").exists()
 }
 
 
@@ -28,12 +34,11 @@ def lengths_of(kind: str, groups: int, size: int) -> IntArray:
     """Lengths of groups as neighbours in a trace, or of lognormal prompts."""
     generator = np.random.default_rng(1)
     found: IntArray
-    path = TRACES / f"{kind}.csv.gz"
-    if kind == "lognormal" or not path.exists():
+    if kind == LOGNORMAL:
         prompt = generator.lognormal(np.log(8192), 0.6, (groups, 1))
         drawn = prompt * generator.lognormal(0, 0.5, (groups, size))
         return np.clip(drawn, 16, 65536).astype(np.int64)
-    rows = np.maximum(read_trace(path), 1)
+    rows = np.maximum(read_trace(TRACES / f"{kind}.csv.gz"), 1)
     first = generator.integers(0, len(rows) // size, groups) * size
     found = rows[first[:, None] + np.arange(size)]
     return found

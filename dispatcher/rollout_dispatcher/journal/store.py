@@ -257,10 +257,10 @@ class Store:
     def _roll(self, capacity: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""
         self._take_snapshot()
-        self._files.grow()
         following = self._begin(self._active.number + 1, capacity)
         self._active.close()
         self._active = following
+        self._files.grow()
         self._ensure_spares()
 
     def _take_snapshot(self) -> None:

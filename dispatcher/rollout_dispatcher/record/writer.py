@@ -32,13 +32,14 @@ _LEVEL = 1
 class RecordWriter:
     """One process's part of the record in a directory.
 
-    budget: bytes of all segments together. header: what the first line of each segment says.
-    errors: writes that failed, and events that found no room in memory. nbytes: on disk, of all
-    segments.
+    budget: bytes of all segments together, but for an event that is larger than a segment by
+    itself. header: what the first line of each segment says. errors: writes that failed, and events
+    that found no room in memory. nbytes: on disk, of all segments.
     """
 
     def __init__(self, directory: Path, budget: int, header: Mapping[str, Any]) -> None:
         self._directory, self._budget, self._header = directory, budget, header
+        self._share = budget // SEGMENTS_A_BUDGET
         self._waiting: list[Event] = []
         self._numbers = 0
         self._lost = 0
@@ -77,31 +78,46 @@ class RecordWriter:
                 lost, self._lost = self._lost, 0
             if lost:
                 events.insert(0, {"event": "lost", "events": lost})
+            settings = [event for event in events if event["event"] == "settings"]
             try:
                 self._write(events)
             except Exception as error:
-                self._failed(len(events) - bool(lost) + lost, error)
-            self._heed_settings(events)
+                self._failed(events, error)
+            self._heed(settings)
         self._end_segment()
 
-    def _heed_settings(self, events: list[Event]) -> None:
+    def _heed(self, settings: list[Event]) -> None:
         """Headers of later segments have what has changed, whichever segments are deleted."""
-        for event in events:
-            if event["event"] == "settings":
-                config = {**self._header["config"], **event["config"]}
-                self._header = {**self._header, "config": config}
+        for event in settings:
+            config = {**self._header["config"], **event["config"]}
+            self._header = {**self._header, "config": config}
 
     def _write(self, events: list[Event]) -> None:
+        """Write them, a segment's share at a time; what is written leaves the list."""
         if self._file is None:
             self._begin_segment()
-        if not events:
-            return
-        self._append(events)
-        if self._is_failing:
-            self._is_failing = False
-            log.info("the run is recorded again in %s", self._directory)
-        if self._size > self._budget // SEGMENTS_A_BUDGET:
-            self._end_segment()
+        while events:
+            if self._file is None:
+                self._begin_segment()
+            count, data = self._portion(events)
+            self._append(data)
+            del events[:count]
+            if self._size > self._share:
+                self._end_segment()
+            if self._is_failing:
+                self._is_failing = False
+                log.info("the run is recorded again in %s", self._directory)
+
+    def _portion(self, events: list[Event]) -> tuple[int, bytes]:
+        """How many of the first events go together, and their lines."""
+        parts: list[bytes] = []
+        nbytes = 0
+        for event in events:
+            parts.append(lines([event]))
+            nbytes += len(parts[-1])
+            if nbytes >= self._share:
+                break
+        return len(parts), b"".join(parts)
 
     def _begin_segment(self) -> None:
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -110,15 +126,15 @@ class RecordWriter:
         self._size = 0
         first = {"event": "segment", "format": FORMAT, "number": number, **self._header}
         try:
-            self._append([first])
+            self._append(lines([first]))
         except OSError:  # a full disk would soon be full of empty segments too
             path.unlink(missing_ok=True)
             raise
 
-    def _append(self, events: list[Event]) -> None:
-        """Write these as one gzip member. Raises OSError; the segment is over then."""
+    def _append(self, text: bytes) -> None:
+        """Write lines as one gzip member. Raises OSError; the segment is over then."""
         assert self._file is not None
-        data = memoryview(gzip.compress(lines(events), _LEVEL))
+        data = memoryview(gzip.compress(text, _LEVEL))
         while data:
             written = os.write(self._file, data)
             self._size += written
@@ -126,11 +142,11 @@ class RecordWriter:
             data = data[written:]
 
     def _delete_oldest(self) -> None:
-        """Make room for one more segment within the budget."""
+        """Make room within the budget for a segment, and for what ends it."""
         there = [(path, path.stat().st_size) for _, path in segments(self._directory)]
         self.nbytes = sum(size for _, size in there)
         for path, size in there:
-            if self.nbytes <= self._budget - self._budget // SEGMENTS_A_BUDGET:
+            if self.nbytes <= self._budget - 2 * self._share:
                 return
             path.unlink(missing_ok=True)
             self.nbytes -= size
@@ -141,12 +157,14 @@ class RecordWriter:
                 os.close(self._file)
             self._file = None
 
-    def _failed(self, events: int, error: Exception) -> None:
+    def _failed(self, events: list[Event], error: Exception) -> None:
         """Count it, say it once, and go on in a new segment."""
         self._end_segment()
         with self._lock:
             self.errors += 1
-            self._lost += events
+            self._lost += sum(
+                event["events"] if event["event"] == "lost" else 1 for event in events
+            )
         if not self._is_failing:
             self._is_failing = True
             log.error(

@@ -56,6 +56,7 @@ class Sender(WireClient):
             sample_ids=[name],
         )
         self._left = nbytes
+        self._sending: threading.Thread | None = None
         self.send_bytes(codec.encode(push, nbytes))
 
     def send_payload(self, nbytes: int | None = None) -> None:
@@ -69,10 +70,17 @@ class Sender(WireClient):
 
     def finish(self) -> None:
         """Send all that is left from a thread of its own, as it may take a while."""
-        threading.Thread(target=self.send_payload, daemon=True).start()
+        self._sending = threading.Thread(target=self.send_payload, daemon=True)
+        self._sending.start()
 
     def outcome(self) -> list[Outcome]:
-        """What became of the sample."""
+        """What became of the sample.
+
+        All is sent first: an `ssl.SSLSocket` that one thread writes while another reads tells the
+        reader of an end that there is not (Python before 3.13 locks none).
+        """
+        if self._sending is not None:
+            self._sending.join()
         while not isinstance(message := self.receive()[0], m.Pushed):
             assert isinstance(message, m.Blocked), message
         return message.outcomes

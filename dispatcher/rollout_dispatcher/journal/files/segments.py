@@ -24,8 +24,11 @@ SPARES = 2
 #: Spares kept of what was freed; more than have to be save allocations when load comes in bursts.
 _MAX_SPARES = SPARES + 1
 #: The first segments; each that is full makes the next ones twice as large, up to the full size. A
-#: journal that is hardly used takes little disk, and a busy one has full segments within seconds.
+#: journal that is hardly used takes little disk, a busy one has full segments within seconds.
 FIRST_BYTES = 4 << 20
+#: They grow while the disk has so many of the larger ones: the spares, the active one, what the
+#: index reserves for them, and as much again, so that growth alone never fills a disk.
+ROOM_TO_GROW = 6
 _SEGMENT_NAME = re.compile(r"(\d{12})\.segment")
 _SPARE_NAME = re.compile(r"(\d+)\.spare")
 
@@ -117,8 +120,12 @@ class SegmentFiles:
         return len(self._spares) > SPARES
 
     def grow(self) -> None:
-        """A segment is full: those that come are larger."""
-        self.next_bytes = min(2 * self.next_bytes, self.segment_bytes)
+        """A segment is full: those that come are larger, where the disk has room for such."""
+        larger = min(2 * self.next_bytes, self.segment_bytes)
+        with suppress(OSError):
+            disk = os.statvfs(self.directory)
+            if disk.f_bavail * disk.f_frsize >= ROOM_TO_GROW * larger:
+                self.next_bytes = larger
 
     def ensure_spares(self, capacity: int = 0) -> None:
         """Have `SPARES`, the largest with so many bytes for blocks. Raises JournalFull.

@@ -12,7 +12,6 @@ from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import Plan
-from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.service.chronicle.recent import RecentSteps, SeenStep
 from rollout_dispatcher.service.chronicle.recorder import Recorder
 
@@ -123,11 +122,9 @@ class Chronicle:
     def measured(self, dp_rank: int, told: RankTimes) -> None:
         """A rank says how long each micro-batch took, of a step that is remembered."""
         seen = self.recent.get(told.step)
-        if seen is None or not 0 <= dp_rank < seen.dp_size:
+        times = None if seen is None else seen.times_of(told.cost_key, dp_rank, len(told.busy))
+        if seen is None or times is None:
             return
-        if told.cost_key not in seen.measured and len(seen.measured) >= MAX_COST_KEYS:
-            return
-        times = seen.measured.setdefault(told.cost_key, Measured())
         times.busy[dp_rank] = list(told.busy)
         times.collective[dp_rank] = None if told.collective is None else list(told.collective)
         times.why = told.why or times.why

@@ -1,7 +1,7 @@
 """The last steps, as they went: when each was planned, delivered, trained and committed, and how.
 
-Invariant: at most `MAX_STEPS`, whatever becomes of them; the oldest are forgotten first. Times are
-the core's clock.
+Invariant: at most `MAX_STEPS`, whatever becomes of them; the oldest are forgotten first. Of each,
+whatever ranks say, the times of the micro-batches that were planned. Times are the core's clock.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,8 @@ from rollout_dispatcher.plan import FloatArray, Plan
 from rollout_dispatcher.record.measured import Measured
 
 MAX_STEPS = 64
+#: Passes over a step of which times are remembered.
+MAX_COST_KEYS = 8
 
 
 @dataclass(slots=True)
@@ -44,6 +46,19 @@ class SeenStep:
     def dp_size(self) -> int:
         """DP ranks that it is planned for."""
         return int(self.cost.shape[0])
+
+    def times_of(self, cost_key: str, dp_rank: int, count: int) -> Measured | None:
+        """Where this rank's `count` times of a pass belong; None for what is not its first word,
+        or has not one time for each micro-batch.
+        """
+        times = self.measured.get(cost_key)
+        if not 0 <= dp_rank < self.dp_size or count != self.cost.shape[1]:
+            return None
+        if times is None:
+            if len(self.measured) == MAX_COST_KEYS:
+                return None
+            times = self.measured[cost_key] = Measured()
+        return None if dp_rank in times.busy else times
 
     def began_again(self) -> None:
         """It is delivered anew: what ranks did with it before is void."""
