@@ -7,7 +7,6 @@ costs what a step costs, and nothing a sample.
 from collections.abc import Callable, Mapping, Sequence
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.measuring.measuring import MAX_COST_KEYS
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
