@@ -15,6 +15,7 @@ from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate import table
 from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran, trainer_load
 from rollout_dispatcher.simulate.recorded.course import rank_shares
+from rollout_dispatcher.simulate.recorded.page import recorded_page
 from rollout_dispatcher.simulate.result import Result
 from tests.support.recorded import RANKS, SLOW_RANK, SPEED, STEPS, write_record
 
@@ -52,7 +53,7 @@ def test_how_it_ran_is_what_was_planned_and_what_the_clocks_say(record: Path) ->
 def test_the_rank_that_others_wait_for_is_seen(record: Path) -> None:
     recording = load_recording(record)
     shares = rank_shares(recording, recording.trained(), own_setting(recording))
-    assert all(share.is_measured for share in shares)
+    assert all(share.measured_steps == share.steps == STEPS for share in shares)
     assert min(shares, key=lambda share: share.stragglers).rank == SLOW_RANK
     assert all(sum(share.shares) <= 1.001 for share in shares)
     assert [share.data for share in shares] == pytest.approx([0.12 * (STEPS - 1)] * RANKS, abs=0.2)
@@ -112,6 +113,13 @@ def test_a_run_that_is_not_there_is_named(record: Path, capsys: pytest.CaptureFi
     assert main(["simulate", str(record), "--run", "another"]) == 2
     assert "no such run" in capsys.readouterr().err
     assert main(["report", str(record), "--run", "made", "-o", str(record / "r.html")]) == 0
+
+
+def test_the_report_says_of_how_many_steps_ranks_told(record: Path) -> None:
+    recording = load_recording(record)
+    recording.trained()[0].measured.clear()
+    shown = recorded_page(recording, own_setting(recording))
+    assert f"measured by the ranks in {STEPS - 1} of {STEPS} steps, and by the plans" in shown
 
 
 @pytest.mark.parametrize("measured", [True, False])

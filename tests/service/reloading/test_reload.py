@@ -124,6 +124,15 @@ def test_a_sighup_reads_the_file_again(tmp_path: Path, file: Path) -> None:
         assert server.scrape()["config_reloads_total{outcome=refused}"] == 2
 
 
+def test_the_order_of_flags_and_files_is_said_to_who_reads_them_again_alone(serve: Serve) -> None:
+    server = serve()
+    assert server.post("/v1/config", b"{}").status == 200
+    server.send_signal(signal.SIGHUP)
+    eventually(lambda: "SIGHUP: nothing changes; flags win over" in server.log(), "it is heard")
+    assert "POST /v1/config from 127.0.0.1: nothing changes" in server.log()
+    assert "127.0.0.1: nothing changes; flags" not in server.log()
+
+
 def test_a_restart_goes_on_with_what_was_posted_unless_its_option_has_changed(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 #: Outcomes, as metrics count them.
 CHANGED, UNCHANGED, REFUSED = OUTCOMES = ("changed", "unchanged", "refused")
 
+#: Why a file that was edited may change nothing.
+_ORDER = "; flags win over the environment, that over the file"
+
 
 class Reloads:
     """The settings of one running dispatcher; lives on its event loop.
@@ -34,14 +37,14 @@ class Reloads:
 
     def reread(self, read: ServeConfig, sources: Mapping[str, str], by: str) -> None:
         """Flags, environment and file were read again. Raises as `post` does."""
-        self._take(lambda: self.settings.reread(read, sources), by)
+        self._take(lambda: self.settings.reread(read, sources), by, _ORDER)
 
     def refuse(self, error: ConfigError, by: str) -> None:
         """What was asked for cannot be: say so."""
         self._count(REFUSED)
         log.warning("%s: nothing changes: %s", by, "; ".join(error.problems))
 
-    def _take(self, propose: Callable[[], Settings], by: str) -> None:
+    def _take(self, propose: Callable[[], Settings], by: str, why_not: str = "") -> None:
         try:
             new = propose()
         except ConfigError as error:
@@ -51,7 +54,7 @@ class Reloads:
         changes = old.changes(new)
         if not changes:
             self._count(UNCHANGED)
-            log.info("%s: nothing changes; flags win over the environment, that over the file", by)
+            log.info("%s: nothing changes%s", by, why_not)
         else:
             self.generation += 1
             self._count(CHANGED)

@@ -66,7 +66,8 @@ def lost_share(excess: FloatArray) -> FloatArray:
 @dataclass(frozen=True, slots=True)
 class RankShare:
     """One DP rank, in seconds of the time from the first step to the last: at work, waiting for
-    other ranks, for data, and what nobody told. is_measured: by the rank; else by the plans.
+    other ranks, for data, and what nobody told. Of so many steps, work and stragglers are measured
+    by the rank; of the others they are by the plans' costs.
     """
 
     rank: int
@@ -74,7 +75,8 @@ class RankShare:
     stragglers: float
     data: float
     elapsed: float
-    is_measured: bool
+    steps: int
+    measured_steps: int
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -112,7 +114,7 @@ def rank_shares(
     return [
         RankShare(
             rank, float(work[rank]), float(stragglers[rank]), float(data[rank]),
-            last - first, is_measured=measured == len(timed),
+            last - first, steps=len(timed), measured_steps=measured,
         )
         for rank in range(ranks)
     ]  # fmt: skip

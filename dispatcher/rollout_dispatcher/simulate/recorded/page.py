@@ -118,7 +118,7 @@ def _lost_section(course: Course) -> str:
 
 
 def _rank_section(ranks: list[RankShare]) -> str:
-    by = "measured by the ranks" if ranks[0].is_measured else "by the plans' costs"
+    by = _told_by(ranks[0])
     rows = [(f"rank {each.rank}", each.shares) for each in ranks]
     label = "share of its time"
     return figure(
@@ -128,6 +128,16 @@ def _rank_section(ranks: list[RankShare]) -> str:
         "evaluation, or a time that nobody told.",
         lambda width: shares_plot("what each rank does with its time", label, rows, width),
     )
+
+
+def _told_by(share: RankShare) -> str:
+    if share.measured_steps == share.steps:
+        return "measured by the ranks"
+    others = "by the plans' costs"
+    if not share.measured_steps:
+        return others
+    measured = f"{share.measured_steps:,} of {share.steps:,} steps"
+    return f"measured by the ranks in {measured}, and {others} in the others"
 
 
 def _rank_table(ranks: list[RankShare]) -> str:
