@@ -127,6 +127,9 @@ SCARCE = 0.99
 FEW_ITEMS, FEW_FILL = 64, 0.8
 #: A packing of many items that waits no more than this is good enough as it is. Chosen.
 EVEN_PACKING = 1.003
+#: One by tokens alone is, if it waits no more than this: where it has fewer bins than there are
+#: micro-batches, to split some takes longer than to fill all by cost. Chosen by trial.
+TIGHT_PACKING = 1.001
 #: Items a bin, the smallest ones, that may go by best fit where tokens are tight. Chosen.
 TAIL = 3
 #: How often a level may rise to hold more tokens. Chosen.

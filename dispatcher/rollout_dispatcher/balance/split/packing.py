@@ -91,7 +91,7 @@ def fill(
     tight = _tight(s, R * least, budget, came)
     tightest = min(tight, key=num_bins)
     enough = max(allowed(-(-num_bins(tightest) // R)), M)
-    if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.EVEN_PACKING:
+    if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.TIGHT_PACKING:
         return [tightest], enough
     M = enough if many else least
     while enough >= M:
