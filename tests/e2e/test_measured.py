@@ -62,11 +62,14 @@ class Run:
         self.producer.send_push(lengths, policy_versions=[version] * len(lengths))
         self.pushed += lengths
 
+    def report_version(self) -> None:
+        """The next step trains with weights of its own number; return once that is known."""
+        number = self.trainer.committed + 1
+        self.trainer.ranks[0].send(m.PolicyVersion(policy_version=number, first_step=number))
+        self.server.await_status(policy_version=number)
+
     def step(self) -> None:
         """Train a step; the times that its ranks report are those of its tokens."""
-        for rank in self.trainer.ranks[:1]:
-            number = self.trainer.committed + 1
-            rank.send(m.PolicyVersion(policy_version=number, first_step=number))
         parts = self.trainer.take()
         step = parts[0].header.step
         self.trainer.commit(step)
@@ -140,6 +143,7 @@ def run(
         found = Run(server, trainer, stack.enter_context(Producer(server.endpoint, "p")))
         eventually(lambda: value(port, "dispatcher_ready") == 1, "Prometheus scrapes", 60)
         for number in range(24):
+            found.report_version()
             found.push(LENGTHS, max(0, number - OLD))
             found.step()
             time.sleep(0.05)
