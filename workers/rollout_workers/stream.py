@@ -227,7 +227,8 @@ class MicroBatchStream(Closing):
         It counts for the step at hand if that step is taken, not committed, and none of its
         micro-batches was asked for yet; otherwise from the step after the last one taken. So call
         it when the weights of a new version are in place: after `commit()`, or first thing in the
-        loop's body; not before `load_state_dict`. Staleness is judged by it.
+        loop's body; not before `load_state_dict`. Staleness is judged by it, as far as it is known:
+        said before `commit()`, it is known to a plan that is made upon the commit.
 
         DP rank 0's report counts; on other ranks this does nothing, so every rank may call it.
         Raises ConfigError below 0, and StepContractError for a version below the last one once a

@@ -79,9 +79,10 @@ class Ranks:
                     _check_tokens(micro_batch)
                     samples += micro_batch.sample_ids
             self._pace()
+            # Before the commit: the next step may be planned as soon as that is heard.
+            self._report(stream, step.number + 1)
             step.commit()
             self.diaries[rank].append(Trained(step.number, step.digest, samples))
-            self._report(stream, step.number + 1)
 
     def _report(self, stream: MicroBatchStream, step: int) -> None:
         if self._version is not None:
