@@ -103,6 +103,28 @@ def _parser() -> Parser:
         description="Wait until a dispatcher is ready to take samples and ranks.",
         epilog=EPILOG,
     )
+    add_address(
+        parser,
+        ready_file="wait for the dispatcher that writes this file (serve --ready-file), and no "
+        "other",
+    )
+    parser.add_argument(
+        "--run-id",
+        metavar="ID",
+        help="wait for this run and no other; /statusz and the log show it",
+    )
+    add_authorities(parser)
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="do not verify the certificate, as probes from inside a container do not",
+    )
+    parser.add_argument("--timeout", default="60s", help="give up after this long [%(default)s]")
+    return parser
+
+
+def add_address(parser: Parser, *, ready_file: str) -> None:
+    """The flags that `address_of` reads; ready_file: what that one is for, in words."""
     parser.add_argument("--config", metavar="FILE", help="the TOML file that serve reads")
     parser.add_argument(
         "--http",
@@ -114,13 +136,12 @@ def _parser() -> Parser:
         "--ready-file",
         type=Path,
         metavar="FILE",
-        help="wait for the dispatcher that writes this file (serve --ready-file), and no other",
+        help=ready_file,
     )
-    parser.add_argument(
-        "--run-id",
-        metavar="ID",
-        help="wait for this run and no other; /statusz and the log show it",
-    )
+
+
+def add_authorities(parser: Parser) -> None:
+    """The flag that says which certificates are believed."""
     parser.add_argument(
         "--tls-ca",
         type=Path,
@@ -128,13 +149,6 @@ def _parser() -> Parser:
         metavar="FILE",
         help="authorities to trust for a tls:// address [$DISPATCHER_TLS_CA, else the system's]",
     )
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="do not verify the certificate, as probes from inside a container do not",
-    )
-    parser.add_argument("--timeout", default="60s", help="give up after this long [%(default)s]")
-    return parser
 
 
 def address_of(args: Namespace, environ: Mapping[str, str]) -> Endpoint | None:

@@ -18,10 +18,9 @@ from rollout_dispatcher.cli.top.history import History
 from rollout_dispatcher.cli.top.source import NoAnswer, Source
 from rollout_dispatcher.cli.top.view import view
 from rollout_dispatcher.cli.top.words import ASCII, UNICODE, Glyphs
-from rollout_dispatcher.cli.wait_ready import Expected, address_of
+from rollout_dispatcher.cli.wait_ready import Expected, add_address, add_authorities, address_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.security import client_tls, read_token
-from rollout_dispatcher.service.config.types import HTTP_PLANE
 from rollout_dispatcher.service.config.units import DURATION
 
 #: Shorter would cost the dispatcher more than it tells.
@@ -136,31 +135,17 @@ def _parser() -> Parser:
         "waits for.",
         epilog=EPILOG,
     )
-    parser.add_argument("--config", metavar="FILE", help="the TOML file that serve reads")
-    parser.add_argument(
-        "--http",
-        metavar="ADDRESS",
-        help="its HTTP plane [$DISPATCHER_HTTP, http in the --config file, else "
-        f"{HTTP_PLANE}; with --ready-file, what that says]",
-    )
-    parser.add_argument(
-        "--ready-file",
-        type=Path,
-        metavar="FILE",
-        help="the dispatcher that writes this file (serve --ready-file), also once it is another",
+    add_address(
+        parser,
+        ready_file="the dispatcher that writes this file (serve --ready-file), also once it is "
+        "another",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
         help="the secret to show [$DISPATCHER_TOKEN_FILE, token_file in the --config file]",
     )
-    parser.add_argument(
-        "--tls-ca",
-        type=Path,
-        default=os.environ.get("DISPATCHER_TLS_CA") or None,
-        metavar="FILE",
-        help="authorities to trust for a tls:// address [$DISPATCHER_TLS_CA, else the system's]",
-    )
+    add_authorities(parser)
     parser.add_argument(
         "--tls-cert", type=Path, metavar="FILE", help="certificate to show, with --tls-client-ca"
     )

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rollout_dispatcher.errors import BodyTooLarge, ConfigError, ReceivingFull, UnknownEncoding
 from rollout_dispatcher.service.http.bodies.body import Body
-from rollout_dispatcher.service.http.guard import problem
+from rollout_dispatcher.service.http.guard import indented, problem
 from rollout_dispatcher.service.reloading.settings import RELOADABLE
 from rollout_dispatcher.service.router import Router
 
@@ -91,6 +91,4 @@ class ConfigRoutes:
             for name, value in values.items()
         }
         answer = ConfigAnswer(generation=reloads.generation, options=options)
-        return web.json_response(
-            answer.model_dump(mode="json"), dumps=lambda value: json.dumps(value, indent=2) + "\n"
-        )
+        return indented(answer.model_dump(mode="json"))

@@ -6,6 +6,7 @@ connections (places.py) is answered short questions, and sent away.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
@@ -27,6 +28,11 @@ OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 SCHEME = "bearer "
 #: Methods of requests that are answered at once, even where there is no place for a connection.
 SHORT: Final = frozenset({"GET", "HEAD"})
+
+
+def indented(body: object) -> web.Response:
+    """An answer that people read too."""
+    return web.json_response(text=json.dumps(body, indent=2) + "\n")
 
 
 def problem(status: int, code: str, message: str, **headers: str) -> web.Response:

@@ -10,7 +10,7 @@ from aiohttp import web
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
-from rollout_dispatcher.service.http.guard import problem
+from rollout_dispatcher.service.http.guard import indented, problem
 from rollout_dispatcher.service.http.probes.negotiation import preferred, takes_gzip
 from rollout_dispatcher.service.http.probes.scrapes import Scrapes
 from rollout_dispatcher.service.http.probes.steps import describe_steps
@@ -82,14 +82,14 @@ class Probes:
             "config_generation": self._router.reloads.generation,
             "config": self._router.config.model_dump(mode="json"),
         }
-        return web.json_response(status, dumps=lambda value: _dumps(value) + "\n")
+        return indented(status)
 
     async def steps(self, _: web.Request) -> web.Response:
         """The last steps, as they went."""
         router = self._router
         offset = time.time() - router.clock()
         found = describe_steps(router.chronicle.recent, router.config, offset)
-        return web.json_response(found, dumps=lambda value: _dumps(value) + "\n")
+        return indented(found)
 
     def _identity(self) -> dict[str, str]:
         """Who answers, for those who would take another server for this one."""
