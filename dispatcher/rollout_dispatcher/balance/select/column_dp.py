@@ -71,22 +71,22 @@ def _solve(
     skipped = np.arange(K + 1) * q
     at = skipped + taken[:, None]  # where each run begins in each state, and where the last ends
     S, Z = running_sums(x), _strided_suffix(x, G)
-    lost, held, waste = running_sums(penalty)[at], np.diff(S[at], axis=0), _waste(Z, x, at, G)
+    lost, held, dearer = running_sums(penalty)[at], np.diff(S[at], axis=0), _waste(Z, x, at, G)
     waits, work = G * float(Z[0]) - float(S[N]), float(S[N])
     price *= max(waits, tuning.LEAST_WAITS * work) / (N * len(columns) * E)
     slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
     ahead = skipped - (E * taken[1:-1] / take)[:, None]
     led = price * ahead * ahead
     led[np.abs(ahead) > slack] = np.inf
-    best, tables = lost[0], np.empty_like(held)
-    best[skipped > slack] = np.inf
-    for run in range(len(columns)):
-        table = np.add(best, waste[run], out=tables[run])
-        table -= held[run]
-        table -= lost[run + 1]
-        if run < len(led):
-            table += led[run]
-        best = np.minimum.accumulate(table) + lost[run + 1]
+    # What each run adds to the best way to its beginning, less what is skipped after it.
+    dearer -= held
+    dearer += lost[:-1]
+    dearer -= lost[1:]
+    dearer[:-1] += led
+    best, tables = np.where(skipped > slack, np.inf, 0.0), dearer
+    for table in tables:
+        table += best
+        best = np.minimum.accumulate(table)
     return _backtrack(tables, taken, q)
 
 
