@@ -7,7 +7,7 @@ LPT is Graham 1969: largest item first, always into the least loaded bin. Exampl
 into 2 bins with caps of 2: 5 | 4, 3 joins 4, the last 3 joins 5: sums 8 and 7.
 """
 
-import heapq
+from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> 
 def lpt_one_by_one(x: FloatArray, start: FloatArray, cap: int) -> IntArray:
     """As `lpt`, and never by chunks; one bin for each load in `start`."""
     heap = [(load, b) for b, load in enumerate(start.tolist())]
-    heapq.heapify(heap)
+    heapify(heap)
     room = [cap] * len(start)
     labels = []
     for cost in x.tolist():
@@ -36,9 +36,9 @@ def lpt_one_by_one(x: FloatArray, start: FloatArray, cap: int) -> IntArray:
         labels.append(b)
         room[b] -= 1
         if room[b]:
-            heapq.heapreplace(heap, (load + cost, b))
+            heapreplace(heap, (load + cost, b))
         else:
-            heapq.heappop(heap)
+            heappop(heap)
     return np.array(labels, dtype=np.int64)
 
 

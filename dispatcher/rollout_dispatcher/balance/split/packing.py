@@ -35,9 +35,9 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
     longest, tokens, alone, halves = int(s.max(initial=0)), int(s.sum()), 0, 0
     if longest > budget:
         over = s > budget
-        alone, tokens = int(over.sum()), int(s[~over].sum())
+        alone, tokens = int(np.count_nonzero(over)), int(s[~over].sum())
     if 2 * longest > budget:
-        halves = int((2 * s > budget).sum())
+        halves = int(np.count_nonzero(2 * s > budget))
     bins = max(alone - (-tokens // budget), halves, 1)
     return -(-bins // R)
 
@@ -172,11 +172,10 @@ def level_columns(
 def members(labels: Labels, bins: int) -> IntArray:
     """Items of each bin as rows [bins, slots], padded with len(labels); a free slot in each."""
     counts = np.bincount(labels, minlength=bins)
-    ids = np.full((bins, int(counts.max(initial=0)) + 1), len(labels), dtype=np.int64)
-    order = np.argsort(labels, kind="stable")
-    ids[labels[order], np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)] = (
-        order
-    )
+    slots = int(counts.max(initial=0)) + 1
+    ids = np.full((bins, slots), len(labels), dtype=np.int64)
+    first = np.arange(0, bins * slots, slots) - counts.cumsum() + counts
+    ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = labels.argsort(kind="stable")
     return ids
 
 
