@@ -148,7 +148,7 @@ def swap_level(
                 room, changed = np.zeros((rows * bins, parts), dtype=np.int64), slice(None)
             by_part = tokens[changed].reshape(-1, parts, slots // parts)
             room[changed] = budget - np.add.reduce(by_part, axis=2)
-            np.copyto(error, np.inf, where=_too_much(tokens, room, (high, u), (low, v)))
+            np.putmask(error, _too_much(tokens, room, (high, u), (low, v)), np.inf)
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
@@ -212,7 +212,8 @@ def _pairs(
     gap = dear - flat.take(low)
     gap /= 2
     worth = (dear > mean) & (gap > mean * (tuning.TOLERANCE / 4))
-    return high[worth], low[worth], gap[worth], worth.nonzero()[1] == 0
+    at = worth.ravel().nonzero()[0]
+    return high.ravel()[at], low.ravel()[at], gap.ravel()[at], at % half == 0
 
 
 def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:
