@@ -121,7 +121,7 @@ class _Task:
         M = found.parts.num_micro_batches
         if not whatever_it_waits:
             worked = found.time / bubble(self.config.pipeline_stages, M)
-            if worked <= self.share * (1 + self.config.target_excess):
+            if worked <= self.share * (1 + self.config.compared_above):
                 return True
             by_tokens = self.config.micro_batch_size is None
             if by_tokens and worked <= self.thought * (1 + tuning.AS_THOUGHT):
