@@ -81,7 +81,7 @@ def _solve(
     dearer[:-1] += led
     best, tables = np.where(skipped > slack, np.inf, 0.0), dearer
     for table in tables:
-        table += best
+        np.add(table, best, out=table)
         best = np.minimum.accumulate(table)
     return _backtrack(tables, taken, q)
 
