@@ -124,19 +124,17 @@ def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | N
 
     Of many items, over many bins, plain LPT is often as good as it gets, and much faster.
     """
-    even: Labels | None = None
-    ruled = is_ruled(x, R, M)
-    if not ruled or goes_by_chunks(len(x), R * M):
-        even = lpt_budget(x, s, R * M, budget)
-        if even is not None and (
-            not ruled or _time(even, x, R, M) <= float(x.sum()) / R * tuning.EVEN_PACKING
-        ):
-            return even
+    ruled, many = is_ruled(x, R, M), goes_by_chunks(len(x), R * M)
+    even = lpt_budget(x, s, R * M, budget) if many or not ruled else None
+    if even is not None and (
+        not ruled or _time(even, x, R, M) <= float(x.sum()) / R * tuning.EVEN_PACKING
+    ):
+        return even
     labels: Labels | None = None
     if ruled:
         labels = fill_columns(x, s, R, M, budget)
         if labels is None:
-            labels = even if even is not None else lpt_budget(x, s, R * M, budget)
+            labels = even if many else lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
     return labels
