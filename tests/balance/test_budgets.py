@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.planner import plan
-from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins, tight_packings
+from rollout_dispatcher.balance.split.budgets.fewest import TightPackings, least_bins, num_bins
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.packing import pack
@@ -98,7 +98,7 @@ def test_nobody_needs_fewer_micro_batches(
 def test_the_bound_on_bins_is_never_above_a_packing(batch: tuple[list[int], int]) -> None:
     lengths, budget = batch
     s = falling(lengths)
-    found = min(map(num_bins, tight_packings(s, budget)))
+    found = min(map(num_bins, TightPackings(s, budget)))
     assert least_bins(s, budget) <= found <= first_fit(s.tolist(), budget)
     assert least_bins(s, budget) >= -(-int(np.minimum(s, budget).sum()) // budget)
 

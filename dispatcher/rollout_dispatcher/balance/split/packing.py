@@ -21,9 +21,9 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
 from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import (
+    TightPackings,
     least_bins,
     num_bins,
-    tight_packings,
 )
 from rollout_dispatcher.balance.split.budgets.trades import squeezed
 from rollout_dispatcher.balance.split.leveling import swap_level
@@ -55,10 +55,11 @@ def pack(
 
     came: place of each item in order of arrival, for a first fit in that order where few fit.
     """
-    found, M = fill(x, s, R, budget, allowed, came=came)
+    packings = TightPackings(s, budget, came)
+    found, M = fill(x, s, R, budget, allowed, packings=packings)
     leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
     if len(x) <= tuning.FEW_ITEMS and float(s.sum()) > tuning.FEW_FILL * R * M * budget:
-        tight = [each for each in tight_packings(s, budget, came) if num_bins(each) <= R * M]
+        tight = [each for each in packings if num_bins(each) <= R * M]
         leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
     if len(leveled) == 1:
         return leveled[0], M
@@ -70,9 +71,9 @@ def fill(
     s: IntArray,
     R: int,
     budget: int,
-    allowed: Allowed = int,
+    allowed: Allowed,
     *,
-    came: IntArray | None = None,
+    packings: TightPackings,
 ) -> tuple[list[Labels], int]:
     """The same before swaps level the columns; more than one where room is too scarce to choose.
 
@@ -88,7 +89,7 @@ def fill(
             return [labels], M
         untried = allowed(M + 1)
     least = max(allowed(-(-least_bins(s, budget) // R)), M)
-    tight = _tight(s, R * least, budget, came)
+    tight = _tight(packings, len(s), R * least)
     tightest = min(tight, key=num_bins)
     enough = max(allowed(-(-num_bins(tightest) // R)), M)
     if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.TIGHT_PACKING:
@@ -104,12 +105,12 @@ def fill(
     return [labels for labels in tight if num_bins(labels) <= R * enough], enough
 
 
-def _tight(s: IntArray, bins: int, budget: int, came: IntArray | None) -> list[Labels]:
-    """Packings by tokens alone, to the first that needs no more than `bins` (of few items, all)."""
+def _tight(packings: TightPackings, n: int, bins: int) -> list[Labels]:
+    """Those of n items, to the first that needs no more than `bins`; of few items, all."""
     found: list[Labels] = []
-    for labels in tight_packings(s, budget, came):
+    for labels in packings:
         found.append(labels)
-        if len(s) > tuning.FEW_ITEMS and num_bins(labels) <= bins:
+        if n > tuning.FEW_ITEMS and num_bins(labels) <= bins:
             break
     return found
 

@@ -16,7 +16,6 @@ import heapq
 
 import numpy as np
 
-from rollout_dispatcher.balance.split.leveling import lpt
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: The samples of each micro-batch.
@@ -63,7 +62,8 @@ def _share(sequence: IntArray, counts: IntArray, cost: FloatArray) -> tuple[IntA
     parts = _cut(sequence, counts.ravel())
     sizes = counts.sum(axis=1).tolist()
     wanted = [b for b, part in enumerate(parts) if not part and sizes[b // M] < M]
-    spare = [(cost[i], i, b) for b, part in enumerate(parts) if sizes[b // M] > M for i in part]
+    costs = cost.tolist()
+    spare = [(costs[i], i, b) for b, part in enumerate(parts) if sizes[b // M] > M for i in part]
     for _, i, b in sorted(spare):
         while wanted and sizes[wanted[-1] // M] >= M:
             wanted.pop()
@@ -101,12 +101,22 @@ def _halve(rank: _Parts, empty: list[int], cost: FloatArray) -> None:
         if not heap:
             return
         _, source = heapq.heappop(heap)
-        part = sorted(rank[source], key=lambda i: (-cost[i], i))
-        side = lpt(cost[part], 2, len(part) - 1)
-        for half, b in ((source, 0), (j, 1)):
-            rank[half] = [i for i, label in zip(part, side.tolist(), strict=True) if label == b]
+        rank[source], rank[j] = _halves(rank[source], cost)
+        for half in (source, j):
             if len(rank[half]) > 1:
                 heapq.heappush(heap, (-float(cost[rank[half]].sum()), half))
+
+
+def _halves(part: list[int], cost: FloatArray) -> tuple[list[int], list[int]]:
+    """LPT, of which neither is empty."""
+    costs = cost[part].tolist()
+    halves: tuple[list[int], list[int]] = ([], [])
+    loads = [0.0, 0.0]
+    for dear, i in sorted(zip((-each for each in costs), part, strict=True)):
+        side = int(loads[1] < loads[0] or len(halves[0]) == len(part) - 1)
+        halves[side].append(i)
+        loads[side] -= dear
+    return halves
 
 
 def _move_cheapest(rank: _Parts, empty: list[int], samples: IntArray, cost: FloatArray) -> None:
