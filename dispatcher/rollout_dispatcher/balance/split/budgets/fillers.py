@@ -16,6 +16,7 @@ import heapq
 
 import numpy as np
 
+from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: The samples of each micro-batch.
@@ -41,7 +42,10 @@ def fill_empty(
     levels = {} if halve else _levels(sequence, counts, cost, is_empty.any(axis=0).nonzero()[0])
     for r in is_empty.any(axis=1).nonzero()[0].tolist():  # the others stay as they are
         own = slice(ends[r - 1] if r else 0, ends[r])
-        rank, empty = _cut(sequence[own], counts[r]), is_empty[r].nonzero()[0].tolist()
+        rank, empty = (
+            cut(sequence[own].tolist(), counts[r].tolist()),
+            is_empty[r].nonzero()[0].tolist(),
+        )
         if halve:
             _halve(rank, empty, cost)
         else:
@@ -50,16 +54,10 @@ def fill_empty(
     return sequence, filled
 
 
-def _cut(samples: IntArray, counts: IntArray) -> _Parts:
-    """Micro-batches of so many samples each."""
-    found, ends = samples.tolist(), counts.cumsum().tolist()
-    return [found[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
 def _share(sequence: IntArray, counts: IntArray, cost: FloatArray) -> tuple[IntArray, IntArray]:
     """Ranks with fewer samples than micro-batches get the cheapest that others can spare."""
     R, M = counts.shape
-    parts = _cut(sequence, counts.ravel())
+    parts = cut(sequence.tolist(), counts.ravel().tolist())
     sizes = counts.sum(axis=1).tolist()
     wanted = [b for b, part in enumerate(parts) if not part and sizes[b // M] < M]
     costs = cost.tolist()
