@@ -149,9 +149,10 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
         by_cost = cost.searchsorted(cost.item(first) + R * level, "right")
         first = max(int(min(by_tokens, by_cost)) - 1, first + 1)
         lack = all_tokens - held.item(first) - light - fill * R * (M - column - 1) * budget
-        light += max(lack, 0.0)
-        open_bins = max(int(np.count_nonzero(room < budget)), 1)
-        time += level + max(lack, 0.0) * cheapest / open_bins
+        if lack > 0:
+            light += lack
+            level += lack * cheapest / max(int(np.count_nonzero(room < budget)), 1)
+        time += level
     return time
 
 
@@ -165,8 +166,11 @@ def _level_with_room(
     tokens, price = needed
     for _ in range(4):
         room = np.minimum(budget, s + (level - x) / price)
-        lack, open_bins = tokens - float(room.sum()), int(np.count_nonzero(room < budget))
-        if lack <= 0 or not open_bins:
+        lack = tokens - float(room.sum())
+        if lack <= 0:
+            break
+        open_bins = int(np.count_nonzero(room < budget))
+        if not open_bins:
             break
         level += lack / open_bins * price
     return level
