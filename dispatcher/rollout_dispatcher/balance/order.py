@@ -39,5 +39,5 @@ def running_sums(x: _Numbers) -> _Numbers:
 
 def cut(items: _Items, sizes: Iterable[int]) -> list[_Items]:
     """Pieces of these sizes, one after the other; of many small ones much faster than np.split."""
-    ends = list(accumulate(sizes))
+    ends: list[int] = list(accumulate(sizes))
     return [items[start:end] for start, end in zip([0, *ends], ends, strict=False)]
