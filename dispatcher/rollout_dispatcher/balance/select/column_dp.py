@@ -82,7 +82,7 @@ def _solve(
     best, tables = np.where(skipped > slack, np.inf, 0.0), dearer
     for table in tables:
         np.add(table, best, out=table)
-        best = np.minimum.accumulate(table)
+        np.minimum.accumulate(table, out=best)
     return _backtrack(tables, taken, q)
 
 

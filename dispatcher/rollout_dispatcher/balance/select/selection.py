@@ -15,6 +15,7 @@ make one rank wait (9 | 2); holding the 9 back gives 1 1 1 with less waiting. On
 it leaves with the heaviest company there is.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -107,7 +108,8 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
     age = np.minimum(pool.age[order], 1.0)
-    penalty = age ** (tuning.LATE_IN_COLUMNS if pool.columns else tuning.LATE) + 1000.0 * forced
+    late = tuning.LATE_IN_COLUMNS if pool.columns else tuning.LATE
+    penalty = math.prod([age] * late) + 1000.0 * forced  # `**` takes several times as long
     penalty[:together] += 100.0
     ripe = tuning.RIPE * age / (age + tuning.RIPENING)
     penalty = x.mean() * penalty + ripe * _waits(x, pool.neighbours)

@@ -76,12 +76,13 @@ def spread_columns(cost: FloatArray) -> IntArray:
     dearest_first = np.argsort(-cost, axis=1, kind="stable")
     rows = np.arange(M)[:, None]
     falling = cost[rows, dearest_first]
+    by_spread = np.argsort(-spread, kind="stable")
     loads, order = np.zeros(R), np.arange(R)
-    for turn, j in enumerate(np.argsort(-spread, kind="stable").tolist()):
-        order = loads.argsort(kind="stable") if turn < tuning.DEALT_BY_LOAD else order[::-1]
-        orders[j] = order
-        if turn < tuning.DEALT_BY_LOAD:
-            loads[order] += falling[j]
+    for j in by_spread[: tuning.DEALT_BY_LOAD].tolist():
+        orders[j] = order = loads.argsort(kind="stable")
+        loads[order] += falling[j]
+    orders[by_spread[tuning.DEALT_BY_LOAD :: 2]] = order[::-1]
+    orders[by_spread[tuning.DEALT_BY_LOAD + 1 :: 2]] = order
     ranks = np.empty_like(orders)
     ranks[rows, dearest_first] = orders
     return ranks
