@@ -57,13 +57,13 @@ def main() -> None:
     print(HEADING)
     with all_of(*both):
         known, _ = (set(child.hear()["cells"]) for child in both)
-        for cell in map(str, (cell.name for cell in CELLS if available(cell))):
-            if options.cell and not any(part in cell for part in options.cell):
+        for cell in filter(available, CELLS):
+            if options.cell and not any(part in cell.name for part in options.cell):
                 continue
-            if cell not in known:
-                print(f"{cell:30} is not in the other tree")
+            if cell.name not in known:
+                print(f"{cell.name:30} is not in the other tree")
                 continue
-            print(line(cell, list(in_turn(both, cell, options.pairs))), flush=True)
+            print(line(cell.name, list(in_turn(both, cell.name, options.pairs))), flush=True)
 
 
 if __name__ == "__main__":

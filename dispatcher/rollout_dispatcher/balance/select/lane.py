@@ -90,10 +90,10 @@ class Lane:
         opens = opens and bool(pool.forced[order[:count]].any())
         if not opens or count >= len(order):
             count = 0
-        charge = cost[:count]
+        charge = np.zeros(count)
         if count:
             company = cost[np.minimum(np.arange(count) + pool.neighbours, len(cost) - 1)]
-            charge = tuning.DEBT_WEIGHT * pool.age[order[:count]] * (charge - company)
+            charge = tuning.DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - company)
             charge /= max(pool.share, 1e-300)
         return cls(
             order=order,

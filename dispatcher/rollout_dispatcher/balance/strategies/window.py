@@ -39,7 +39,7 @@ class WindowStrategy:
         if config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
             return best  # sorted columns are the optimum
         task = _Task(batch, config, work)
-        timed = task.compared(_Timed(best, time_of(batch, best, config)))
+        timed = task.compared(task.timed(best))
         return task.traded(timed) if task.may_trade else timed.parts
 
 
@@ -70,9 +70,11 @@ class _Task:
         return estimate(self.batch.x, self.batch.s, self.config)
 
     def timed(self, parts: Parts) -> _Timed:
+        """These, and their time."""
         return _Timed(parts, time_of(self.batch, parts, self.config))
 
     def bound(self, M: int) -> float:
+        """Time that no split into M micro-batches can beat."""
         return lower_bound(self.batch.x, M, self.config)
 
     def compared(self, best: _Timed) -> _Timed:

@@ -42,10 +42,8 @@ def fill_empty(
     levels = {} if halve else _levels(sequence, counts, cost, is_empty.any(axis=0).nonzero()[0])
     for r in is_empty.any(axis=1).nonzero()[0].tolist():  # the others stay as they are
         own = slice(ends[r - 1] if r else 0, ends[r])
-        rank, empty = (
-            cut(sequence[own].tolist(), counts[r].tolist()),
-            is_empty[r].nonzero()[0].tolist(),
-        )
+        rank = cut(sequence[own].tolist(), counts[r].tolist())
+        empty = is_empty[r].nonzero()[0].tolist()
         if halve:
             _halve(rank, empty, cost)
         else:
