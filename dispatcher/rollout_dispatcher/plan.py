@@ -96,8 +96,9 @@ class PlanConfig:
     a single sample, or group that stays there, of more, and nobody skips more often for it.
     `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window
     wait for each other and leave together.
-    A plan that waits more than `target_excess` is compared with other selections and splits, as
-    many as fit in `planning_budget`, seconds of one core: they are counted, not timed.
+    A plan whose excess is above `compared_above` is compared with other selections and splits, as
+    many as fit in `planning_budget`, seconds of one core: they are counted, not timed. It says how
+    good a plan may well be; serve's --target-excess says when one is good enough to go early.
     """
 
     dp_size: int
@@ -120,7 +121,7 @@ class PlanConfig:
     max_skips: int = 6
     outlier_max_skips: int | None = None
     outlier_lane: bool = True
-    target_excess: float = 0.01
+    compared_above: float = 0.01
     planning_budget: float = 5e-3
 
     def micro_batches(self, needed: int) -> int:

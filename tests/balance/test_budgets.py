@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.planner import plan
-from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins, tight_packings
+from rollout_dispatcher.balance.split.budgets.fewest import TightPackings, least_bins, num_bins
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.packing import pack
@@ -98,9 +98,18 @@ def test_nobody_needs_fewer_micro_batches(
 def test_the_bound_on_bins_is_never_above_a_packing(batch: tuple[list[int], int]) -> None:
     lengths, budget = batch
     s = falling(lengths)
-    found = min(map(num_bins, tight_packings(s, budget)))
+    found = min(map(num_bins, TightPackings(s, budget)))
     assert least_bins(s, budget) <= found <= first_fit(s.tolist(), budget)
     assert least_bins(s, budget) >= -(-int(np.minimum(s, budget).sum()) // budget)
+
+
+def test_a_packing_is_made_once_however_often_it_is_asked_for() -> None:
+    packings = TightPackings(np.array([7, 6, 4, 3]), 10, np.arange(4))
+    first = next(iter(packings))
+    every = list(packings)
+    assert len(every) == 3
+    assert every[0] is first
+    assert all(one is other for one, other in zip(every, packings, strict=True))
 
 
 def test_the_bound_on_bins_knows_what_cannot_stand_together() -> None:
@@ -196,6 +205,17 @@ def test_a_rank_with_few_samples_gets_the_cheapest_of_others_if_they_may_change_
     assert sequence[:2].tolist() == [0, 3]
     sequence, found = fill_empty(np.arange(4), counts, cost, halve=True, across=False)
     assert (sequence.tolist(), found.tolist()) == ([0, 1, 2, 3], [[1, 0], [2, 1]])
+
+
+@pytest.mark.parametrize("halve", [True, False])
+def test_ranks_that_lack_nothing_stay_as_they_are(halve: bool) -> None:
+    cost = np.array([1.0, 9, 2, 8, 3, 7, 4, 6])
+    counts = np.array([[2, 1], [0, 3], [1, 1]])
+    sequence, found = fill_empty(np.arange(8), counts, cost, halve=halve, across=True)
+    assert found.sum(axis=1).tolist() == [3, 3, 2]
+    assert found[[0, 2]].tolist() == [[2, 1], [1, 1]]
+    assert sequence[[0, 1, 2, 6, 7]].tolist() == [0, 1, 2, 6, 7]
+    assert sorted(sequence[3:6].tolist()) == [3, 4, 5]
 
 
 @given(st.lists(st.integers(0, 4), min_size=12, max_size=12), st.booleans(), st.integers(1, 4))

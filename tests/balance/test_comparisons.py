@@ -69,7 +69,7 @@ def test_no_plain_method_waits_less_on_the_oldest_batch(
         lengths = np.clip(rng.lognormal(7, 1, 80), 16, 20_000).astype(np.int64)
         window = window_of(lengths, rng.integers(0, 3, 80))
         ours = plan(window, config)
-        if ours.excess <= config.target_excess:
+        if ours.excess <= config.compared_above:
             continue
         fewest = plan(window_of(lengths[:64]), config).num_micro_batches
         for strategy in PLAIN:

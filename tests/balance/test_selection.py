@@ -35,6 +35,30 @@ def test_a_must_go_flag_comes_before_every_deadline() -> None:
     assert due(np.array([0, 9, 9]), flags, 1).tolist() == [False, False, True]
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(-2, 5) | st.just(10**6), st.booleans(), st.integers(1, 4)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1, 8),
+    st.booleans(),
+)
+def test_so_many_are_due_as_no_later_step_can_take(
+    items: list[tuple[int, bool, int]], take: int, in_groups: bool
+) -> None:
+    left, must_go, size = (np.array(column) for column in zip(*items, strict=True))
+    size = size if in_groups else np.ones_like(size)
+    urgency = np.where(must_go, 0, np.maximum(left, 0))
+    need = max(int(size[urgency <= j].sum()) - j * take for j in range(7))
+    goes, held = np.zeros(len(left), dtype=bool), 0
+    for i in np.lexsort((np.arange(len(left)), ~must_go, urgency)):
+        goes[i] = held < min(need, take)
+        held += size[i]
+    forced = due(left, must_go, take, size if in_groups else None)
+    assert forced.tolist() == goes.tolist()
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 8))
 def test_what_is_due_leaves_a_schedule_that_can_be_kept(left: list[int], take: int) -> None:
     forced = due(np.array(left), np.zeros(len(left), dtype=bool), take)

@@ -13,11 +13,9 @@ micro-step counts as its largest on any rank. Fillers are smallest of all: last,
 Example: of 4 9 7 2 8 the peak comes first in 9 8 7 4 2, and ends are small in 2 7 9 8 4.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
-from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix
+from rollout_dispatcher.balance.split.parts import Batch, Parts, laid_out, matrix
 from rollout_dispatcher.plan import FloatArray, IntArray, MicroBatchOrder, PlanConfig, Sync
 
 
@@ -26,8 +24,10 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     (R, M), order = parts.counts.shape, config.micro_batch_order
     if M == 1 or order is MicroBatchOrder.AS_PLANNED:
         return parts
-    by_tokens = order is MicroBatchOrder.PEAK_FIRST
-    size = (tokens_of if by_tokens else _cost_of)(batch, parts, config)
+    if order is MicroBatchOrder.PEAK_FIRST:
+        size = tokens_of(batch, parts, config)
+    else:
+        size = matrix(batch, parts, config.layout)
     if config.sync is Sync.MICRO_STEP:
         size = size.max(axis=0, keepdims=True)
     turns: IntArray = np.argsort(-size, axis=1, kind="stable")
@@ -40,11 +40,7 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
 
 def tokens_of(batch: Batch, parts: Parts, config: PlanConfig) -> FloatArray:
     """Tokens of each micro-batch, as its layout pads them, float64[R, M]."""
-    return _cost_of(replace(batch, cost=batch.tokens.astype(np.float64)), parts, config)
-
-
-def _cost_of(batch: Batch, parts: Parts, config: PlanConfig) -> FloatArray:
-    return matrix(batch, parts, config.layout)
+    return laid_out(batch.tokens.astype(np.float64), parts, config.layout)
 
 
 def rearranged(parts: Parts, source: IntArray) -> Parts:

@@ -119,17 +119,18 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
     case it is filled up from the dear end, as far as the token budget goes, and its level rises
     if it leaves more tokens than the later micro-steps can well hold.
     """
-    cost, held = running_sums(x), running_sums(s)
-    fill = well_filled(float(held[-1]), R * M * budget)
-    cheapest = float(x[-1]) / max(int(s[-1]), 1)
-    time, first, n = 0.0, 0, len(x)
+    cost, held, n = running_sums(x), running_sums(s), len(x)
+    all_cost, all_tokens = cost.item(n), held.item(n)
+    fill = well_filled(all_tokens, R * M * budget)
+    cheapest = x.item(n - 1) / max(s.item(n - 1), 1)
+    time, first = 0.0, 0
     light = 0.0  # tokens that earlier micro-steps took from the light end, at the cheapest price
     for column in range(M):
-        tokens = float(held[n] - held[first]) - light
-        left = float(cost[n] - cost[first]) - light * cheapest
+        tokens = all_tokens - held.item(first) - light
+        left = all_cost - cost.item(first) - light * cheapest
         if left <= 0 or tokens <= 0:
             break
-        share, level = left / (R * (M - column)), float(x[first])
+        share, level = left / (R * (M - column)), x.item(first)
         shared = level <= share or column == M - 1
         if shared and M - column >= tuning.MANY_COLUMNS:
             spread = 1 - cheapest * tokens / left  # of the cost a token
@@ -137,20 +138,21 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
             return time + share * (M - column + tuning.TIGHT_FILL * tight * spread**2)
         end = min(first + R * (M - column if shared else 1), n)
         seeds = slice(first, end)
-        rest = max(tokens - float(held[end] - held[first]), 1.0)
-        price = max((left - float(cost[end] - cost[first])) / rest, 0.0) or left / tokens
+        rest = max(tokens - (held.item(end) - held.item(first)), 1.0)
+        price = max((left - (cost.item(end) - cost.item(first))) / rest, 0.0) or left / tokens
         if shared:
             level = max(share, level)
             level = _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)
             return time + level * (M - column)
         room = np.minimum(budget, s[seeds] + (level - x[seeds]) / price)
-        by_tokens = np.searchsorted(held, held[first] + room.sum(), "right")
-        by_cost = np.searchsorted(cost, cost[first] + R * level, "right")
+        by_tokens = held.searchsorted(held.item(first) + room.sum(), "right")
+        by_cost = cost.searchsorted(cost.item(first) + R * level, "right")
         first = max(int(min(by_tokens, by_cost)) - 1, first + 1)
-        lack = float(held[n] - held[first]) - light - fill * R * (M - column - 1) * budget
-        light += max(lack, 0.0)
-        open_bins = max(int(np.count_nonzero(room < budget)), 1)
-        time += level + max(lack, 0.0) * cheapest / open_bins
+        lack = all_tokens - held.item(first) - light - fill * R * (M - column - 1) * budget
+        if lack > 0:
+            light += lack
+            level += lack * cheapest / max(int(np.count_nonzero(room < budget)), 1)
+        time += level
     return time
 
 
@@ -164,8 +166,11 @@ def _level_with_room(
     tokens, price = needed
     for _ in range(4):
         room = np.minimum(budget, s + (level - x) / price)
-        lack, open_bins = tokens - float(room.sum()), int(np.count_nonzero(room < budget))
-        if lack <= 0 or not open_bins:
+        lack = tokens - float(room.sum())
+        if lack <= 0:
+            break
+        open_bins = int(np.count_nonzero(room < budget))
+        if not open_bins:
             break
         level += lack / open_bins * price
     return level

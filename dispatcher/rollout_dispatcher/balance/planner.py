@@ -5,6 +5,7 @@ takes exactly what was asked for; all ranks get the same number of micro-batches
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from rollout_dispatcher.balance.rank_cap import (
 from rollout_dispatcher.balance.select.choose import choose, must_take
 from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.select.selection import Selection
-from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
+from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix
 from rollout_dispatcher.balance.strategies import STRATEGIES, plain_split, split
 from rollout_dispatcher.balance.validate import validate_config
 from rollout_dispatcher.balance.work import Work
@@ -30,6 +31,7 @@ from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
     IntArray,
+    Layout,
     Oversize,
     Plan,
     PlanConfig,
@@ -38,6 +40,7 @@ from rollout_dispatcher.plan import (
     digest_of,
     imbalance,
     round_up,
+    step_time,
     straggler_excess,
 )
 
@@ -62,27 +65,34 @@ def plan(
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
     choice = _choose_and_split(window, cost, config, take, whole=whole)
-    batch, parts = choice.batch, in_order(choice.batch, choice.parts, config)
-    costs = matrix(batch, parts, config.layout)
-    plain = matrix(batch, plain_split(batch, config), config.layout)
+    parts = in_order(choice.batch, choice.parts, config)
+    if parts is not choice.parts:
+        choice = replace(choice, parts=parts)
+    plain = matrix(choice.batch, plain_split(choice.batch, config), config.layout)
     return Plan(
         micro_batches=parts.positions(choice.chosen),
-        cost=costs,
+        cost=choice.costs,
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync, config.pipeline_stages),
-        lower_bound=_bound(batch, parts.num_micro_batches, config),
+        lower_bound=_bound(choice.batch, parts.num_micro_batches, config),
         pipeline_stages=config.pipeline_stages,
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Choice:
     """Ascending positions of the samples, these as a batch, and its parts."""
 
     chosen: IntArray
     batch: Batch
     parts: Parts
+    layout: Layout
+
+    @cached_property
+    def costs(self) -> FloatArray:
+        """What each micro-batch costs, float64[R, M]."""
+        return matrix(self.batch, self.parts, self.layout)
 
 
 def _choose_and_split(
@@ -115,11 +125,11 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         chosen = np.flatnonzero(selection.keep)
         group = _groups(window.group[chosen], config)
         batch = Batch.of(cost[chosen], window.tokens[chosen], group)
-        return _Choice(chosen, batch, split(batch, config, work))
+        return _Choice(chosen, batch, split(batch, config, work), config.layout)
 
     def waits(choice: _Choice) -> float:
         stages, M = config.pipeline_stages, choice.parts.num_micro_batches
-        time = time_of(choice.batch, choice.parts, config) / bubble(stages, M)
+        time = step_time(choice.costs, config.sync, stages) / bubble(stages, M)
         waiting = time * config.dp_size - float(choice.batch.cost.sum())
         return waiting / max(float(cost.mean()) * len(choice.chosen), 1e-300)
 

@@ -30,10 +30,10 @@ from rollout_dispatcher.balance.public.arguments import (
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import (
+    TightPackings,
     fewest_members_fit,
     least_bins,
     num_bins,
-    tight_packings,
 )
 from rollout_dispatcher.balance.split.budgets.trades import traded_bins
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
@@ -111,7 +111,7 @@ def pack(
 def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:
     """Bin of each item, and how many bins."""
     s = items.s
-    fits = list(tight_packings(s, budget, items.came))
+    fits = list(TightPackings(s, budget, items.came))
     if len(s) <= tuning.ALL_STARTS_UP_TO:
         fits.append(fewest_members_fit(s, budget))
     least, most = least_bins(s, budget), min(map(num_bins, fits))

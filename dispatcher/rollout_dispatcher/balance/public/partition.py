@@ -21,6 +21,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.numbers import as_costs
+from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.balance.public.arguments import at_least
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
@@ -70,8 +71,7 @@ def as_lists(labels: IntArray, k: int) -> list[list[int]]:
     if not k:
         return []
     order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels, minlength=k))[:-1]
-    return [part.tolist() for part in np.split(order, ends)]
+    return cut(order.tolist(), np.bincount(labels, minlength=k).tolist())
 
 
 def fill_empty(labels: IntArray, k: int) -> IntArray:

@@ -70,34 +70,39 @@ def _solve(
     taken = np.minimum(running_sums(np.array(columns)) * G, take)  # before each run, and at the end
     skipped = np.arange(K + 1) * q
     at = skipped + taken[:, None]  # where each run begins in each state, and where the last ends
-    S, Z = running_sums(x), _strided_suffix(x, G)
-    lost, held, waste = running_sums(penalty)[at], np.diff(S[at], axis=0), _waste(Z, x, at, G)
-    waits, work = G * float(Z[0]) - float(S[N]), float(S[N])
+    suffix = _strided_suffix(x, G)
+    dearer = _dearer(x, penalty, suffix, at, G)
+    waits, work = G * float(suffix[0]) - float(x.sum()), float(x.sum())
     price *= max(waits, tuning.LEAST_WAITS * work) / (N * len(columns) * E)
     slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
     ahead = skipped - (E * taken[1:-1] / take)[:, None]
     led = price * ahead * ahead
     led[np.abs(ahead) > slack] = np.inf
-    best, tables = lost[0], np.empty_like(held)
-    best[skipped > slack] = np.inf
-    for run in range(len(columns)):
-        table = np.add(best, waste[run], out=tables[run])
-        table -= held[run]
-        table -= lost[run + 1]
-        if run < len(led):
-            table += led[run]
-        best = np.minimum.accumulate(table) + lost[run + 1]
+    dearer[:-1] += led
+    best, tables = np.where(skipped > slack, np.inf, 0.0), dearer
+    for table in tables:
+        np.add(table, best, out=table)
+        np.minimum.accumulate(table, out=best)
     return _backtrack(tables, taken, q)
 
 
-def _waste(Z: FloatArray, x: FloatArray, at: IntArray, G: int) -> FloatArray:
-    """What each run's columns cost in each state: G times the sum of their first items."""
-    heads = Z[at]
-    waste: FloatArray = G * (heads[:-1] - heads[1:])
+def _dearer(
+    x: FloatArray, penalty: FloatArray, suffix: FloatArray, at: IntArray, G: int
+) -> FloatArray:
+    """What each run adds in each state: what its columns wait, less the penalties passed over.
+
+    Its columns wait G times the sum of their first items, less all of them. As penalties are summed
+    up from the heavy end, and states are so many skips, what a run does not skip is taken off what
+    all before it would cost.
+    """
+    sums = running_sums(x + penalty)
+    value = sums + G * suffix[: len(sums)]
+    dearer: FloatArray = value[at[:-1]] - value[at[1:]]
     last = int(at[-1, 0] - at[-2, 0])
     if last % G:  # its last column is not full
-        waste[-1] = G * x[at[-2, :, None] + np.arange(0, last, G)].sum(axis=1)
-    return waste
+        heads = G * x[at[-2, :, None] + np.arange(0, last, G)].sum(axis=1)
+        dearer[-1] = heads + sums[at[-2]] - sums[at[-1]]
+    return dearer
 
 
 def _run_sizes(take: int, G: int, E: int, band_items: float) -> list[int]:

@@ -11,8 +11,8 @@ Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step 
 9 | 5 4; the second shares the rest: 3 | 3.
 """
 
-import heapq
 from bisect import bisect_left
+from heapq import heapify, heappop, heapreplace
 
 import numpy as np
 
@@ -87,25 +87,27 @@ class _Filler:
         n, top = len(self.cost), level * (1 + 1e-12)
         cost, tokens, room = self.cost, self.tokens, self.room
         falling_cost, falling_tokens = self.falling_cost, self.falling_tokens
+        labels, after, budget = self.labels, self.after, self.budget
         closed = []
-        heapq.heapify(heap)
+        heapify(heap)
         spare = self.left - self.keep
         while heap and spare > 0:
             load, b = heap[0]
             i = bisect_left(falling_cost, load - top)
-            if room[b] < self.budget:
+            if room[b] < budget:
                 i = max(i, bisect_left(falling_tokens, -room[b]))
-            i = self._unused(i)
+            if after[i] != i:
+                i = self._unused(i)
             if i == n:
-                closed.append(heapq.heappop(heap))
+                closed.append(heappop(heap))
                 continue
-            self.labels[i] = first_bin + b
-            self.after[i] = i + 1
+            labels[i] = first_bin + b
+            after[i] = i + 1
             room[b] = max(room[b] - tokens[i], 0)
             spare -= 1
             self.left_tokens -= tokens[i]
             self.left_cost -= cost[i]
-            heapq.heapreplace(heap, (load + cost[i], b))
+            heapreplace(heap, (load + cost[i], b))
         self.left = spare + self.keep
         return [entry for entry in closed if room[entry[1]] >= tokens[-1]]
 

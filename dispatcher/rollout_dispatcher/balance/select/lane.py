@@ -90,8 +90,11 @@ class Lane:
         opens = opens and bool(pool.forced[order[:count]].any())
         if not opens or count >= len(order):
             count = 0
-        company = cost[np.minimum(np.arange(count) + pool.neighbours, len(cost) - 1)]
-        charge = tuning.DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - company)
+        charge = np.zeros(count)
+        if count:
+            company = cost[np.minimum(np.arange(count) + pool.neighbours, len(cost) - 1)]
+            charge = tuning.DEBT_WEIGHT * pool.age[order[:count]] * (cost[:count] - company)
+            charge /= max(pool.share, 1e-300)
         return cls(
             order=order,
             forced=pool.forced,
@@ -103,7 +106,7 @@ class Lane:
             and bool(has_room or common >= tuning.COMMON_COST * cost[0]),
             shares=np.arange(1, len(order) + 1) / len(order),
             watched=order[:count],
-            charge=charge / max(pool.share, 1e-300),
+            charge=charge,
         )
 
     def debt(self, keep: BoolArray) -> float:

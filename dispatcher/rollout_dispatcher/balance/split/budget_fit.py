@@ -7,7 +7,7 @@ Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts 
 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
 """
 
-import heapq
+from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
@@ -78,24 +78,24 @@ def _lpt_budget_one_by_one(
 ) -> Labels | None:
     """A bin without room for an item is parked until items are small enough for it."""
     heap = [(load, b) for b, load in enumerate(loads)]
-    heapq.heapify(heap)
+    heapify(heap)
     parked: list[tuple[int, float, int]] = []
     room = [budget] * len(loads)
-    placed = []
+    placed: list[int] = []
     for cost, tokens in zip(x.tolist(), s.tolist(), strict=True):
         while parked and -parked[0][0] >= tokens:
-            _, load, b = heapq.heappop(parked)
-            heapq.heappush(heap, (load, b))
+            _, load, b = heappop(parked)
+            heappush(heap, (load, b))
         while heap:
             load, b = heap[0]
             left = room[b]
             if tokens <= left or (tokens > budget and left == budget):
                 break  # room enough, or an item over the budget has an empty bin to itself
-            heapq.heappop(heap)
-            heapq.heappush(parked, (-left, load, b))
+            heappop(heap)
+            heappush(parked, (-left, load, b))
         else:
             return None
         room[b] = left - tokens
         placed.append(b)
-        heapq.heapreplace(heap, (load + cost, b))
+        heapreplace(heap, (load + cost, b))
     return np.array(placed, dtype=np.int64)

@@ -7,7 +7,7 @@ LPT is Graham 1969: largest item first, always into the least loaded bin. Exampl
 into 2 bins with caps of 2: 5 | 4, 3 joins 4, the last 3 joins 5: sums 8 and 7.
 """
 
-import heapq
+from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> 
 def lpt_one_by_one(x: FloatArray, start: FloatArray, cap: int) -> IntArray:
     """As `lpt`, and never by chunks; one bin for each load in `start`."""
     heap = [(load, b) for b, load in enumerate(start.tolist())]
-    heapq.heapify(heap)
+    heapify(heap)
     room = [cap] * len(start)
     labels = []
     for cost in x.tolist():
@@ -36,9 +36,9 @@ def lpt_one_by_one(x: FloatArray, start: FloatArray, cap: int) -> IntArray:
         labels.append(b)
         room[b] -= 1
         if room[b]:
-            heapq.heapreplace(heap, (load + cost, b))
+            heapreplace(heap, (load + cost, b))
         else:
-            heapq.heappop(heap)
+            heappop(heap)
     return np.array(labels, dtype=np.int64)
 
 
@@ -76,12 +76,13 @@ def spread_columns(cost: FloatArray) -> IntArray:
     dearest_first = np.argsort(-cost, axis=1, kind="stable")
     rows = np.arange(M)[:, None]
     falling = cost[rows, dearest_first]
+    by_spread = np.argsort(-spread, kind="stable")
     loads, order = np.zeros(R), np.arange(R)
-    for turn, j in enumerate(np.argsort(-spread, kind="stable").tolist()):
-        order = loads.argsort(kind="stable") if turn < tuning.DEALT_BY_LOAD else order[::-1]
-        orders[j] = order
-        if turn < tuning.DEALT_BY_LOAD:
-            loads[order] += falling[j]
+    for j in by_spread[: tuning.DEALT_BY_LOAD].tolist():
+        orders[j] = order = loads.argsort(kind="stable")
+        loads[order] += falling[j]
+    orders[by_spread[tuning.DEALT_BY_LOAD :: 2]] = order[::-1]
+    orders[by_spread[tuning.DEALT_BY_LOAD + 1 :: 2]] = order
     ranks = np.empty_like(orders)
     ranks[rows, dearest_first] = orders
     return ranks
@@ -148,7 +149,7 @@ def swap_level(
                 room, changed = np.zeros((rows * bins, parts), dtype=np.int64), slice(None)
             by_part = tokens[changed].reshape(-1, parts, slots // parts)
             room[changed] = budget - np.add.reduce(by_part, axis=2)
-            np.copyto(error, np.inf, where=_too_much(tokens, room, (high, u), (low, v)))
+            np.putmask(error, _too_much(tokens, room, (high, u), (low, v)), np.inf)
         error = error.reshape(len(high), -1)
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
@@ -212,7 +213,8 @@ def _pairs(
     gap = dear - flat.take(low)
     gap /= 2
     worth = (dear > mean) & (gap > mean * (tuning.TOLERANCE / 4))
-    return high[worth], low[worth], gap[worth], worth.nonzero()[1] == 0
+    at = worth.ravel().nonzero()[0]
+    return high.ravel()[at], low.ravel()[at], gap.ravel()[at], at % half == 0
 
 
 def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:

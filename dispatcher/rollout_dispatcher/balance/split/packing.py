@@ -21,9 +21,9 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
 from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import (
+    TightPackings,
     least_bins,
     num_bins,
-    tight_packings,
 )
 from rollout_dispatcher.balance.split.budgets.trades import squeezed
 from rollout_dispatcher.balance.split.leveling import swap_level
@@ -35,9 +35,9 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
     longest, tokens, alone, halves = int(s.max(initial=0)), int(s.sum()), 0, 0
     if longest > budget:
         over = s > budget
-        alone, tokens = int(over.sum()), int(s[~over].sum())
+        alone, tokens = int(np.count_nonzero(over)), int(s[~over].sum())
     if 2 * longest > budget:
-        halves = int((2 * s > budget).sum())
+        halves = int(np.count_nonzero(2 * s > budget))
     bins = max(alone - (-tokens // budget), halves, 1)
     return -(-bins // R)
 
@@ -55,10 +55,11 @@ def pack(
 
     came: place of each item in order of arrival, for a first fit in that order where few fit.
     """
-    found, M = fill(x, s, R, budget, allowed, came=came)
+    packings = TightPackings(s, budget, came)
+    found, M = fill(x, s, R, budget, allowed, packings=packings)
     leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
     if len(x) <= tuning.FEW_ITEMS and float(s.sum()) > tuning.FEW_FILL * R * M * budget:
-        tight = [each for each in tight_packings(s, budget, came) if num_bins(each) <= R * M]
+        tight = [each for each in packings if num_bins(each) <= R * M]
         leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
     if len(leveled) == 1:
         return leveled[0], M
@@ -70,9 +71,9 @@ def fill(
     s: IntArray,
     R: int,
     budget: int,
-    allowed: Allowed = int,
+    allowed: Allowed,
     *,
-    came: IntArray | None = None,
+    packings: TightPackings,
 ) -> tuple[list[Labels], int]:
     """The same before swaps level the columns; more than one where room is too scarce to choose.
 
@@ -88,7 +89,7 @@ def fill(
             return [labels], M
         untried = allowed(M + 1)
     least = max(allowed(-(-least_bins(s, budget) // R)), M)
-    tight = _tight(s, R * least, budget, came)
+    tight = _tight(packings, len(s), R * least)
     tightest = min(tight, key=num_bins)
     enough = max(allowed(-(-num_bins(tightest) // R)), M)
     if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.TIGHT_PACKING:
@@ -104,12 +105,12 @@ def fill(
     return [labels for labels in tight if num_bins(labels) <= R * enough], enough
 
 
-def _tight(s: IntArray, bins: int, budget: int, came: IntArray | None) -> list[Labels]:
-    """Packings by tokens alone, to the first that needs no more than `bins` (of few items, all)."""
+def _tight(packings: TightPackings, n: int, bins: int) -> list[Labels]:
+    """Those of n items, to the first that needs no more than `bins`; of few items, all."""
     found: list[Labels] = []
-    for labels in tight_packings(s, budget, came):
+    for labels in packings:
         found.append(labels)
-        if len(s) > tuning.FEW_ITEMS and num_bins(labels) <= bins:
+        if n > tuning.FEW_ITEMS and num_bins(labels) <= bins:
             break
     return found
 
@@ -124,19 +125,17 @@ def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | N
 
     Of many items, over many bins, plain LPT is often as good as it gets, and much faster.
     """
-    even: Labels | None = None
-    ruled = is_ruled(x, R, M)
-    if not ruled or goes_by_chunks(len(x), R * M):
-        even = lpt_budget(x, s, R * M, budget)
-        if even is not None and (
-            not ruled or _time(even, x, R, M) <= float(x.sum()) / R * tuning.EVEN_PACKING
-        ):
-            return even
+    ruled, many = is_ruled(x, R, M), goes_by_chunks(len(x), R * M)
+    even = lpt_budget(x, s, R * M, budget) if many or not ruled else None
+    if even is not None and (
+        not ruled or _time(even, x, R, M) <= float(x.sum()) / R * tuning.EVEN_PACKING
+    ):
+        return even
     labels: Labels | None = None
     if ruled:
         labels = fill_columns(x, s, R, M, budget)
         if labels is None:
-            labels = even if even is not None else lpt_budget(x, s, R * M, budget)
+            labels = even if many else lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
     return labels
@@ -172,11 +171,10 @@ def level_columns(
 def members(labels: Labels, bins: int) -> IntArray:
     """Items of each bin as rows [bins, slots], padded with len(labels); a free slot in each."""
     counts = np.bincount(labels, minlength=bins)
-    ids = np.full((bins, int(counts.max(initial=0)) + 1), len(labels), dtype=np.int64)
-    order = np.argsort(labels, kind="stable")
-    ids[labels[order], np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)] = (
-        order
-    )
+    slots = int(counts.max(initial=0)) + 1
+    ids = np.full((bins, slots), len(labels), dtype=np.int64)
+    first = np.arange(0, bins * slots, slots) - counts.cumsum() + counts
+    ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = labels.argsort(kind="stable")
     return ids
 
 

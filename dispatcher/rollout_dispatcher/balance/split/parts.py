@@ -6,6 +6,7 @@ Indices are into the chosen samples, in arrival order.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from rollout_dispatcher.plan import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """The chosen samples in arrival order, and `order`, the same by falling tokens and cost.
 
@@ -42,12 +43,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.cost)
 
-    @property
+    @cached_property
     def x(self) -> FloatArray:
         """Costs in falling order."""
         return self.cost[self.order]
 
-    @property
+    @cached_property
     def s(self) -> IntArray:
         """Tokens in falling order."""
         return self.tokens[self.order]
@@ -86,7 +87,7 @@ class Parts:
         """Window positions of every micro-batch."""
         where, (R, M) = chosen[self.sequence], self.counts.shape
         if self.counts.min() == self.counts.max():
-            return tuple(tuple(rank) for rank in where.reshape(R, M, -1))
+            return tuple(map(tuple, where.reshape(R, M, -1)))
         ends = np.cumsum(self.counts).reshape(R, M).tolist()
         start, ranks = 0, []
         for row in ends:
@@ -103,16 +104,22 @@ Splitter = Callable[[Batch, PlanConfig, Work], Parts]
 
 def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
     """Cost of each micro-batch, float64[R, M]; where the layout pads, of its padded shape."""
-    counts = parts.counts.ravel()
+    return laid_out(batch.cost, parts, layout)
+
+
+def laid_out(of: FloatArray, parts: Parts, layout: Layout) -> FloatArray:
+    """The same of anything that samples have, float64[n]."""
+    shape, counts, of = parts.counts.shape, parts.counts.ravel(), of[parts.sequence]
+    if len(of) == len(counts) == np.count_nonzero(counts):
+        return of.reshape(shape)
     full = counts.nonzero()[0]
     counts = counts[full]
     starts = counts.cumsum() - counts
-    cost = batch.cost[parts.sequence]
     if layout is Layout.PADDED:
-        found = np.maximum.reduceat(cost, starts) * counts
+        found = np.maximum.reduceat(of, starts) * counts
     else:
-        found = np.add.reduceat(cost, starts)
-    out = np.zeros(parts.counts.shape)
+        found = np.add.reduceat(of, starts)
+    out = np.zeros(shape)
     out.ravel()[full] = found
     return out
 

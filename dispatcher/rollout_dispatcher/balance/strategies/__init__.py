@@ -35,4 +35,5 @@ def split(batch: Batch, config: PlanConfig, work: Work) -> Parts:
 
 def plain_split(batch: Batch, config: PlanConfig) -> Parts:
     """What a trainer does without any of this: samples dealt to ranks as they came."""
-    return STRATEGIES[Strategy.ROUND_ROBIN].split(replace(batch, group=None), config, Work(0.0))
+    alone = batch if batch.group is None else replace(batch, group=None)
+    return STRATEGIES[Strategy.ROUND_ROBIN].split(alone, config, Work(0.0))

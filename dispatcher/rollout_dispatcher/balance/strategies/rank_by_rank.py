@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.balance.split.groups.assign import Share
 from rollout_dispatcher.balance.split.groups.ranks import split_plainly
 from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
@@ -53,6 +54,6 @@ class RankByRank:
     def _by_tokens(self, batch: Batch, config: PlanConfig) -> Parts:
         R = config.dp_size
         labels = self.assign(batch.x, R, len(batch))
-        ends = np.cumsum(np.bincount(labels, minlength=R))[:-1]
-        ranks = np.split(batch.order[np.argsort(labels, kind="stable")], ends)
+        by_rank = batch.order[np.argsort(labels, kind="stable")]
+        ranks = cut(by_rank, np.bincount(labels, minlength=R).tolist())
         return cut_ranks(ranks, 1, batch, config)

@@ -4,6 +4,9 @@ Invariant: what it splits never waits longer than what a plain method that it co
 same samples, and never needs more micro-batches.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import estimate, lower_bound
 from rollout_dispatcher.balance.split.budgets.differences import by_differences
@@ -35,63 +38,104 @@ class WindowStrategy:
             return best  # the plain methods keep groups whole in the same way
         if config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
             return best  # sorted columns are the optimum
-        best = _compared(batch, best, config, work)
-        return _traded(batch, best, config, work) if _may_trade(config) else best
+        task = _Task(batch, config, work)
+        timed = task.compared(task.timed(best))
+        return task.traded(timed) if task.may_trade else timed.parts
 
 
-def _compared(batch: Batch, best: Parts, config: PlanConfig, work: Work) -> Parts:
-    """These, or what a plain method makes of the same samples."""
-    small = len(batch) <= tuning.ALWAYS_COMPARED
-    for plain, by_count, by_tokens in _PLAIN:
-        if _is_enough(batch, best, config, whatever_it_waits=small):
-            break
-        price = by_tokens if config.micro_batch_size is None else by_count
-        if not work.affords(price.of(len(batch), *best.counts.shape)):
-            break
-        other = plain.split(batch, config, work)
-        if _may_be_better(other, best, config):
-            best = min(best, other, key=lambda parts: _rating(batch, parts, config))
-        small = False
-    return best
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A split, and the time that ranks need for it, in cost."""
+
+    parts: Parts
+    time: float
 
 
-def _may_trade(config: PlanConfig) -> bool:
-    """Whether what is left to gain is a matter of which samples share a budget."""
-    packed = config.micro_batch_tokens is not None and config.layout is Layout.PACKED
-    return packed and config.dp_size > 1 and config.pipeline_stages == 1
+@dataclass(frozen=True)
+class _Task:
+    """What is compared: splits of one batch, as many as there is work for."""
 
+    batch: Batch
+    config: PlanConfig
+    work: Work
 
-def _traded(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
-    """After trades between micro-batches, from these or from Karmarkar-Karp."""
-    R, M = parts.counts.shape
-    enough = lower_bound(batch.x, M, config) * (1 + tuning.TRADED_TO)
-    if time_of(batch, parts, config) <= enough:
-        return parts
-    if _is_enough(batch, parts, config, whatever_it_waits=False):
-        if len(batch) > tuning.ALWAYS_COMPARED:
-            return parts
-        work = work.share(tuning.WORK_WITHIN_TARGET)
-    starts = [parts]
-    if work.affords(tuning.KK_BY_TOKENS.of(len(batch), R, 0)):
-        other = by_differences(batch, M, config)
-        starts += [] if other is None else [other]
-    found = traded(batch, starts, config, enough, work)
-    return min(parts, found, key=lambda each: time_of(batch, each, config))
+    @cached_property
+    def share(self) -> float:
+        """What a rank has of all the work."""
+        return float(self.batch.cost.sum()) / self.config.dp_size
 
+    @cached_property
+    def thought(self) -> float:
+        """What a good split is thought to take."""
+        return estimate(self.batch.x, self.batch.s, self.config)
 
-def _is_enough(batch: Batch, parts: Parts, config: PlanConfig, *, whatever_it_waits: bool) -> bool:
-    """Whether no comparison would improve on these, or not by enough to be worth it."""
-    time, M = time_of(batch, parts, config), parts.num_micro_batches
-    if not whatever_it_waits:
-        worked = time / bubble(config.pipeline_stages, M)
-        share = float(batch.cost.sum()) / config.dp_size
-        if worked <= share * (1 + config.target_excess):
-            return True
-        if config.micro_batch_size is None:
-            thought = estimate(batch.x, batch.s, config)
-            if worked <= thought * (1 + tuning.AS_THOUGHT):
+    def timed(self, parts: Parts) -> _Timed:
+        """These, and their time."""
+        return _Timed(parts, time_of(self.batch, parts, self.config))
+
+    def bound(self, M: int) -> float:
+        """Time that no split into M micro-batches can beat."""
+        return lower_bound(self.batch.x, M, self.config)
+
+    def compared(self, best: _Timed) -> _Timed:
+        """These, or what a plain method makes of the same samples."""
+        n, by_tokens = len(self.batch), self.config.micro_batch_size is None
+        small = n <= tuning.ALWAYS_COMPARED
+        for plain, price_by_count, price_by_tokens in _PLAIN:
+            if self.is_enough(best, whatever_it_waits=small):
+                break
+            price = price_by_tokens if by_tokens else price_by_count
+            if not self.work.affords(price.of(n, *best.parts.counts.shape)):
+                break
+            other = plain.split(self.batch, self.config, self.work)
+            if _may_be_better(other, best.parts, self.config):
+                best = min(best, self.timed(other), key=self.rating)
+            small = False
+        return best
+
+    @property
+    def may_trade(self) -> bool:
+        """Whether what is left to gain is a matter of which samples share a budget."""
+        config = self.config
+        packed = config.micro_batch_tokens is not None and config.layout is Layout.PACKED
+        return packed and config.dp_size > 1 and config.pipeline_stages == 1
+
+    def traded(self, best: _Timed) -> Parts:
+        """After trades between micro-batches, from these or from Karmarkar-Karp."""
+        batch, config, work = self.batch, self.config, self.work
+        R, M = best.parts.counts.shape
+        enough = self.bound(M) * (1 + tuning.TRADED_TO)
+        if best.time <= enough:
+            return best.parts
+        if self.is_enough(best, whatever_it_waits=False):
+            if len(batch) > tuning.ALWAYS_COMPARED:
+                return best.parts
+            work = work.share(tuning.WORK_WITHIN_TARGET)
+        starts = [best.parts]
+        if work.affords(tuning.KK_BY_TOKENS.of(len(batch), R, 0)):
+            other = by_differences(batch, M, config)
+            starts += [] if other is None else [other]
+        found = self.timed(traded(batch, starts, config, enough, work))
+        return min(best, found, key=lambda each: each.time).parts
+
+    def is_enough(self, found: _Timed, *, whatever_it_waits: bool) -> bool:
+        """Whether no comparison would improve on these, or not by enough to be worth it."""
+        M = found.parts.num_micro_batches
+        if not whatever_it_waits:
+            worked = found.time / bubble(self.config.pipeline_stages, M)
+            if worked <= self.share * (1 + self.config.compared_above):
                 return True
-    return time <= lower_bound(batch.x, M, config) * (1 + 1e-9)
+            by_tokens = self.config.micro_batch_size is None
+            if by_tokens and worked <= self.thought * (1 + tuning.AS_THOUGHT):
+                return True
+        return found.time <= self.bound(M) * (1 + 1e-9)
+
+    def rating(self, found: _Timed) -> float:
+        """Time, and what it costs to begin micro-steps where their number is free."""
+        if not self.config.pads_to_budget:
+            return found.time
+        begin = begin_cost(self.batch.x, self.batch.s, self.config.micro_batch_tokens or 1)
+        return found.time + begin * found.parts.num_micro_batches
 
 
 def _may_be_better(other: Parts, ours: Parts, config: PlanConfig) -> bool:
@@ -99,15 +143,6 @@ def _may_be_better(other: Parts, ours: Parts, config: PlanConfig) -> bool:
     if other.num_micro_batches > ours.num_micro_batches:
         return False
     return not config.pads_to_budget or bool(other.counts.all()) or not ours.counts.all()
-
-
-def _rating(batch: Batch, parts: Parts, config: PlanConfig) -> float:
-    """Time, and what it costs to begin micro-steps where their number is free."""
-    time = time_of(batch, parts, config)
-    if config.pads_to_budget:
-        begin = begin_cost(batch.x, batch.s, config.micro_batch_tokens or 1)
-        time += begin * parts.num_micro_batches
-    return time
 
 
 STRATEGY: PlanningStrategy = WindowStrategy()

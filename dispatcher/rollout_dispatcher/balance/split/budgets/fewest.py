@@ -1,6 +1,6 @@
 """How few bins hold all items under a token budget: what surely needs more, and what does.
 
-Invariant: `least_bins` never exceeds the bins of a legal packing, and `tight_packings` are such.
+Invariant: `least_bins` never exceeds the bins of a legal packing, and `TightPackings` are such.
 
 The bound is Martello & Toth's L2 (1990). For any a: items above budget - a stand alone, each of
 the others above half the budget has a bin to itself, and the items from a to half the budget go
@@ -11,6 +11,7 @@ Example, budget 10, items 7 7 6 4 2: their sum is 26, so 3 bins; with a = 4, the
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import count, islice
 
 import numpy as np
 
@@ -34,16 +35,32 @@ def least_bins(s: IntArray, budget: int) -> int:
     return len(rising) - halves + int((-(-more // budget)).max())
 
 
-def tight_packings(s: IntArray, budget: int, came: IntArray | None = None) -> Iterator[Labels]:
+class TightPackings:
     """Bins of each item of falling `s`, numbered from 0: by best fit, and by first fit.
 
-    came: place of each item in order of arrival, for a first fit in that order as well.
+    Each is made when it is first asked for, and kept. came: place of each item in order of arrival,
+    for a first fit in that order as well.
     """
-    yield best_fit(s, np.full(len(s), budget), budget)
-    if len(s) <= tuning.DECREASING_UP_TO:
-        yield _first_fit_decreasing(s, budget)
-    if came is not None and len(s) <= tuning.BY_ARRIVAL_UP_TO:
-        yield _first_fit(s, budget, np.argsort(came))
+
+    def __init__(self, s: IntArray, budget: int, came: IntArray | None = None) -> None:
+        self._found: list[Labels] = []
+        self._others = self._made(s, budget, came)
+
+    def __iter__(self) -> Iterator[Labels]:
+        for at in count():
+            if at == len(self._found):
+                self._found += islice(self._others, 1)
+            if at == len(self._found):
+                return
+            yield self._found[at]
+
+    @staticmethod
+    def _made(s: IntArray, budget: int, came: IntArray | None) -> Iterator[Labels]:
+        yield best_fit(s, np.full(len(s), budget), budget)
+        if len(s) <= tuning.DECREASING_UP_TO:
+            yield _first_fit_decreasing(s, budget)
+        if came is not None and len(s) <= tuning.BY_ARRIVAL_UP_TO:
+            yield _first_fit(s, budget, np.argsort(came))
 
 
 def num_bins(labels: Labels) -> int:

@@ -13,14 +13,14 @@ Example, costs 9 4 3 1 on a rank whose micro-batches are 9 | 4 3 1 | -: once a s
 """
 
 import heapq
-from collections.abc import Iterator
 
 import numpy as np
 
-from rollout_dispatcher.balance.split.leveling import lpt
+from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.plan import FloatArray, IntArray
 
-_Ranks = list[list[list[int]]]
+#: The samples of each micro-batch.
+_Parts = list[list[int]]
 
 
 def fill_empty(
@@ -33,82 +33,95 @@ def fill_empty(
     """
     if counts.min() > 0 or counts.max() <= 1:
         return sequence, counts
-    R, M = counts.shape
-    parts = [part.tolist() for part in np.split(sequence, np.cumsum(counts)[:-1])]
-    ranks = [parts[r * M : (r + 1) * M] for r in range(R)]
-    if across:
-        _share(ranks, cost)
-    level = _levels(ranks, cost)
-    for rank in ranks:
-        empty = [j for j, part in enumerate(rank) if not part]
+    sizes = counts.sum(axis=1)
+    if across and sizes.min() < counts.shape[1] < sizes.max():
+        sequence, counts = _share(sequence, counts, cost)
+    sequence, filled = sequence.copy(), counts.copy()
+    ends = counts.sum(axis=1).cumsum().tolist()
+    is_empty = counts == 0
+    levels = {} if halve else _levels(sequence, counts, cost, is_empty.any(axis=0).nonzero()[0])
+    for r in is_empty.any(axis=1).nonzero()[0].tolist():  # the others stay as they are
+        own = slice(ends[r - 1] if r else 0, ends[r])
+        rank = cut(sequence[own].tolist(), counts[r].tolist())
+        empty = is_empty[r].nonzero()[0].tolist()
         if halve:
             _halve(rank, empty, cost)
         else:
-            _move_cheapest(rank, sorted(empty, key=lambda j: level[j]), cost)
-    counts = np.array([[len(part) for part in rank] for rank in ranks], dtype=np.int64)
-    return np.array([i for rank in ranks for part in rank for i in part], dtype=np.int64), counts
+            _move_cheapest(rank, sorted(empty, key=levels.__getitem__), sequence[own], cost)
+        sequence[own], filled[r] = [i for part in rank for i in part], list(map(len, rank))
+    return sequence, filled
 
 
-def _share(ranks: _Ranks, cost: FloatArray) -> None:
+def _share(sequence: IntArray, counts: IntArray, cost: FloatArray) -> tuple[IntArray, IntArray]:
     """Ranks with fewer samples than micro-batches get the cheapest that others can spare."""
-    M = len(ranks[0])
-    sizes = [sum(len(part) for part in rank) for rank in ranks]
-    wanted = [(r, j) for r, rank in enumerate(ranks) for j, part in enumerate(rank) if not part]
-    wanted = [(r, j) for r, j in wanted if sizes[r] < M]
-    if not wanted or max(sizes) <= M:
-        return
-    spare = [
-        (cost[i], i, r, j)
-        for r, rank in enumerate(ranks)
-        if sizes[r] > M
-        for j, part in enumerate(rank)
-        for i in part
-    ]
-    for _, i, r, j in sorted(spare):
-        while wanted and sizes[wanted[-1][0]] >= M:
+    R, M = counts.shape
+    parts = cut(sequence.tolist(), counts.ravel().tolist())
+    sizes = counts.sum(axis=1).tolist()
+    wanted = [b for b, part in enumerate(parts) if not part and sizes[b // M] < M]
+    costs = cost.tolist()
+    spare = [(costs[i], i, b) for b, part in enumerate(parts) if sizes[b // M] > M for i in part]
+    for _, i, b in sorted(spare):
+        while wanted and sizes[wanted[-1] // M] >= M:
             wanted.pop()
         if not wanted:
-            return
-        if sizes[r] > M:
-            to, empty = wanted.pop()
-            ranks[r][j].remove(i)
-            ranks[to][empty].append(i)
-            sizes[r], sizes[to] = sizes[r] - 1, sizes[to] + 1
+            break
+        if sizes[b // M] > M:
+            to = wanted.pop()
+            parts[b].remove(i)
+            parts[to].append(i)
+            sizes[b // M] -= 1
+            sizes[to // M] += 1
+    counts = np.array(list(map(len, parts)), dtype=np.int64).reshape(R, M)
+    return np.array([i for part in parts for i in part], dtype=np.int64), counts
 
 
-def _levels(ranks: _Ranks, cost: FloatArray) -> list[float]:
-    """The largest micro-batch of each micro-step."""
-    return [max(float(cost[part].sum()) for part in column) for column in zip(*ranks, strict=True)]
+def _levels(
+    sequence: IntArray, counts: IntArray, cost: FloatArray, columns: IntArray
+) -> dict[int, float]:
+    """The largest micro-batch of these micro-steps."""
+    ends = counts.cumsum().reshape(counts.shape)
+    starts = ends - counts
+    return {
+        j: max(
+            float(cost[sequence[start:end]].sum())
+            for start, end in zip(starts[:, j].tolist(), ends[:, j].tolist(), strict=True)
+        )
+        for j in columns.tolist()
+    }
 
 
-def _halve(rank: list[list[int]], empty: list[int], cost: FloatArray) -> None:
+def _halve(rank: _Parts, empty: list[int], cost: FloatArray) -> None:
     heap = [(-float(cost[part].sum()), j) for j, part in enumerate(rank) if len(part) > 1]
     heapq.heapify(heap)
     for j in empty:
         if not heap:
             return
         _, source = heapq.heappop(heap)
-        part = sorted(rank[source], key=lambda i: (-cost[i], i))
-        side = lpt(cost[part], 2, len(part) - 1)
-        for half, b in ((source, 0), (j, 1)):
-            rank[half] = [i for i, label in zip(part, side.tolist(), strict=True) if label == b]
+        rank[source], rank[j] = _halves(rank[source], cost)
+        for half in (source, j):
             if len(rank[half]) > 1:
                 heapq.heappush(heap, (-float(cost[rank[half]].sum()), half))
 
 
-def _move_cheapest(rank: list[list[int]], empty: list[int], cost: FloatArray) -> None:
-    cheapest = _spare(rank, cost)
+def _halves(part: list[int], cost: FloatArray) -> tuple[list[int], list[int]]:
+    """LPT, of which neither is empty."""
+    costs = cost[part].tolist()
+    halves: tuple[list[int], list[int]] = ([], [])
+    loads = [0.0, 0.0]
+    for dear, i in sorted(zip((-each for each in costs), part, strict=True)):
+        side = int(loads[1] < loads[0] or len(halves[0]) == len(part) - 1)
+        halves[side].append(i)
+        loads[side] -= dear
+    return halves
+
+
+def _move_cheapest(rank: _Parts, empty: list[int], samples: IntArray, cost: FloatArray) -> None:
+    """Samples by rising cost, each from its micro-batch as long as that has another."""
+    of = {i: j for j, part in enumerate(rank) for i in part}
+    cheapest = iter(samples[np.lexsort((samples, cost[samples]))].tolist())
     for j in empty:
-        found = next(cheapest, None)
+        found = next((i for i in cheapest if len(rank[of[i]]) > 1), None)
         if found is None:
             return
-        i, source = found
-        rank[source].remove(i)
-        rank[j].append(i)
-
-
-def _spare(rank: list[list[int]], cost: FloatArray) -> Iterator[tuple[int, int]]:
-    """Samples by rising cost, with their micro-batch, as long as that has another."""
-    for _, i, j in sorted((cost[i], i, j) for j, part in enumerate(rank) for i in part):
-        if len(rank[j]) > 1:
-            yield i, j
+        rank[of[found]].remove(found)
+        rank[j].append(found)

@@ -18,7 +18,7 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
-from rollout_dispatcher.balance.split.budgets.fewest import num_bins, tight_packings
+from rollout_dispatcher.balance.split.budgets.fewest import TightPackings, num_bins
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import (
@@ -53,7 +53,8 @@ def pack_ranks(
     found = [] if is_scarce(s, R * M, budget) else ranks.by_samples()
     if found and ranks.close(found):
         return found[0], M
-    bins, fewest = fill(x, s, R, budget, allowed, came=came)
+    packings = TightPackings(s, budget, came)
+    bins, fewest = fill(x, s, R, budget, allowed, packings=packings)
     if not found:
         M, ranks = fewest, _Ranks(x, ranks.t, R, fewest, budget)
         found = [ranks.by_bins(each) for each in bins]
@@ -62,7 +63,7 @@ def pack_ranks(
     elif fewest == M:
         found += [ranks.by_bins(each) for each in bins]
     if not ranks.close(found, tuning.WORTH_PACKINGS):
-        found += ranks.by_packings(s, came, bins if fewest == M else [], work)
+        found += ranks.by_packings(packings, bins if fewest == M else [], work)
     return min(found, key=ranks.time), M
 
 
@@ -150,13 +151,11 @@ class _Ranks:
         load = np.bincount(bins, weights=self.x, minlength=R * M).astype(np.float64)
         return self._filled(self._level(bins_onto_ranks(load, R, M)[bins]))
 
-    def by_packings(
-        self, s: IntArray, came: IntArray | None, tried: list[Labels], work: Work
-    ) -> list[Labels]:
+    def by_packings(self, packings: TightPackings, tried: list[Labels], work: Work) -> list[Labels]:
         """The same with bins filled by tokens alone, of the ways that need no more."""
         found, tried = [], list(tried)
-        price = tuning.BINS_ONTO_RANKS.of(len(s), self.R, self.M)
-        for bins in tight_packings(s, self.budget, came):
+        price = tuning.BINS_ONTO_RANKS.of(len(self.x), self.R, self.M)
+        for bins in packings:
             if num_bins(bins) > self.R * self.M or any(np.array_equal(bins, at) for at in tried):
                 continue
             if not work.affords(price):

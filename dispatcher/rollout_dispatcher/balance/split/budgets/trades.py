@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.parts import Batch, Parts
@@ -96,7 +97,7 @@ class _Trades:
         self.per_step, self.columns = per_step, 1 if per_step else self.M
         #: With the empty slot, at `nobody`.
         self.cost, self.tokens, self.nobody = np.append(cost, 0.0), np.append(tokens, 0), len(cost)
-        self.bins = [each.tolist() for each in np.split(parts.sequence, np.cumsum(sizes)[:-1])]
+        self.bins = cut(parts.sequence.tolist(), sizes.tolist())
         bin_of, bins = np.repeat(np.arange(len(sizes)), sizes), len(sizes)
         self.room = budget - np.bincount(bin_of, weights=tokens[parts.sequence], minlength=bins)
         self.unit = np.arange(bins) // (self.M if per_step else 1)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.padded.exchange import exchanged, time_of_runs
 from rollout_dispatcher.balance.split.padded.levels import Wanted, level_runs, parts_of_runs
@@ -99,17 +100,17 @@ def cut_padded(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[Int
 
     What trainers do that pad what they were dealt; of falling tokens these are the fewest runs.
     """
-    return [np.split(items, _cuts(s[items].tolist(), budget)) for items in ranks]
+    return [cut(items, _sizes(s[items].tolist(), budget)) for items in ranks]
 
 
-def _cuts(s: list[int], budget: int) -> list[int]:
-    cuts, count, longest = [], 0, 0
-    for at, tokens in enumerate(s):
+def _sizes(s: list[int], budget: int) -> list[int]:
+    sizes, count, longest = [], 0, 0
+    for tokens in s:
         count, longest = count + 1, max(longest, tokens)
         if count > 1 and count * longest > budget:
-            cuts.append(at)
+            sizes.append(count - 1)
             count, longest = 1, tokens
-    return cuts
+    return [*sizes, count]
 
 
 def padded_time(x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed) -> float:
