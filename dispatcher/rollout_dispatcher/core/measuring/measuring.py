@@ -18,7 +18,13 @@ import numpy as np
 from rollout_dispatcher.core.effects import StepMeasured
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.speeds import ModelError, RankSpeeds
-from rollout_dispatcher.core.measuring.times import Pass, RankTimes, TimedStep, Unmeasured
+from rollout_dispatcher.core.measuring.times import (
+    Flaw,
+    Pass,
+    RankTimes,
+    TimedStep,
+    Unmeasured,
+)
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import UPDATE, FloatArray, Sync
@@ -29,8 +35,6 @@ KEPT_STEPS = 8
 MAX_COST_KEYS = 8
 #: So many passes in a row of which nothing can be told: what was known of speeds is old.
 FORGET_AFTER = 16
-#: Ranks that a sentence names.
-NAMED = 8
 
 
 class Measuring:
@@ -69,15 +73,14 @@ class Measuring:
         if timed is None or times.cost_key in timed.settled:
             return None
         if (flaw := times.flaw(timed.micro_batches)) is not None:
-            reason, what = flaw
-            self._settle(timed, times.cost_key, reason, f"DP rank {dp_rank} {what}")
+            told = f"DP rank {dp_rank} {flaw.text}"
+            self._settle(timed, times.cost_key, Flaw(flaw.reason, told))
             return None
         known = timed.passes.get(times.cost_key)
         if known is None:
-            known = Pass.of(self._dp_size, timed.micro_batches)
-            timed.passes[times.cost_key] = known
-        known.report(dp_rank, times)
-        return None if len(known.reported) < self._dp_size else self._judge(timed, times.cost_key)
+            known = timed.passes[times.cost_key] = Pass()
+        known.report(dp_rank, times.busy, times.collective)
+        return None if len(known.busy) < self._dp_size else self._judge(timed, times.cost_key)
 
     def _find(self, dp_rank: int, times: RankTimes) -> TimedStep | None:
         """The step that a rank reports on, if there is such a step and such a pass."""
@@ -109,34 +112,33 @@ class Measuring:
     # -- what becomes of it -----------------------------------------------------------------
 
     def _judge(self, timed: TimedStep, cost_key: str) -> StepMeasured | None:
-        known = timed.passes[cost_key]
-        if flaw := known.flaw:
-            self._settle(timed, cost_key, Unmeasured.INCONSISTENT, flaw)
+        split = timed.passes[cost_key].split(self._dp_size)
+        if isinstance(split, Flaw):
+            self._settle(timed, cost_key, split)
             return None
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
-        compute, wait, transport = known.split()
         found = StepMeasured(
-            timed.number, cost_key, self._leads(cost_key, timed.number), self._sync,
-            compute, wait, transport, timed.planned,
+            timed.number, cost_key, self._leads(cost_key, timed.number), self._sync, split,
+            timed.planned,
         )  # fmt: skip
         self._add(found)
         return found
 
     def _add(self, found: StepMeasured) -> None:
         self._measured += 1
-        seconds = np.empty((3, self._dp_size))
-        found.compute.sum(axis=1, out=seconds[0])
-        found.wait.sum(axis=1, out=seconds[1])
-        np.add(seconds[1], found.transport.sum(), out=seconds[2])
-        before = self._totals.get(found.cost_key)
-        self._totals[found.cost_key] = seconds if before is None else before + seconds
+        computed, waited = found.split.of_ranks
+        totals = self._totals.get(found.cost_key)
+        if totals is None:
+            totals = self._totals[found.cost_key] = np.zeros((3, self._dp_size))
+        totals[:2] += found.split.of_ranks
+        totals[2] += waited + found.split.transport.sum()
         if not found.leads:
             return
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
-            self._speeds.note(seconds[0], found.planned)
-            self._error.note(found.compute, found.planned)
+            self._speeds.note(computed, found.planned)
+            self._error.note(found.split.compute, found.planned)
 
     def _leads(self, cost_key: str, step: int) -> bool:
         """Whether a step is judged by this pass: training, else what ranks spend most time on.
@@ -148,16 +150,16 @@ class Measuring:
         known = [key for key in self._totals if self._first[key] < step]
         return cost_key == max(known, key=lambda key: self._totals[key][0].sum(), default=None)
 
-    def _settle(self, timed: TimedStep, cost_key: str, reason: Unmeasured, text: str) -> None:
+    def _settle(self, timed: TimedStep, cost_key: str, flaw: Flaw) -> None:
         timed.settled.add(cost_key)
         timed.passes.pop(cost_key, None)
-        self._count(reason, f"step {timed.number}, {cost_key}: {text}")
+        self._count(flaw.reason, f"step {timed.number}, {cost_key}: {flaw.text}")
 
     def _give_up(self, timed: TimedStep) -> None:
         """The step is long past."""
         for cost_key, known in list(timed.passes.items()):
-            text = f"{_named(known.missing)} not reported"
-            self._settle(timed, cost_key, Unmeasured.INCOMPLETE, text)
+            flaw = Flaw(Unmeasured.INCOMPLETE, known.not_reported(self._dp_size))
+            self._settle(timed, cost_key, flaw)
         if not timed.settled:
             text = f"no DP rank has reported what step {timed.number} took"
             self._count(Unmeasured.NOT_REPORTED, text)
@@ -188,7 +190,7 @@ class Measuring:
         for timed in self._steps.values():
             for cost_key in list(timed.passes):
                 text = f"generation {self._generation} was over before all of it had reported"
-                self._settle(timed, cost_key, Unmeasured.GENERATION, text)
+                self._settle(timed, cost_key, Flaw(Unmeasured.GENERATION, text))
         self._steps.clear()
         self._generation, self._last, self._why = generation.number, None, ""
         if generation.dp_size != self._dp_size:
@@ -207,7 +209,7 @@ class Measuring:
             last=self._last,
             slowness=self._speeds.slowness,
             cost_model_error=self._error.value,
-            totals=dict(self._totals),
+            totals={key: seconds.copy() for key, seconds in self._totals.items()},
         )
 
     def _explain(self) -> str:
@@ -215,17 +217,11 @@ class Measuring:
             return self._why
         for timed in self._steps.values():
             for cost_key, known in timed.passes.items():
-                missing = _named(known.missing)
-                return f"step {timed.number}, {cost_key}: {missing} not reported yet"
+                missing = known.not_reported(self._dp_size)
+                return f"step {timed.number}, {cost_key}: {missing} yet"
         if self._steps:
             return "no DP rank has reported what its steps took"
         return "no step is committed yet"
-
-
-def _named(dp_ranks: list[int]) -> str:
-    names = ", ".join(map(str, dp_ranks[:NAMED]))
-    more = f" and {len(dp_ranks) - NAMED} more" if len(dp_ranks) > NAMED else ""
-    return f"DP rank{'s' * (len(dp_ranks) > 1)} {names}{more} ha{'ve' if dp_ranks[1:] else 's'}"
 
 
 def _resized(seconds: FloatArray, dp_size: int) -> FloatArray:

@@ -40,15 +40,17 @@ class MeasuredStatistics:
         }
 
     def _step(self, last: StepMeasured) -> dict[str, Any]:
+        computed, waited = last.split.of_ranks
+        transport = last.split.transport.sum()
         columns = {
-            "compute_s": last.compute.sum(axis=1),
-            "wait_s": last.wait.sum(axis=1),
-            "collective_s": (last.wait + last.transport).sum(axis=1),
+            "compute_s": computed,
+            "wait_s": waited,
+            "collective_s": waited + transport,
             "slowness": self.slowness,
         }
         ranks = [
             {"dp_rank": at} | {name: _number(column[at]) for name, column in columns.items()}
-            for at in range(len(last.compute))
+            for at in range(len(computed))
         ]
         return {
             "step": last.step,
@@ -56,7 +58,7 @@ class MeasuredStatistics:
             "lost_share": _number(last.lost),
             "straggler_excess": _number(last.excess),
             "imbalance": _number(last.imbalance),
-            "transport_s": _number(last.transport.sum()),
+            "transport_s": _number(transport),
             "ranks": ranks,
         }
 

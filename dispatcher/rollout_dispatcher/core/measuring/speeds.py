@@ -89,7 +89,7 @@ class ModelError:
 
         One that ranks have timed as a whole, and told of its first micro-batch, compares nothing.
         """
-        if np.any((compute == 0) & (planned > 0)):
+        if not compute.all() and np.any((compute == 0) & (planned > 0)):
             return
         self._steps.append((compute, planned))
         self._turn += 1

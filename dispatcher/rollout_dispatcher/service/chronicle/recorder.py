@@ -13,10 +13,10 @@ import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
 from rollout_dispatcher.plan import FloatArray, Plan
-from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.chronicle.recent import SeenStep
@@ -171,14 +171,11 @@ class Recorder:
         """It goes out again."""
         self._put("redelivered", now, step=step, reason=reason)
 
-    def measured(self, step: int, cost_key: str, times: Measured, now: float) -> None:
-        """What ranks reported of one pass, as far as they have."""
+    def measured(self, step: int, cost_key: str, times: Pass, now: float) -> None:
+        """What ranks reported of one pass, as far as they have, with the digits that they gave."""
         ranks = sorted(times.busy)
-        busy = [[round(each, _TIME_DIGITS) for each in times.busy[rank]] for rank in ranks]
-        collective = [
-            None if blocked is None else [round(each, _TIME_DIGITS) for each in blocked]
-            for blocked in map(times.collective.get, ranks)
-        ]
+        busy = [times.busy[rank] for rank in ranks]
+        collective = [times.collective[rank] for rank in ranks]
         numbers = 2 * sum(map(len, busy))
         self._put(
             "measured", now, numbers, step=step, cost_key=cost_key, ranks=ranks,
