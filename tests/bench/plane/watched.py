@@ -2,9 +2,9 @@
 
     python -m tests.bench.plane.watched [--load 26k] [--pairs 10] [--quick] [--json FILE]
 
-On: ranks time each micro-batch, and one wait for others in it, and report every step; the run is
-recorded; there is a line of progress every ten seconds. Off: none of that. Ranks train nothing, so
-what a micro-batch costs them counts in full. Shown is the median of the pairs, and their quartiles
+On: ranks time each micro-batch, and a wait for others at the end, as DDP has it, and report every
+step; the run is recorded; there is a line of progress every ten seconds. Off: none of that. Ranks
+train nothing, so all that a micro-batch costs them counts. Shown is the median of the pairs, and their quartiles
 (`pairs`). Linux only.
 """
 

@@ -184,6 +184,25 @@ def test_what_is_held_of_steps_and_passes_is_bounded() -> None:
     assert unmeasured(bench)[Unmeasured.INCOMPLETE] == given_up * MAX_COST_KEYS
 
 
+def test_passes_that_one_rank_makes_up_take_nothing_from_those_of_all() -> None:
+    bench = Timed()
+    for turn in range(3):
+        bench.next_step()
+        for key in range(4 * MAX_COST_KEYS):
+            bench.say(0, 1.0, 0.0, key=f"made up {turn} {key}")
+        for key in range(2 * MAX_COST_KEYS):
+            bench.say(1, 1.0, 0.0, key=f"k{key}")
+    assert bench.seen.totals == {}
+    bench = Timed()
+    bench.next_step()
+    for key in range(2 * MAX_COST_KEYS):
+        bench.say(1, 1.0, 0.0, key=f"made up {key}")
+    assert bench.measure(key="update") is not None
+    assert bench.say(0, 1.0, 0.0, key="log-prob") is None
+    (timed,) = bench.core._parts.measuring._steps.values()
+    assert 0 in timed.passes["log-prob"].busy, "the other rank is heard"
+
+
 def test_steps_that_nobody_reports_are_counted_and_old_speeds_forgotten() -> None:
     bench = Timed()
     for _ in range(5):

@@ -65,7 +65,7 @@ class Span:
     begin: Mark
     end: Mark = None
     blocked: list[tuple[Mark, Mark]] = field(default_factory=list)
-    untimed: set[str] = field(default_factory=set)
+    untimed: frozenset[str] = frozenset()
     backward_end: Mark = None
     by_backward: tuple[int, frozenset[str]] = (0, frozenset())
 
@@ -73,7 +73,7 @@ class Span:
         """A backward pass has ended."""
         clock.free(self.backward_end)
         self.backward_end = clock.mark()
-        self.by_backward = len(self.blocked), frozenset(self.untimed)
+        self.by_backward = len(self.blocked), self.untimed
         self.owner.backwards[self.index] += 1
 
     def close(self, clock: Clock, *, at_backward: bool) -> None:
@@ -83,7 +83,7 @@ class Span:
             for pair in self.blocked[blocked:]:
                 _free(clock, *pair)
             del self.blocked[blocked:]
-            self.end, self.untimed = self.backward_end, {*untimed}
+            self.end, self.untimed = self.backward_end, untimed
         else:
             self.end = clock.mark()
             clock.free(self.backward_end)

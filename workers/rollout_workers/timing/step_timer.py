@@ -68,10 +68,12 @@ class StepTimer:
 
     def hand_out(self, index: int) -> None:
         """A micro-batch is computed from now on."""
-        if self._open is self._whole:
-            self._drop()
-        self._close()
-        self._fold()
+        if self._open is not None:
+            if self._open is self._whole:
+                self._drop()
+            self._close()
+        if self._closed:
+            self._fold()
         now = time.perf_counter()
         if self._paused:
             self._left_out_s += now - self._paused

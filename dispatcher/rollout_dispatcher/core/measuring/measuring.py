@@ -10,7 +10,7 @@ Invariants: only passes that every DP rank has timed say anything; what is held 
 passes and the micro-batches that were planned, whatever ranks say; nobody waits for any of it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,7 +31,8 @@ from rollout_dispatcher.plan import UPDATE, FloatArray, Sync
 
 #: Steps that ranks may report on beside those that are open: times are known a step or two later.
 KEPT_STEPS = 8
-#: Passes that a run may name beside `update`; each is a label of metrics.
+#: Passes that a rank may name in a run beside `update`. Those that all have named are labels of
+#: metrics, so there are no more; and what one rank makes up takes nothing from the others.
 MAX_COST_KEYS = 8
 #: So many passes in a row of which nothing can be told: what was known of speeds is old.
 FORGET_AFTER = 16
@@ -45,6 +46,8 @@ class Measuring:
         self._kept = KEPT_STEPS + max_open_steps
         self._generation, self._dp_size = 0, 0
         self._steps: dict[int, TimedStep] = {}
+        #: By rank: the passes that it has named, beside `update`.
+        self._named: defaultdict[int, set[str]] = defaultdict(set)
         #: By pass: the first step of which it was heard.
         self._first: dict[str, int] = {}
         #: By pass: compute, wait and collectives of each rank, float64[3, R] in seconds.
@@ -91,16 +94,19 @@ class Measuring:
                 self._refuse(times, Unmeasured.UNKNOWN_STEP, "a step that is long past or unknown")
                 return None
             timed = self._timed(step)
-        if not self._may_name(times.cost_key):
+        if not self._may_name(dp_rank, times.cost_key):
             self._refuse(times, Unmeasured.TOO_MANY_KEYS, f"one pass more than {MAX_COST_KEYS}")
             return None
         self._first.setdefault(times.cost_key, times.step)
         return timed
 
-    def _may_name(self, cost_key: str) -> bool:
-        if cost_key == UPDATE or cost_key in self._first:
+    def _may_name(self, dp_rank: int, cost_key: str) -> bool:
+        if cost_key == UPDATE:
             return True
-        return len(self._first) - (UPDATE in self._first) < MAX_COST_KEYS
+        named = self._named[dp_rank]
+        if len(named) < MAX_COST_KEYS:
+            named.add(cost_key)
+        return cost_key in named
 
     def _timed(self, step: OpenStep) -> TimedStep:
         planned = step.planned_cost

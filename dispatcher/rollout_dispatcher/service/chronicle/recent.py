@@ -12,7 +12,7 @@ from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.plan import FloatArray, Plan
 
 MAX_STEPS = 64
-#: Passes over a step of which times are remembered.
+#: Passes over a step of which a rank's times are remembered.
 MAX_COST_KEYS = 8
 
 
@@ -54,11 +54,13 @@ class SeenStep:
         times = self.measured.get(cost_key)
         if not 0 <= dp_rank < self.dp_size or count != self.cost.shape[1]:
             return None
+        if times is not None and dp_rank in times.busy:
+            return None
+        if sum(dp_rank in known.busy for known in self.measured.values()) == MAX_COST_KEYS:
+            return None
         if times is None:
-            if len(self.measured) == MAX_COST_KEYS:
-                return None
             times = self.measured[cost_key] = Pass()
-        return None if dp_rank in times.busy else times
+        return times
 
     def began_again(self) -> None:
         """It is delivered anew: what ranks did with it before is void."""
