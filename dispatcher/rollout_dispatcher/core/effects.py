@@ -11,6 +11,8 @@ the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), D
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
@@ -270,12 +272,14 @@ class StepMeasured:
     @property
     def excess(self) -> float:
         """Straggler excess, of what was computed."""
+        if self.sync is Sync.STEP:  # only their sums count, which are known
+            return self.imbalance
         return measured_excess(self.split.compute, self.sync)
 
     @property
     def imbalance(self) -> float:
         """Max over mean of the ranks' time, minus one."""
-        return imbalance(self.split.compute)
+        return imbalance(self.split.of_ranks[0][:, np.newaxis])
 
     @property
     def lost(self) -> float:

@@ -4,8 +4,8 @@
 
 On: ranks time each micro-batch, and a wait for others at the end, as DDP has it, and report every
 step; the run is recorded; there is a line of progress every ten seconds. Off: none of that. Ranks
-train nothing, so all that a micro-batch costs them counts. Shown is the median of the pairs, and their quartiles
-(`pairs`). Linux only.
+train nothing, so all that a micro-batch costs them counts. Shown is the median of the pairs, and
+their quartiles (`pairs`). Linux only.
 """
 
 import argparse

@@ -133,18 +133,19 @@ class Measuring:
 
     def _add(self, found: StepMeasured) -> None:
         self._measured += 1
-        computed, waited = found.split.of_ranks
+        split = found.split
+        computed, waited = split.of_ranks
         totals = self._totals.get(found.cost_key)
         if totals is None:
             totals = self._totals[found.cost_key] = np.zeros((3, self._dp_size))
-        totals[:2] += found.split.of_ranks
-        totals[2] += waited + found.split.transport.sum()
+        totals[:2] += split.of_ranks
+        totals[2] += waited + split.transport_s
         if not found.leads:
             return
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
             self._speeds.note(computed, found.planned)
-            self._error.note(found.split.compute, found.planned)
+            self._error.note(split, found.planned)
 
     def _leads(self, cost_key: str, step: int) -> bool:
         """Whether a step is judged by this pass: training, else what ranks spend most time on.

@@ -41,7 +41,7 @@ class MeasuredStatistics:
 
     def _step(self, last: StepMeasured) -> dict[str, Any]:
         computed, waited = last.split.of_ranks
-        transport = last.split.transport.sum()
+        transport = last.split.transport_s
         columns = {
             "compute_s": computed,
             "wait_s": waited,

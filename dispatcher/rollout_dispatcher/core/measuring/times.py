@@ -12,6 +12,7 @@ everybody pays that. With `busy[r, m]` and `collective[r, m]` of rank r and micr
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import gt, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -67,17 +68,36 @@ class RankTimes:
         return None
 
 
+Rows = Sequence[Sequence[float]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """What a pass took, told apart, in seconds: compute[R, M], wait[R, M], transport[M].
+    """What a pass took, told apart, in seconds.
 
-    of_ranks: float64[2, R], what each rank computed and waited over all its micro-batches.
+    busy, collective: [R][M], as reported; collective nowhere above busy. of_ranks: float64[2, R],
+    what each rank computed and waited over all its micro-batches. transport_s: of all of them.
     """
 
-    compute: FloatArray
-    wait: FloatArray
-    transport: FloatArray
+    busy: Rows
+    collective: Rows
     of_ranks: FloatArray
+    transport_s: float
+
+    @property
+    def compute(self) -> FloatArray:
+        """float64[R, M], outside collectives."""
+        return np.subtract(self.busy, self.collective)
+
+    @property
+    def transport(self) -> FloatArray:
+        """float64[M], inside collectives whoever waits."""
+        return np.min(self.collective, axis=0)
+
+    @property
+    def wait(self) -> FloatArray:
+        """float64[R, M], inside collectives for slower ranks."""
+        return np.subtract(self.collective, self.transport)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,8 +144,11 @@ class Pass:
         if len(set(map(len, own + told))) > 1:
             text = "the DP ranks have timed different numbers of micro-batches"
             return Flaw(Unmeasured.INCONSISTENT, text)
-        busy, collective = np.array((own, told))
-        return _contradiction(busy, collective) or _split(busy, collective)
+        if any(any(map(gt, *times)) for times in zip(told, own, strict=True)):
+            if flaw := _contradiction(np.array(own), np.array(told)):
+                return flaw
+            told = np.minimum(told, own).tolist()
+        return _split(own, told)
 
     def compute(self, dp_size: int) -> FloatArray | None:
         """float64[R, M], seconds outside collectives; None where `split` has a flaw."""
@@ -134,7 +157,7 @@ class Pass:
 
 
 def measured_excess(compute: FloatArray, sync: Sync) -> float:
-    """Straggler excess of what was computed, float64[R, M].
+    """Straggler excess of what ranks computed, float64[R, M].
 
     A plan adds what it takes to fill and drain a pipeline; clocks have run meanwhile.
     """
@@ -142,29 +165,25 @@ def measured_excess(compute: FloatArray, sync: Sync) -> float:
 
 
 def _contradiction(busy: FloatArray, collective: FloatArray) -> Flaw | None:
-    """Why what every rank has reported cannot be."""
-    inside = collective - busy
-    if inside.max() > CLOCKS_DIFFER_S:
-        too_long = inside > busy * CLOCKS_DIFFER + CLOCKS_DIFFER_S
-        if too_long.any():
-            dp_rank = int(too_long.any(axis=1).argmax())
-            text = f"DP rank {dp_rank} was inside collectives for longer than it took at all"
-            return Flaw(Unmeasured.INCONSISTENT, text)
-    if inside.min() >= 0:
+    """Why what ranks have reported cannot be, if clocks do not only differ."""
+    too_long = collective > busy * (1 + CLOCKS_DIFFER) + CLOCKS_DIFFER_S
+    if not too_long.any():
+        return None
+    dp_rank = int(too_long.any(axis=1).argmax())
+    text = f"DP rank {dp_rank} was inside collectives for longer than it took at all"
+    return Flaw(Unmeasured.INCONSISTENT, text)
+
+
+def _split(busy: Rows, collective: Rows) -> Split | Flaw:
+    """Of every step, so without arrays: of some dozens of numbers their calls take far longer."""
+    inside = list(map(sum, collective))
+    computed = list(map(sub, map(sum, busy), inside))
+    if not any(computed):
         text = "the DP ranks report no time outside collectives"
         return Flaw(Unmeasured.INCONSISTENT, text)
-    return None
-
-
-def _split(busy: FloatArray, collective: FloatArray) -> Split:
-    """In few calls: each takes a microsecond or two, of every step."""
-    both = np.empty((2, *busy.shape))
-    compute, wait = both
-    inside = np.minimum(collective, busy)
-    np.subtract(busy, inside, out=compute)
-    transport = inside.min(axis=0)
-    np.subtract(inside, transport, out=wait)
-    return Split(compute, wait, transport, both.sum(axis=2))
+    transport_s = sum(map(min, zip(*collective, strict=True)))
+    waited = [each - transport_s for each in inside]
+    return Split(busy, collective, np.array((computed, waited)), transport_s)
 
 
 def _not_separated(why: str) -> str:

@@ -24,7 +24,7 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
 from rollout_dispatcher.core.statistics import Statistics
-from rollout_dispatcher.plan import Layout, Sync, round_up
+from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
@@ -307,10 +307,8 @@ class Metrics:
     def step_measured(self, step: StepMeasured) -> None:
         """Observe what a step has lost, by the ranks' own clocks."""
         if step.leads:
-            imbalance = step.imbalance
-            excess = imbalance if step.sync is Sync.STEP else step.excess  # the same, then
-            self._imbalance.labels("measured").observe(imbalance)
-            self._excess.labels("measured").observe(excess)
+            self._imbalance.labels("measured").observe(step.imbalance)
+            self._excess.labels("measured").observe(step.excess)
 
     def _padding(self, step: StepPlanned) -> int:
         """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
