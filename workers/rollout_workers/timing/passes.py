@@ -6,6 +6,7 @@ time in one micro-batch; stretches in it in which the rank was blocked are told 
 """
 
 from dataclasses import dataclass, field
+from operator import add
 
 from rollout_workers.timing.clocks import Clock, Mark
 
@@ -41,15 +42,15 @@ class Pass:
         """Whether micro-batches were computed after the next had been asked for."""
         return min(self.backwards) == 0 and max(self.backwards) > 1
 
-    def add(self, other: "Pass") -> None:
-        """Count what belongs to the same key."""
-        for index in range(self.count):
-            self.busy_s[index] += other.busy_s[index]
-            self.blocked_s[index] += other.blocked_s[index]
-            self.backwards[index] += other.backwards[index]
-        self.untimed |= other.untimed
-        self.as_one |= other.as_one
-        self.has_gaps |= other.has_gaps
+    def plus(self, other: "Pass") -> "Pass":
+        """Both, where they belong to the same key."""
+        both = Pass(self.key, self.count, as_one=self.as_one | other.as_one)
+        both.busy_s = list(map(add, self.busy_s, other.busy_s))
+        both.blocked_s = list(map(add, self.blocked_s, other.blocked_s))
+        both.backwards = list(map(add, self.backwards, other.backwards))
+        both.untimed = self.untimed | other.untimed
+        both.has_gaps = self.has_gaps | other.has_gaps
+        return both
 
 
 @dataclass(slots=True, eq=False)
@@ -98,16 +99,18 @@ class Span:
     def fold(self, clock: Clock) -> bool:
         """Add it to its pass, if what is computed has come to its end."""
         owner, index, begin, end = self.owner, self.index, self.begin, self.end
-        if begin is None or end is None or any(None in pair for pair in self.blocked):
+        blocked = self.blocked
+        if begin is None or end is None or (blocked and any(None in pair for pair in blocked)):
             owner.has_gaps = True
             return True
         if not clock.has_passed(end):
             return False
         owner.busy_s[index] += clock.seconds(begin, end)
-        for start, stop in self.blocked:
+        for start, stop in blocked:
             owner.blocked_s[index] += clock.seconds(start, stop)
             _free(clock, start, stop)
-        _free(clock, begin, end)
+        clock.free(begin)
+        clock.free(end)
         return True
 
 

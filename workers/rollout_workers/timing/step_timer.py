@@ -181,10 +181,9 @@ class StepTimer:
         if self._closed:
             return None
         by_key: dict[str, Pass] = {}
-        for one in self._passes:
-            if self._counts(one):
-                key = one.key or self._name(one)
-                by_key.setdefault(key, Pass(one.key, self._count)).add(one)
+        for one in filter(self._counts, self._passes):
+            key = one.key or self._name(one)
+            by_key[key] = by_key[key].plus(one) if key in by_key else one
         return [self._told(key, one) for key, one in by_key.items()]
 
     def _counts(self, one: Pass) -> bool:
