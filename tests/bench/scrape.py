@@ -3,7 +3,7 @@
 A real `dispatcher serve`, real ranks that have trained steps of unequal lengths, told what these
 took (`--passes` of each), and wait for the next, asked for what Prometheus asks for. Loop: CPU time
 of the thread that runs the event loop, a scrape, less what it needs without. Ping: how long another
-rank's ping waits for its answer, at the median and at worst; with scrapes back to back, and without.
+rank waits for a pong, at the median and at worst; with scrapes back to back, and without.
 
     python -m tests.bench.scrape [--passes 2]
 """
@@ -80,12 +80,12 @@ def serving(folder: Path, ranks: int, passes: int) -> Iterator[tuple[ServeProces
 
 
 def report(trainer: Trainer, passes: int) -> None:
-    """Every rank tells what the last step took, with as many digits as clocks have."""
-    seconds = np.random.default_rng(trainer.committed)
+    """Every rank tells what the last step took: none is more than a tenth slower than another."""
+    drawn = np.random.default_rng(trainer.committed)
     for cost_key in ("update", "log-prob", "critic")[:passes]:
-        for rank in trainer.ranks:
-            inside = [round(seconds.uniform(0, 9), 6)]
-            busy = [round(inside[0] + seconds.uniform(1, 9), 6)]
+        compute = drawn.uniform(5.0, 5.5, len(trainer.ranks)).round(6).tolist()
+        for rank, own in zip(trainer.ranks, compute, strict=True):
+            busy, inside = [5.6], [5.6 - own]
             rank.send(
                 m.StepTimes(
                     step=trainer.committed, cost_key=cost_key, busy_s=busy, collective_s=inside

@@ -36,9 +36,9 @@ def main() -> None:
     with signals_unwind(), TemporaryDirectory(prefix="watched-") as folder:
         off = {"rank": {"measure": False}, "options": {"progress_interval": "none"}}
         on = {"options": {"record": folder}}
-        planes = [Child(WHOLE, {**load.order(), **how}) for how in (off, on)]
-        with ready(*planes):
-            found = spreads(list(ratios(*planes, options.pairs)))
+        without, with_all = (Child(WHOLE, {**load.order(), **how}) for how in (off, on))
+        with ready(without, with_all):
+            found = spreads(list(ratios(without, with_all, options.pairs)))
     for process, at in found.items():
         print(line(process, at))
     if options.json is not None:

@@ -50,8 +50,9 @@ class Measuring:
         self._named: defaultdict[int, set[str]] = defaultdict(set)
         #: By pass: the first step of which it was heard.
         self._first: dict[str, int] = {}
-        #: By pass: compute, wait and collectives of each rank, float64[3, R] in seconds.
+        #: By pass: compute and wait of each rank, float64[2, R], and transport, in seconds.
         self._totals: dict[str, FloatArray] = {}
+        self._transport: defaultdict[str, float] = defaultdict(float)
         self._unmeasured = Counter(dict.fromkeys(Unmeasured, 0))
         self._measured = self._in_a_row = 0
         self._last: StepMeasured | None = None
@@ -133,18 +134,14 @@ class Measuring:
 
     def _add(self, found: StepMeasured) -> None:
         self._measured += 1
-        split = found.split
-        computed, waited = split.of_ranks
-        totals = self._totals.get(found.cost_key)
-        if totals is None:
-            totals = self._totals[found.cost_key] = np.zeros((3, self._dp_size))
-        totals[:2] += split.of_ranks
-        totals[2] += waited + split.transport_s
+        split, before = found.split, self._totals.get(found.cost_key, 0.0)
+        self._totals[found.cost_key] = before + split.of_ranks
+        self._transport[found.cost_key] += split.transport_s
         if not found.leads:
             return
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
-            self._speeds.note(computed, found.planned)
+            self._speeds.note(split.of_ranks[0], found.planned)
             self._error.note(split, found.planned)
 
     def _leads(self, cost_key: str, step: int) -> bool:
@@ -216,7 +213,8 @@ class Measuring:
             last=self._last,
             slowness=self._speeds.slowness,
             cost_model_error=self._error.value,
-            totals={key: seconds.copy() for key, seconds in self._totals.items()},
+            totals=dict(self._totals),
+            transport=dict(self._transport),
         )
 
     def _explain(self) -> str:

@@ -18,7 +18,8 @@ class MeasuredStatistics:
     why: in words, why nothing is told of the last steps; empty while it is. steps: passes over
     steps that were measured; unmeasured: those that were not, by reason. last: the last pass that
     a step was judged by, of this generation. slowness: float64[R], nan where nothing can be told.
-    totals: by pass, what each rank computed, waited and was inside collectives: float64[3, R].
+    totals: by pass, what each rank computed and waited: float64[2, R]. transport: by pass, what
+    every rank was inside collectives besides. All in seconds.
     """
 
     why: str
@@ -28,6 +29,7 @@ class MeasuredStatistics:
     slowness: FloatArray
     cost_model_error: float | None
     totals: Mapping[str, FloatArray]
+    transport: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
         """For people: times in seconds; the last measured step by rank."""

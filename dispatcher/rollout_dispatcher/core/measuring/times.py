@@ -92,7 +92,8 @@ class Split:
     @property
     def transport(self) -> FloatArray:
         """float64[M], inside collectives whoever waits."""
-        return np.min(self.collective, axis=0)
+        least: FloatArray = np.min(self.collective, axis=0)
+        return least
 
     @property
     def wait(self) -> FloatArray:
