@@ -12,8 +12,8 @@ from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
-from pydantic_core import to_json
 from aiohttp.typedefs import Handler, Middleware
+from pydantic_core import to_json
 
 from rollout_dispatcher.errors import ConnectionLimit, Unauthorized
 from rollout_dispatcher.service.access import Access
