@@ -88,7 +88,8 @@ class Span:
         else:
             self.end = clock.mark()
             clock.free(self.backward_end)
-        self.owner.untimed |= self.untimed
+        if self.untimed:
+            self.owner.untimed |= self.untimed
 
     def drop(self, clock: Clock) -> None:
         """It counts for nothing."""

@@ -253,7 +253,8 @@ class StepTimer:
     def _close(self, *, at_backward: bool = False) -> None:
         span, self._open = self._open, None
         if span is not None:
-            span.untimed |= self._collectives.since()
+            if unseen := self._collectives.since():
+                span.untimed |= unseen
             span.close(self._clock, at_backward=at_backward)
             self._closed.append(span)
 

@@ -110,9 +110,7 @@ class Recorder:
         self._put_accepted()
         plan, entries = report.plan, wanted.entries
         ticket = list(map(_TICKET, entries)).__getitem__
-        ranks = [
-            [list(map(ticket, part.tolist())) for part in rank] for rank in plan.micro_batches
-        ]
+        ranks = [[list(map(ticket, part.tolist())) for part in rank] for rank in plan.micro_batches]
         chosen = {"trigger": str(report.trigger), "eligible": len(entries)}
         if report.skips.any():
             chosen["skips"] = report.skips.tolist()
