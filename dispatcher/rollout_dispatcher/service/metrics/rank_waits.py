@@ -39,7 +39,8 @@ class RankWaits:
         """Of each DP rank, in hundredths: more digits would double what a scrape sends."""
         before, since = self._before, self._since
         return {
-            dp_rank: round(before.get(dp_rank, 0.0) + now - since.get(dp_rank, now), 2)
+            # Added up as `_stop` does: a bit less, rounded down, would be a counter that falls.
+            dp_rank: round(before.get(dp_rank, 0.0) + (now - since.get(dp_rank, now)), 2)
             for dp_rank in range(dp_size)
         }
 
