@@ -43,10 +43,12 @@ class Run:
         for _ in range(0, self._batch, OF_RANK):
             self._producer.push([TOKENS] * OF_RANK)
         (step,) = {part.header.step for part in self._trainer.take()}
+        # Beforehand, as what lies between two messages decides whether one read takes both.
+        times = [codec.encode(_times(step, rank.dp_rank)) for rank in self._trainer.ranks]
+        committed = codec.encode(m.Commit(step=step))
         for rank in self._trainer.ranks:
             rank.demand(taken=step, hungry=False)
-            times = codec.encode(_times(step, rank.dp_rank)) if reports else b""
-            rank.send_bytes(codec.encode(m.Commit(step=step)) + times)  # as a client does
+            rank.send_bytes(committed + times[rank.dp_rank] * reports)  # as a client does
             del rank.steps[step]
         self._trainer.committed = step
         for rank in self._trainer.ranks:

@@ -1,11 +1,11 @@
 """What a scrape costs a dispatcher that serves, by its number of DP ranks.
 
-A real `dispatcher serve`, real ranks that have trained steps of unequal lengths and wait for the
-next, asked for what Prometheus asks for. Loop: CPU time of the thread that runs the event loop, a
-scrape, less what it needs without. Ping: how long another rank's ping waits for its answer, at
-the median and at worst; with scrapes back to back, and without.
+A real `dispatcher serve`, real ranks that have trained steps of unequal lengths, told what these
+took (`--passes` of each), and wait for the next, asked for what Prometheus asks for. Loop: CPU time
+of the thread that runs the event loop, a scrape, less what it needs without. Ping: how long another
+rank waits for a pong, at the median and at worst; with scrapes back to back, and without.
 
-    python -m tests.bench.scrape
+    python -m tests.bench.scrape [--passes 2]
 """
 
 import http.client
@@ -21,12 +21,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess
 
 RANKS = (8, 64, 512)
-STEPS = 3
+STEPS = 6
 #: What Prometheus 2.53 and 3.x send.
 HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0;q=0.5,"
@@ -40,16 +41,20 @@ def main() -> int:
     """Print a row for each number of ranks."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--scrapes", type=int, default=60)
-    scrapes = parser.parse_args().scrapes
+    parser.add_argument("--passes", type=int, default=1, help="that ranks time, of each step")
+    given = parser.parse_args()
     print(ROW.format("ranks", "loop ms", "bytes, wire", "bytes, plain", "ping ms quiet", "scraped"))
     for ranks in RANKS:
-        with TemporaryDirectory() as folder, serving(Path(folder), ranks) as (server, trainer):
-            print(row(server, trainer, scrapes), flush=True)
+        with (
+            TemporaryDirectory() as folder,
+            serving(Path(folder), ranks, given.passes) as (server, trainer),
+        ):
+            print(row(server, trainer, given.scrapes), flush=True)
     return 0
 
 
 @contextmanager
-def serving(folder: Path, ranks: int) -> Iterator[tuple[ServeProcess, Trainer]]:
+def serving(folder: Path, ranks: int, passes: int) -> Iterator[tuple[ServeProcess, Trainer]]:
     """A dispatcher whose ranks have trained a few steps and wait."""
     lengths = np.random.default_rng(0).lognormal(6, 1, (STEPS, 2 * ranks)).astype(int) + 1
     with (
@@ -67,10 +72,25 @@ def serving(folder: Path, ranks: int) -> Iterator[tuple[ServeProcess, Trainer]]:
         for step in lengths:
             producer.push(step.tolist())
             trainer.train()
+            report(trainer, passes)
         for rank in trainer.ranks:
             rank.demand(taken=trainer.committed)
             rank.settle()
         yield server, trainer
+
+
+def report(trainer: Trainer, passes: int) -> None:
+    """Every rank tells what the last step took: none is more than a tenth slower than another."""
+    drawn = np.random.default_rng(trainer.committed)
+    for cost_key in ("update", "log-prob", "critic")[:passes]:
+        compute = drawn.uniform(5.0, 5.5, len(trainer.ranks)).round(6).tolist()
+        for rank, own in zip(trainer.ranks, compute, strict=True):
+            busy, inside = [5.6], [5.6 - own]
+            rank.send(
+                m.StepTimes(
+                    step=trainer.committed, cost_key=cost_key, busy_s=busy, collective_s=inside
+                )
+            )
 
 
 def row(server: ServeProcess, trainer: Trainer, scrapes: int) -> str:

@@ -33,7 +33,7 @@ def test_open_groups_are_named_with_their_producers() -> None:
     bench.push(make_sample("s", group_id="g", group_size=3), by="worker")
     bench.pass_time(7.0)
     assert reasons(bench)[Cause.OPEN_GROUPS] == (
-        "1 open groups hold 1 samples; the oldest is group g (1 of 3), of producer worker, and has "
+        "1 open group holds 1 sample; the oldest is group g (1 of 3), of producer worker, and has "
         "not grown for 7 s"
     )
 
@@ -60,7 +60,7 @@ def test_a_step_that_is_not_committed_names_the_ranks() -> None:
     bench.hungry()
     bench.push_plain(6)
     assert reasons(bench)[Cause.OPEN_STEPS] == (
-        "1 open steps: step 0 is not committed by DP ranks 0, 1"
+        "1 open step: step 0 is not committed by DP ranks 0, 1"
     )
 
 

@@ -187,7 +187,10 @@ def test_waits_and_computing_are_counted_by_rank(run: tuple[Run, int]) -> None:
         for dp_rank in range(RANKS):
             selected = f'{{dp_rank="{dp_rank}",cost_key="update"}}'
             total = value(port, f"dispatcher_rank_{name}_seconds_total{selected}")
-            assert total == pytest.approx(24 * of_a_step[dp_rank]), (name, dp_rank)
+            assert total == pytest.approx(24 * of_a_step[dp_rank], abs=0.01), (name, dp_rank)
+    paid = 24 * TRANSPORT_S * found.compute.shape[1]
+    transport = "dispatcher_collective_transport_seconds_total"
+    assert value(port, f'{transport}{{cost_key="update"}}') == pytest.approx(paid, abs=0.01)
 
 
 def test_the_cost_model_is_exact_once_speeds_are_taken_out(run: tuple[Run, int]) -> None:

@@ -35,6 +35,7 @@ COMMANDS = {
     "orders": "python -m tests.bench.orders --json FILE",
     "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
+    "watched": "python -m tests.bench.plane.watched --pairs 30 --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
     "journal": "python -m tests.bench.journal --json FILE",

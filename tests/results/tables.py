@@ -217,6 +217,16 @@ def plane_table() -> str:
     return _table("row | value | lowest to highest, runs | beside", rows, found)
 
 
+def watched_table() -> str:
+    """docs/performance.md: with all that tells of a run, over without."""
+    found = load("watched")
+    rows = [
+        (name, f"{at['ratio']:.3f}", f"{at['low']:.3f} to {at['high']:.3f}")
+        for name, at in found.figures["processes"].items()
+    ]
+    return _table("CPU time of a sample | on over off | quartiles", rows, found)
+
+
 def soak_table() -> str:
     """docs/faults.md: memory under backpressure."""
     found = load("soak")
@@ -332,7 +342,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "journal": journal_table,
     },
     "integrate.md": {"integrations": integrations_table},
-    "performance.md": {"plane": plane_table},
+    "performance.md": {"plane": plane_table, "watched": watched_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
     },

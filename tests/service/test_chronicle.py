@@ -14,14 +14,18 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.plan import Plan, PlanConfig, Window
+from rollout_dispatcher.plan import Plan, PlanConfig, Strategy, Window
 from rollout_dispatcher.record.reader import Reader
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.chronicle.recent import MAX_COST_KEYS, MAX_STEPS
 from rollout_dispatcher.service.chronicle.recorder import Recorder
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.http.probes.steps import describe_steps
+from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of
+from rollout_dispatcher.simulate.replay.virtual import Setting
 from tests.support.samples import make_sample
 
 RANKS, BATCH = 2, 4
@@ -93,6 +97,29 @@ def test_what_ranks_say_takes_no_more_than_what_was_planned(told: Told) -> None:
     assert made.cost.shape == (RANKS, 2)
     assert len(seen.measured) == MAX_COST_KEYS
     assert {len(times.busy[0]) for times in seen.measured.values()} == {2}
+
+
+def test_a_rank_that_names_too_many_passes_hides_none_of_another(told: Told) -> None:
+    told.plan(0)
+    for key in range(2 * MAX_COST_KEYS):
+        told.chronicle.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
+    told.chronicle.measured(1, RankTimes(0, "update", [3.0, 4.0], None))
+    (seen,) = told.chronicle.recent
+    assert seen.measured["update"].busy == {1: [3.0, 4.0]}
+
+
+def test_what_was_measured_has_one_excess_whatever_was_planned_for_a_pipeline(told: Told) -> None:
+    told.plan(0)
+    for rank, busy in enumerate(([3.0, 4.0], [2.0, 1.0])):
+        told.chronicle.measured(rank, RankTimes(0, "update", busy, [0.0, 0.0]))
+    piped = CONFIG.model_copy(update={"pipeline_stages": 4})
+    for config in (CONFIG, piped):
+        (shown,) = describe_steps(told.chronicle.recent, config, 0.0)["steps"]
+        assert shown["measured"]["update"]["excess"] == pytest.approx(7 / 5 - 1)
+    recording = told.read()
+    (step,) = recording.steps.values()
+    setting = Setting(Strategy.WINDOW, 1.0, piped.plan_config(), core_config(piped))
+    assert excess_of(step, setting) == pytest.approx(7 / 5 - 1)
 
 
 def test_a_rank_that_says_its_times_again_and_again_is_recorded_once(told: Told) -> None:

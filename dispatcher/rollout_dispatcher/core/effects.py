@@ -11,8 +11,11 @@ the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), D
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.measuring.times import Split, measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import BufferFull, DispatcherError
@@ -23,7 +26,6 @@ from rollout_dispatcher.plan import (
     Sync,
     Window,
     imbalance,
-    straggler_excess,
 )
 from rollout_dispatcher.sample import Outcome, Schema
 
@@ -254,32 +256,30 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMeasured:
-    """For metrics: what a pass over a step took, as every DP rank has reported it; in seconds.
+    """For metrics: what a pass over a step took, as every DP rank has reported it.
 
-    leads: whether the pass is the one that the step is judged by. compute: float64[R, M], outside
-    collectives. wait: float64[R, M], inside them for slower ranks. transport: float64[M], inside
-    them whoever waits. planned: float64[R, M], what the plan had estimated, in its own unit; None
-    of a step that an earlier process planned.
+    leads: whether the pass is the one that the step is judged by. planned: float64[R, M], what the
+    plan had estimated, in its own unit; None of a step that an earlier process planned.
     """
 
     step: int
     cost_key: str
     leads: bool
     sync: Sync
-    compute: FloatArray
-    wait: FloatArray
-    transport: FloatArray
+    split: Split
     planned: FloatArray | None
 
     @property
     def excess(self) -> float:
         """Straggler excess, of what was computed."""
-        return straggler_excess(self.compute, self.sync)
+        if self.sync is Sync.STEP:  # only their sums count, which are known
+            return self.imbalance
+        return measured_excess(self.split.compute, self.sync)
 
     @property
     def imbalance(self) -> float:
         """Max over mean of the ranks' time, minus one."""
-        return imbalance(self.compute)
+        return imbalance(self.split.of_ranks[0][:, np.newaxis])
 
     @property
     def lost(self) -> float:

@@ -77,10 +77,11 @@ class Waiting:
         yield from self._samples(now)
         if (pressed := self._admission.capacity.pressed) is not None:
             used = f"{pressed.held} of {pressed.capacity}"
-            pushes = len(self._admission.held)
-            yield Reason(Cause.CAP, f"{pushes} pushes wait at the {pressed.cap} cap ({used})")
+            pushes = _counted(len(self._admission.held), "push waits", "pushes wait")
+            yield Reason(Cause.CAP, f"{pushes} at the {pressed.cap} cap ({used})")
         if coming := self._admission.held.asked_samples:
-            text = f"{coming} samples of pushes that waited are asked for again"
+            samples = _counted(coming, "sample is", "samples are")
+            text = f"{samples} asked for again, of pushes that waited"
             yield Reason(Cause.RESENDS, text)
         yield from (Reason(Cause.ENDS, text) for text in self._ends())
 
@@ -102,7 +103,8 @@ class Waiting:
             behind = [at for at, rank in ledger.ranks.items() if rank.committed < min(steps)]
             yield Reason(
                 Cause.OPEN_STEPS,
-                f"{len(steps)} open steps: step {min(steps)} is not committed by {_ranks(behind)}",
+                f"{_counted(len(steps), 'open step', 'open steps')}: step {min(steps)} is not "
+                f"committed by {_ranks(behind)}",
             )
 
     def _samples(self, now: float) -> Iterator[Reason]:
@@ -117,17 +119,20 @@ class Waiting:
         if not self._producers.num_there:
             yield Reason(Cause.PRODUCERS, "no producer is connected")
         if apart := buffer.lots.apart:
+            others = sum(lot.samples for lot in apart)
+            wait = _counted(others, "sample has", "samples have")
             yield Reason(
                 Cause.FIELDS,
-                f"{sum(lot.samples for lot in apart)} samples have other fields, and wait apart: "
-                f"the first step decides which fields samples have, unless --fields does",
+                f"{wait} other fields, and {'waits' if others == 1 else 'wait'} apart: the first "
+                "step decides which fields samples have, unless --fields does",
             )
         if count := len(buffer.groups):
             oldest = next(iter(buffer.groups))
             of = _some(sorted(filter(None, oldest.contributors)), "producer") or "no connection"
             yield Reason(
                 Cause.OPEN_GROUPS,
-                f"{count} open groups hold {buffer.groups.samples} samples; the oldest is "
+                f"{_counted(count, 'open group holds', 'open groups hold')} "
+                f"{_counted(buffer.groups.samples, 'sample', 'samples')}; the oldest is "
                 f"{oldest}, of {of}, and has not grown for {now - oldest.grown:.0f} s",
             )
 
@@ -156,6 +161,10 @@ class Waiting:
                 yield f"{what} waits for {_some(waited, 'producer')}"
         if (more := self._agreement.num_pending - NAMED) > 0:
             yield f"{more} more ends wait for these"
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def _ranks(dp_ranks: Iterable[int]) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import FloatArray, Sync, even_time, straggler_excess
-from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.record.reader import Header, Reader
 from rollout_dispatcher.record.segments import Event
 
@@ -67,7 +67,7 @@ class RecordedStep:
     delivered: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, Pass] = field(default_factory=dict)
 
     @property
     def tickets(self) -> list[int]:
@@ -242,12 +242,10 @@ def _committed(into: Recording, header: Header, event: Event) -> None:
 def _measured(into: Recording, header: Header, event: Event) -> None:
     if (step := into.steps.get((header.run, event["step"]))) is None:
         return
-    found = step.measured.setdefault(event["cost_key"], Measured())
-    for rank, busy, collective in zip(
-        event["ranks"], event["busy"], event["collective"], strict=True
-    ):
-        found.busy[rank], found.collective[rank] = busy, collective
-    found.why = event.get("why", "") or found.why
+    found = step.measured.setdefault(event["cost_key"], Pass())
+    columns = zip(event["ranks"], event["busy"], event["collective"], strict=True)
+    for rank, busy, collective in columns:
+        found.report(rank, busy, collective, event.get("why", ""))
 
 
 def _waited(into: Recording, header: Header, event: Event) -> None:

@@ -41,6 +41,16 @@ def test_a_tree_costs_about_what_it_costs() -> None:
     assert all(0.2 < float(ratio) < 5 for _, _, ratio, *_ in rows)
 
 
+@pytest.mark.e2e
+def test_being_watched_is_measured_of_every_process(tmp_path: Path) -> None:
+    kept = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "tests.bench.plane.watched", "--quick", "--pairs", "2"]
+    subprocess.run([*command, "--load", "hop", "--json", str(kept)], timeout=100, check=True)
+    processes = json.loads(kept.read_text())["processes"]
+    assert list(processes) == ["all", "producer", "dispatcher", "ranks"]
+    assert all(0.2 < at["low"] <= at["ratio"] <= at["high"] < 5 for at in processes.values())
+
+
 def packed(load: Load, indexes: range) -> tuple[dict[str, Array], Array]:
     """These samples of the pool end to end, and where each starts."""
     samples = [load.fields(index) for index in indexes]

@@ -20,7 +20,7 @@ from time import monotonic, sleep
 import numpy as np
 
 from rollout_dispatcher.errors import GenerationFenced
-from rollout_dispatcher.protocol.messages import CheckpointPosition
+from rollout_dispatcher.protocol.messages import CheckpointPosition, StepTimes
 from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.payload import arrays
 from rollout_workers.rank.steps import RankStep
@@ -97,6 +97,8 @@ def train(client: RankClient, history: Writer, behind: int | None) -> None:
         pause.wait(COMPUTE_S)
         history.write("committing", header.step)
         step.commit()
+        seconds = [COMPUTE_S] * len(step)
+        client.tell_times(StepTimes(step=header.step, busy_s=seconds, collective_s=seconds))
         history.write("committed", header.step)
     history.write("end")
 

@@ -22,7 +22,7 @@ LOST_WITHIN_S = 2.0
 OF_PRODUCERS = m.HelloProducer, m.WelcomeProducer, m.Push, m.Pushed, m.Blocked, m.Ping
 OF_RANKS = (
     m.HelloRank, m.WelcomeRank, m.StepHeader, m.MicroBatch, m.Prepared, m.Release, m.Demand,
-    m.Commit, m.CheckpointSaved, m.Ping,
+    m.Commit, m.StepTimes, m.CheckpointSaved, m.Ping,
 )  # fmt: skip
 
 

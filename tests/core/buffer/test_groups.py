@@ -372,5 +372,5 @@ def test_held_pushes_are_explained() -> None:
     bench.pass_time(5)
     assert bench.core.waits_for(bench.now) == (
         "0 of 4 samples are ready; 4 open groups hold 4 samples; the oldest is group a (1 of 4), "
-        "of producer p, and has not grown for 5 s; 1 pushes wait at the bytes cap (128 of 128)"
+        "of producer p, and has not grown for 5 s; 1 push waits at the bytes cap (128 of 128)"
     )

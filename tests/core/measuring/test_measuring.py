@@ -6,7 +6,7 @@ import pytest
 from rollout_dispatcher.core.effects import StepMeasured
 from rollout_dispatcher.core.measuring.measuring import FORGET_AFTER, KEPT_STEPS, MAX_COST_KEYS
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
-from rollout_dispatcher.core.measuring.times import RankTimes, Unmeasured
+from rollout_dispatcher.core.measuring.times import Pass, RankTimes, Split, Unmeasured
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.plan import Sync
 from tests.support.core.cores import Bench
@@ -67,23 +67,23 @@ def test_who_was_waited_for_is_told_apart_from_who_waited() -> None:
     found = bench.measure()
     assert found is not None
     assert found.leads
-    assert np.allclose(found.compute, [[1.0], [1.4]])
-    assert np.allclose(found.wait, [[0.4], [0.0]])
-    assert np.allclose(found.transport, [0.1])
+    assert np.allclose(found.split.compute, [[1.0], [1.4]])
+    assert np.allclose(found.split.wait, [[0.4], [0.0]])
+    assert np.allclose(found.split.transport, [0.1])
     assert found.lost == pytest.approx(1 - 1.2 / 1.4)
     assert found.imbalance == pytest.approx(1.4 / 1.2 - 1)
     assert bench.seen.why == ""
-    assert np.allclose(bench.seen.totals["update"], [[1.0, 1.4], [0.4, 0.0], [0.5, 0.1]])
+    assert np.allclose(bench.seen.totals["update"], [[1.0, 1.4], [0.4, 0.0]])
+    assert bench.seen.transport == {"update": pytest.approx(0.1)}
 
 
 def test_where_ranks_meet_once_a_step_only_their_sums_count() -> None:
-    compute = np.array([[1.0, 3.0], [3.0, 1.0]])
-    lost = {
-        sync: StepMeasured(
-            0, "update", True, sync, compute, 0 * compute, np.zeros(2), None
-        ).lost
-        for sync in Sync
-    }  # fmt: skip
+    known = Pass()
+    for dp_rank, busy in enumerate(([1.0, 3.0], [3.0, 1.0])):
+        known.report(dp_rank, busy, [0.0, 0.0])
+    split = known.split(2)
+    assert isinstance(split, Split)
+    lost = {sync: StepMeasured(0, "update", True, sync, split, None).lost for sync in Sync}
     assert lost == {Sync.STEP: 0.0, Sync.MICRO_STEP: pytest.approx(1 - 4 / 6)}
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_told_before_every_rank_has_spoken_and_who_is_missing_is_name
     assert bench.seen.last is None
     found = bench.say(1, 1.0, 0.0)
     assert found is not None
-    assert found.compute.tolist() == [[1.0], [1.0]]
+    assert found.split.compute.tolist() == [[1.0], [1.0]]
     assert bench.say(1, 1.0, 0.0) is None
     assert (bench.seen.steps, unmeasured(bench)) == (1, {})
 
@@ -156,7 +156,7 @@ def test_clocks_may_differ_a_little() -> None:
     bench.say(0, 1.0, 1.0005)
     found = bench.say(1, 1.0, 0.0)
     assert found is not None
-    assert found.compute.tolist() == [[0.0], [1.0]]
+    assert found.split.compute.tolist() == [[0.0], [1.0]]
 
 
 def test_steps_that_are_not_known_are_counted_once_for_all_ranks() -> None:
@@ -183,6 +183,25 @@ def test_what_is_held_of_steps_and_passes_is_bounded() -> None:
     assert bench.measure() is not None, "what trains is always heard"
     given_up = 41 - len(passes)
     assert unmeasured(bench)[Unmeasured.INCOMPLETE] == given_up * MAX_COST_KEYS
+
+
+def test_passes_that_one_rank_makes_up_take_nothing_from_those_of_all() -> None:
+    bench = Timed()
+    for turn in range(3):
+        bench.next_step()
+        for key in range(4 * MAX_COST_KEYS):
+            bench.say(0, 1.0, 0.0, key=f"made up {turn} {key}")
+        for key in range(2 * MAX_COST_KEYS):
+            bench.say(1, 1.0, 0.0, key=f"k{key}")
+    assert bench.seen.totals == {}
+    bench = Timed()
+    bench.next_step()
+    for key in range(2 * MAX_COST_KEYS):
+        bench.say(1, 1.0, 0.0, key=f"made up {key}")
+    assert bench.measure(key="update") is not None
+    assert bench.say(0, 1.0, 0.0, key="log-prob") is None
+    (timed,) = bench.core._parts.measuring._steps.values()
+    assert 0 in timed.passes["log-prob"].busy, "the other rank is heard"
 
 
 def test_steps_that_nobody_reports_are_counted_and_old_speeds_forgotten() -> None:
@@ -222,9 +241,9 @@ def test_a_new_dp_size_changes_the_shape_of_everything() -> None:
     bench.next_step()
     bench.measure()
     bench.perform(bench.core.join(RankHello("only", 0, 1, None), bench.now))
-    assert bench.seen.totals["update"].shape == (3, 2), "nothing has happened since"
+    assert bench.seen.totals["update"].shape == (2, 2), "nothing has happened since"
     bench.perform(bench.core.step_times(0, RankTimes(0, "update", [1.0], [0.0])))
-    assert bench.seen.totals["update"].shape == (3, 1)
+    assert bench.seen.totals["update"].shape == (2, 1)
     assert bench.seen.slowness.shape == (1,)
 
 

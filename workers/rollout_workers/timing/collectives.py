@@ -9,6 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+#: Of no group.
+NONE: frozenset[str] = frozenset()
+
 
 class Collectives:
     """Looks at the process groups that several DP ranks are in.
@@ -49,15 +52,15 @@ class Collectives:
         if self._groups:
             self._numbers = [_number(group) for group in self._groups]
 
-    def since(self, forgiven: dist.ProcessGroup | None = None) -> set[str]:
+    def since(self, forgiven: dist.ProcessGroup | None = None) -> frozenset[str]:
         """Names of the groups that had collectives since `look`, but for one."""
         if not self._groups:
-            return set()
-        return {
+            return NONE
+        return frozenset(
             group.group_desc or group.group_name
             for group, before in zip(self._groups, self._numbers, strict=False)
             if group is not forgiven and _number(group) != before
-        }
+        )
 
     def _joins_dp_ranks(self, group: dist.ProcessGroup) -> bool:
         ranks = set(dist.get_process_group_ranks(group))

@@ -6,6 +6,7 @@ time in one micro-batch; stretches in it in which the rank was blocked are told 
 """
 
 from dataclasses import dataclass, field
+from operator import add
 
 from rollout_workers.timing.clocks import Clock, Mark
 
@@ -41,15 +42,15 @@ class Pass:
         """Whether micro-batches were computed after the next had been asked for."""
         return min(self.backwards) == 0 and max(self.backwards) > 1
 
-    def add(self, other: "Pass") -> None:
-        """Count what belongs to the same key."""
-        for index in range(self.count):
-            self.busy_s[index] += other.busy_s[index]
-            self.blocked_s[index] += other.blocked_s[index]
-            self.backwards[index] += other.backwards[index]
-        self.untimed |= other.untimed
-        self.as_one |= other.as_one
-        self.has_gaps |= other.has_gaps
+    def plus(self, other: "Pass") -> "Pass":
+        """Both, where they belong to the same key."""
+        both = Pass(self.key, self.count, as_one=self.as_one | other.as_one)
+        both.busy_s = list(map(add, self.busy_s, other.busy_s))
+        both.blocked_s = list(map(add, self.blocked_s, other.blocked_s))
+        both.backwards = list(map(add, self.backwards, other.backwards))
+        both.untimed = self.untimed | other.untimed
+        both.has_gaps = self.has_gaps | other.has_gaps
+        return both
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +66,7 @@ class Span:
     begin: Mark
     end: Mark = None
     blocked: list[tuple[Mark, Mark]] = field(default_factory=list)
-    untimed: set[str] = field(default_factory=set)
+    untimed: frozenset[str] = frozenset()
     backward_end: Mark = None
     by_backward: tuple[int, frozenset[str]] = (0, frozenset())
 
@@ -73,7 +74,7 @@ class Span:
         """A backward pass has ended."""
         clock.free(self.backward_end)
         self.backward_end = clock.mark()
-        self.by_backward = len(self.blocked), frozenset(self.untimed)
+        self.by_backward = len(self.blocked), self.untimed
         self.owner.backwards[self.index] += 1
 
     def close(self, clock: Clock, *, at_backward: bool) -> None:
@@ -83,11 +84,12 @@ class Span:
             for pair in self.blocked[blocked:]:
                 _free(clock, *pair)
             del self.blocked[blocked:]
-            self.end, self.untimed = self.backward_end, {*untimed}
+            self.end, self.untimed = self.backward_end, untimed
         else:
             self.end = clock.mark()
             clock.free(self.backward_end)
-        self.owner.untimed |= self.untimed
+        if self.untimed:
+            self.owner.untimed |= self.untimed
 
     def drop(self, clock: Clock) -> None:
         """It counts for nothing."""
@@ -98,16 +100,18 @@ class Span:
     def fold(self, clock: Clock) -> bool:
         """Add it to its pass, if what is computed has come to its end."""
         owner, index, begin, end = self.owner, self.index, self.begin, self.end
-        if begin is None or end is None or any(None in pair for pair in self.blocked):
+        blocked = self.blocked
+        if begin is None or end is None or (blocked and any(None in pair for pair in blocked)):
             owner.has_gaps = True
             return True
         if not clock.has_passed(end):
             return False
         owner.busy_s[index] += clock.seconds(begin, end)
-        for start, stop in self.blocked:
+        for start, stop in blocked:
             owner.blocked_s[index] += clock.seconds(start, stop)
             _free(clock, start, stop)
-        _free(clock, begin, end)
+        clock.free(begin)
+        clock.free(end)
         return True
 
 

@@ -5,7 +5,8 @@ autograd's threads while the training thread waits for them, so no two threads a
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from operator import methodcaller
+from typing import Any, ClassVar, Protocol
 
 import torch.distributed as dist
 
@@ -42,43 +43,40 @@ def listen(to: Listener | None) -> None:
     listener = to
 
 
-class Blocked:
-    """A method in which the rank waits for others.
+class _Told:
+    """A method of which the listener hears when it begins and when it ends.
 
     No closure, so that the object that has it can be copied and pickled as before.
     """
 
+    begins: ClassVar[methodcaller]
+    ends: ClassVar[methodcaller]
+
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and tell."""
-        heard = listener
+        heard, told = listener, type(self)
         if heard is None:
             return self._method(*args, **kwargs)
-        heard.block()
+        told.begins(heard)
         try:
             return self._method(*args, **kwargs)
         finally:
-            heard.unblock()
+            told.ends(heard)
 
 
-class Begins:
+class Blocked(_Told):
+    """A method in which the rank waits for others."""
+
+    begins, ends = methodcaller("block"), methodcaller("unblock")
+
+
+class Begins(_Told):
     """A method that begins collectives, and does not wait for them."""
 
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method = method
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, and tell."""
-        heard = listener
-        if heard is None:
-            return self._method(*args, **kwargs)
-        heard.will_begin()
-        try:
-            return self._method(*args, **kwargs)
-        finally:
-            heard.has_begun()
+    begins, ends = methodcaller("will_begin"), methodcaller("has_begun")
 
 
 class EndsBackward(Blocked):

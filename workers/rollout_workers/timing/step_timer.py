@@ -68,10 +68,12 @@ class StepTimer:
 
     def hand_out(self, index: int) -> None:
         """A micro-batch is computed from now on."""
-        if self._open is self._whole:
-            self._drop()
-        self._close()
-        self._fold()
+        if self._open is not None:
+            if self._open is self._whole:
+                self._drop()
+            self._close()
+        if self._closed:
+            self._fold()
         now = time.perf_counter()
         if self._paused:
             self._left_out_s += now - self._paused
@@ -179,10 +181,9 @@ class StepTimer:
         if self._closed:
             return None
         by_key: dict[str, Pass] = {}
-        for one in self._passes:
-            if self._counts(one):
-                key = one.key or self._name(one)
-                by_key.setdefault(key, Pass(one.key, self._count)).add(one)
+        for one in filter(self._counts, self._passes):
+            key = one.key or self._name(one)
+            by_key[key] = by_key[key].plus(one) if key in by_key else one
         return [self._told(key, one) for key, one in by_key.items()]
 
     def _counts(self, one: Pass) -> bool:
@@ -252,7 +253,8 @@ class StepTimer:
     def _close(self, *, at_backward: bool = False) -> None:
         span, self._open = self._open, None
         if span is not None:
-            span.untimed |= self._collectives.since()
+            if unseen := self._collectives.since():
+                span.untimed |= unseen
             span.close(self._clock, at_backward=at_backward)
             self._closed.append(span)
 

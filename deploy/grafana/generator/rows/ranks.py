@@ -51,11 +51,7 @@ PANELS = [
     Panel(
         "Transport in collectives",
         "Share of the time in collectives that is nobody's fault: what even the last rank spends.",
-        {
-            "rank {{dp_rank}}": f"sum by (dp_rank) "
-            f"({rate('dispatcher_rank_collective_seconds_total')})"
-            f" - sum by (dp_rank) ({rate('dispatcher_rank_straggler_wait_seconds_total')})"
-        },
+        {"every rank": f"sum({rate('dispatcher_collective_transport_seconds_total')})"},
         Unit.SHARE,
     ),
     Panel(

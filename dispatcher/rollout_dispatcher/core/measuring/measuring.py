@@ -10,7 +10,7 @@ Invariants: only passes that every DP rank has timed say anything; what is held 
 passes and the micro-batches that were planned, whatever ranks say; nobody waits for any of it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -18,19 +18,24 @@ import numpy as np
 from rollout_dispatcher.core.effects import StepMeasured
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.speeds import ModelError, RankSpeeds
-from rollout_dispatcher.core.measuring.times import Pass, RankTimes, TimedStep, Unmeasured
+from rollout_dispatcher.core.measuring.times import (
+    Flaw,
+    Pass,
+    RankTimes,
+    TimedStep,
+    Unmeasured,
+)
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import UPDATE, FloatArray, Sync
 
 #: Steps that ranks may report on beside those that are open: times are known a step or two later.
 KEPT_STEPS = 8
-#: Passes that a run may name beside `update`; each is a label of metrics.
+#: Passes that a rank may name in a run beside `update`. Those that all have named are labels of
+#: metrics, so there are no more; and what one rank makes up takes nothing from the others.
 MAX_COST_KEYS = 8
 #: So many passes in a row of which nothing can be told: what was known of speeds is old.
 FORGET_AFTER = 16
-#: Ranks that a sentence names.
-NAMED = 8
 
 
 class Measuring:
@@ -41,10 +46,13 @@ class Measuring:
         self._kept = KEPT_STEPS + max_open_steps
         self._generation, self._dp_size = 0, 0
         self._steps: dict[int, TimedStep] = {}
+        #: By rank: the passes that it has named, beside `update`.
+        self._named: defaultdict[int, set[str]] = defaultdict(set)
         #: By pass: the first step of which it was heard.
         self._first: dict[str, int] = {}
-        #: By pass: compute, wait and collectives of each rank, float64[3, R] in seconds.
+        #: By pass: compute and wait of each rank, float64[2, R], and transport, in seconds.
         self._totals: dict[str, FloatArray] = {}
+        self._transport: defaultdict[str, float] = defaultdict(float)
         self._unmeasured = Counter(dict.fromkeys(Unmeasured, 0))
         self._measured = self._in_a_row = 0
         self._last: StepMeasured | None = None
@@ -69,15 +77,14 @@ class Measuring:
         if timed is None or times.cost_key in timed.settled:
             return None
         if (flaw := times.flaw(timed.micro_batches)) is not None:
-            reason, what = flaw
-            self._settle(timed, times.cost_key, reason, f"DP rank {dp_rank} {what}")
+            told = f"DP rank {dp_rank} {flaw.text}"
+            self._settle(timed, times.cost_key, Flaw(flaw.reason, told))
             return None
         known = timed.passes.get(times.cost_key)
         if known is None:
-            known = Pass.of(self._dp_size, timed.micro_batches)
-            timed.passes[times.cost_key] = known
-        known.report(dp_rank, times)
-        return None if len(known.reported) < self._dp_size else self._judge(timed, times.cost_key)
+            known = timed.passes[times.cost_key] = Pass()
+        known.report(dp_rank, times.busy, times.collective)
+        return None if len(known.busy) < self._dp_size else self._judge(timed, times.cost_key)
 
     def _find(self, dp_rank: int, times: RankTimes) -> TimedStep | None:
         """The step that a rank reports on, if there is such a step and such a pass."""
@@ -88,16 +95,19 @@ class Measuring:
                 self._refuse(times, Unmeasured.UNKNOWN_STEP, "a step that is long past or unknown")
                 return None
             timed = self._timed(step)
-        if not self._may_name(times.cost_key):
+        if not self._may_name(dp_rank, times.cost_key):
             self._refuse(times, Unmeasured.TOO_MANY_KEYS, f"one pass more than {MAX_COST_KEYS}")
             return None
         self._first.setdefault(times.cost_key, times.step)
         return timed
 
-    def _may_name(self, cost_key: str) -> bool:
-        if cost_key == UPDATE or cost_key in self._first:
+    def _may_name(self, dp_rank: int, cost_key: str) -> bool:
+        if cost_key == UPDATE:
             return True
-        return len(self._first) - (UPDATE in self._first) < MAX_COST_KEYS
+        named = self._named[dp_rank]
+        if len(named) < MAX_COST_KEYS:
+            named.add(cost_key)
+        return cost_key in named
 
     def _timed(self, step: OpenStep) -> TimedStep:
         planned = step.planned_cost
@@ -109,34 +119,30 @@ class Measuring:
     # -- what becomes of it -----------------------------------------------------------------
 
     def _judge(self, timed: TimedStep, cost_key: str) -> StepMeasured | None:
-        known = timed.passes[cost_key]
-        if flaw := known.flaw:
-            self._settle(timed, cost_key, Unmeasured.INCONSISTENT, flaw)
+        split = timed.passes[cost_key].split(self._dp_size)
+        if isinstance(split, Flaw):
+            self._settle(timed, cost_key, split)
             return None
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
-        compute, wait, transport = known.split()
         found = StepMeasured(
-            timed.number, cost_key, self._leads(cost_key, timed.number), self._sync,
-            compute, wait, transport, timed.planned,
+            timed.number, cost_key, self._leads(cost_key, timed.number), self._sync, split,
+            timed.planned,
         )  # fmt: skip
         self._add(found)
         return found
 
     def _add(self, found: StepMeasured) -> None:
         self._measured += 1
-        seconds = np.empty((3, self._dp_size))
-        found.compute.sum(axis=1, out=seconds[0])
-        found.wait.sum(axis=1, out=seconds[1])
-        np.add(seconds[1], found.transport.sum(), out=seconds[2])
-        before = self._totals.get(found.cost_key)
-        self._totals[found.cost_key] = seconds if before is None else before + seconds
+        split, before = found.split, self._totals.get(found.cost_key, 0.0)
+        self._totals[found.cost_key] = before + split.of_ranks
+        self._transport[found.cost_key] += split.transport_s
         if not found.leads:
             return
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
-            self._speeds.note(seconds[0], found.planned)
-            self._error.note(found.compute, found.planned)
+            self._speeds.note(split.of_ranks[0], found.planned)
+            self._error.note(split, found.planned)
 
     def _leads(self, cost_key: str, step: int) -> bool:
         """Whether a step is judged by this pass: training, else what ranks spend most time on.
@@ -148,16 +154,16 @@ class Measuring:
         known = [key for key in self._totals if self._first[key] < step]
         return cost_key == max(known, key=lambda key: self._totals[key][0].sum(), default=None)
 
-    def _settle(self, timed: TimedStep, cost_key: str, reason: Unmeasured, text: str) -> None:
+    def _settle(self, timed: TimedStep, cost_key: str, flaw: Flaw) -> None:
         timed.settled.add(cost_key)
         timed.passes.pop(cost_key, None)
-        self._count(reason, f"step {timed.number}, {cost_key}: {text}")
+        self._count(flaw.reason, f"step {timed.number}, {cost_key}: {flaw.text}")
 
     def _give_up(self, timed: TimedStep) -> None:
         """The step is long past."""
         for cost_key, known in list(timed.passes.items()):
-            text = f"{_named(known.missing)} not reported"
-            self._settle(timed, cost_key, Unmeasured.INCOMPLETE, text)
+            flaw = Flaw(Unmeasured.INCOMPLETE, known.not_reported(self._dp_size))
+            self._settle(timed, cost_key, flaw)
         if not timed.settled:
             text = f"no DP rank has reported what step {timed.number} took"
             self._count(Unmeasured.NOT_REPORTED, text)
@@ -188,7 +194,7 @@ class Measuring:
         for timed in self._steps.values():
             for cost_key in list(timed.passes):
                 text = f"generation {self._generation} was over before all of it had reported"
-                self._settle(timed, cost_key, Unmeasured.GENERATION, text)
+                self._settle(timed, cost_key, Flaw(Unmeasured.GENERATION, text))
         self._steps.clear()
         self._generation, self._last, self._why = generation.number, None, ""
         if generation.dp_size != self._dp_size:
@@ -208,6 +214,7 @@ class Measuring:
             slowness=self._speeds.slowness,
             cost_model_error=self._error.value,
             totals=dict(self._totals),
+            transport=dict(self._transport),
         )
 
     def _explain(self) -> str:
@@ -215,17 +222,11 @@ class Measuring:
             return self._why
         for timed in self._steps.values():
             for cost_key, known in timed.passes.items():
-                missing = _named(known.missing)
-                return f"step {timed.number}, {cost_key}: {missing} not reported yet"
+                missing = known.not_reported(self._dp_size)
+                return f"step {timed.number}, {cost_key}: {missing} yet"
         if self._steps:
             return "no DP rank has reported what its steps took"
         return "no step is committed yet"
-
-
-def _named(dp_ranks: list[int]) -> str:
-    names = ", ".join(map(str, dp_ranks[:NAMED]))
-    more = f" and {len(dp_ranks) - NAMED} more" if len(dp_ranks) > NAMED else ""
-    return f"DP rank{'s' * (len(dp_ranks) > 1)} {names}{more} ha{'ve' if dp_ranks[1:] else 's'}"
 
 
 def _resized(seconds: FloatArray, dp_size: int) -> FloatArray:

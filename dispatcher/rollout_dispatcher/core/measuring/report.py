@@ -18,7 +18,8 @@ class MeasuredStatistics:
     why: in words, why nothing is told of the last steps; empty while it is. steps: passes over
     steps that were measured; unmeasured: those that were not, by reason. last: the last pass that
     a step was judged by, of this generation. slowness: float64[R], nan where nothing can be told.
-    totals: by pass, what each rank computed, waited and was inside collectives: float64[3, R].
+    totals: by pass, what each rank computed and waited: float64[2, R]. transport: by pass, what
+    every rank was inside collectives besides. All in seconds.
     """
 
     why: str
@@ -28,6 +29,7 @@ class MeasuredStatistics:
     slowness: FloatArray
     cost_model_error: float | None
     totals: Mapping[str, FloatArray]
+    transport: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
         """For people: times in seconds; the last measured step by rank."""
@@ -40,15 +42,17 @@ class MeasuredStatistics:
         }
 
     def _step(self, last: StepMeasured) -> dict[str, Any]:
+        computed, waited = last.split.of_ranks
+        transport = last.split.transport_s
         columns = {
-            "compute_s": last.compute.sum(axis=1),
-            "wait_s": last.wait.sum(axis=1),
-            "collective_s": (last.wait + last.transport).sum(axis=1),
+            "compute_s": computed,
+            "wait_s": waited,
+            "collective_s": waited + transport,
             "slowness": self.slowness,
         }
         ranks = [
             {"dp_rank": at} | {name: _number(column[at]) for name, column in columns.items()}
-            for at in range(len(last.compute))
+            for at in range(len(computed))
         ]
         return {
             "step": last.step,
@@ -56,7 +60,7 @@ class MeasuredStatistics:
             "lost_share": _number(last.lost),
             "straggler_excess": _number(last.excess),
             "imbalance": _number(last.imbalance),
-            "transport_s": _number(last.transport.sum()),
+            "transport_s": _number(transport),
             "ranks": ranks,
         }
 

@@ -10,6 +10,7 @@ from collections import deque
 
 import numpy as np
 
+from rollout_dispatcher.core.measuring.times import Split
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Steps of which the median counts; as many long ones as are left of it on one side are ignored.
@@ -79,19 +80,14 @@ class ModelError:
     """How far estimates are from what micro-batches took, whatever each rank's own speed."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[FloatArray, FloatArray]] = deque(maxlen=COMPARED_STEPS)
+        self._steps: deque[tuple[Split, FloatArray]] = deque(maxlen=COMPARED_STEPS)
         self._turn = 0
         self._value: float | None = None
         self._current = True
 
-    def note(self, compute: FloatArray, planned: FloatArray) -> None:
-        """A step was measured: seconds and estimates, each float64[R, M].
-
-        One that ranks have timed as a whole, and told of its first micro-batch, compares nothing.
-        """
-        if np.any((compute == 0) & (planned > 0)):
-            return
-        self._steps.append((compute, planned))
+    def note(self, split: Split, planned: FloatArray) -> None:
+        """A step was measured: what it took, and estimates, float64[R, M]."""
+        self._steps.append((split, planned))
         self._turn += 1
         self._current = False
 
@@ -103,7 +99,14 @@ class ModelError:
         return self._value
 
     def _compare(self) -> float | None:
-        chosen = [self._some(at, *step) for at, step in enumerate(self._steps, self._turn)]
+        steps = [(split.compute, planned) for split, planned in self._steps]
+        chosen = [
+            self._some(at, *step)
+            for at, step in enumerate(steps, self._turn)
+            if not _is_as_one(*step)
+        ]
+        if not chosen:
+            return None
         ranks = np.concatenate([ranks for ranks, _ in chosen])
         ratios = np.concatenate([ratios for _, ratios in chosen])
         order = np.lexsort((ratios, ranks))
@@ -124,3 +127,8 @@ class ModelError:
         some = slice(turn % stride, None, stride)
         ranks, at = ranks[some], at[some]
         return ranks, compute[ranks, at] / planned[ranks, at]
+
+
+def _is_as_one(compute: FloatArray, planned: FloatArray) -> bool:
+    """Whether ranks have timed a step as a whole, and told of its first micro-batch."""
+    return bool(np.any((compute == 0) & (planned > 0)))

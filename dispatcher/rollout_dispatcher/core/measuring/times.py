@@ -12,14 +12,18 @@ everybody pays that. With `busy[r, m]` and `collective[r, m]` of rank r and micr
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import gt, sub
+from typing import NamedTuple
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray
+from rollout_dispatcher.plan import FloatArray, Sync, straggler_excess
 
 #: Clocks of a device and of its host differ a little; by more, times cannot be.
 CLOCKS_DIFFER = 0.02
 CLOCKS_DIFFER_S = 0.001
+#: Ranks that a sentence names.
+NAMED = 8
 
 
 class Unmeasured(StrEnum):
@@ -32,6 +36,13 @@ class Unmeasured(StrEnum):
     GENERATION = "generation"
     UNKNOWN_STEP = "unknown-step"
     TOO_MANY_KEYS = "too-many-keys"
+
+
+class Flaw(NamedTuple):
+    """Why times say nothing; text: in words."""
+
+    reason: Unmeasured
+    text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,58 +58,137 @@ class RankTimes:
     collective: Sequence[float] | None
     why: str = ""
 
-    def flaw(self, micro_batches: int) -> tuple[Unmeasured, str] | None:
+    def flaw(self, micro_batches: int) -> Flaw | None:
         """What makes it useless for a step of so many micro-batches, or None."""
         if len(self.busy) != micro_batches:
             text = f"timed {len(self.busy)} micro-batches of {micro_batches}"
-            return Unmeasured.INCONSISTENT, text
+            return Flaw(Unmeasured.INCONSISTENT, text)
         if self.collective is None:
-            text = f"cannot tell time inside collectives apart: {self.why or 'it does not say why'}"
-            return Unmeasured.NOT_SEPARATED, text
+            return Flaw(Unmeasured.NOT_SEPARATED, _not_separated(self.why))
         return None
+
+
+Rows = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """What a pass took, told apart, in seconds.
+
+    busy, collective: [R][M], as reported; collective nowhere above busy. of_ranks: float64[2, R],
+    what each rank computed and waited over all its micro-batches. transport_s: of all of them.
+    """
+
+    busy: Rows
+    collective: Rows
+    of_ranks: FloatArray
+    transport_s: float
+
+    @property
+    def compute(self) -> FloatArray:
+        """float64[R, M], outside collectives."""
+        return np.subtract(self.busy, self.collective)
+
+    @property
+    def transport(self) -> FloatArray:
+        """float64[M], inside collectives whoever waits."""
+        least: FloatArray = np.min(self.collective, axis=0)
+        return least
+
+    @property
+    def wait(self) -> FloatArray:
+        """float64[R, M], inside collectives for slower ranks."""
+        return np.subtract(self.collective, self.transport)
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """What has been reported of one pass. busy, collective: float64[R, M]."""
+    """What has been reported of one pass: by DP rank, seconds of each micro-batch.
 
-    busy: FloatArray
-    collective: FloatArray
-    reported: set[int] = field(default_factory=set)
+    collective: of them, inside collectives; None where that could not be told apart, and `why` says
+    why.
+    """
 
-    @classmethod
-    def of(cls, dp_size: int, micro_batches: int) -> "Pass":
-        """Of which nothing is reported yet."""
-        return cls(np.zeros((dp_size, micro_batches)), np.zeros((dp_size, micro_batches)))
+    busy: dict[int, Sequence[float]] = field(default_factory=dict)
+    collective: dict[int, Sequence[float] | None] = field(default_factory=dict)
+    why: str = ""
 
-    def report(self, dp_rank: int, times: RankTimes) -> None:
-        """A rank has told its times, which have no flaw; only its first word counts."""
-        assert times.collective is not None, "a flaw"
-        if dp_rank not in self.reported:
-            self.reported.add(dp_rank)
-            self.busy[dp_rank], self.collective[dp_rank] = times.busy, times.collective
+    def report(
+        self,
+        dp_rank: int,
+        busy: Sequence[float],
+        collective: Sequence[float] | None,
+        why: str = "",
+    ) -> None:
+        """A rank has told its times; only its first word counts."""
+        if dp_rank not in self.busy:
+            self.busy[dp_rank], self.collective[dp_rank] = busy, collective
+            self.why = why or self.why
 
-    @property
-    def missing(self) -> list[int]:
-        """DP ranks that have not reported."""
-        return [dp_rank for dp_rank in range(len(self.busy)) if dp_rank not in self.reported]
+    def not_reported(self, dp_size: int) -> str:
+        """Which of so many DP ranks have not, in words."""
+        missing = [dp_rank for dp_rank in range(dp_size) if dp_rank not in self.busy]
+        names = ", ".join(map(str, missing[:NAMED]))
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        verb = "have" if missing[1:] else "has"
+        return f"DP rank{'s' * (len(missing) > 1)} {names}{more} {verb} not reported"
 
-    @property
-    def flaw(self) -> str:
-        """Why what every rank has reported cannot be; empty if it can."""
-        too_long = self.collective > self.busy * (1 + CLOCKS_DIFFER) + CLOCKS_DIFFER_S
-        if too_long.any():
-            dp_rank = int(too_long.any(axis=1).argmax())
-            return f"DP rank {dp_rank} was inside collectives for longer than it took at all"
-        if not (self.busy > self.collective).any():
-            return "the DP ranks report no time outside collectives"
-        return ""
+    def split(self, dp_size: int) -> Split | Flaw:
+        """What of it was what, once each of so many ranks has reported; else why nobody knows."""
+        ranks = range(dp_size)
+        if not self.busy.keys() >= set(ranks):
+            return Flaw(Unmeasured.INCOMPLETE, self.not_reported(dp_size))
+        told = [times for rank in ranks if (times := self.collective[rank]) is not None]
+        if len(told) < dp_size:
+            return Flaw(Unmeasured.NOT_SEPARATED, _not_separated(self.why))
+        own = [self.busy[rank] for rank in ranks]
+        if len(set(map(len, own + told))) > 1:
+            text = "the DP ranks have timed different numbers of micro-batches"
+            return Flaw(Unmeasured.INCONSISTENT, text)
+        if any(any(map(gt, *times)) for times in zip(told, own, strict=True)):
+            if flaw := _contradiction(np.array(own), np.array(told)):
+                return flaw
+            told = np.minimum(told, own).tolist()
+        return _split(own, told)
 
-    def split(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """compute[R, M], wait[R, M], transport[M] of a pass that every rank has reported."""
-        inside = np.minimum(self.collective, self.busy)
-        transport = inside.min(axis=0)
-        return self.busy - inside, inside - transport, transport
+    def compute(self, dp_size: int) -> FloatArray | None:
+        """float64[R, M], seconds outside collectives; None where `split` has a flaw."""
+        found = self.split(dp_size)
+        return None if isinstance(found, Flaw) else found.compute
+
+
+def measured_excess(compute: FloatArray, sync: Sync) -> float:
+    """Straggler excess of what ranks computed, float64[R, M].
+
+    A plan adds what it takes to fill and drain a pipeline; clocks have run meanwhile.
+    """
+    return straggler_excess(compute, sync)
+
+
+def _contradiction(busy: FloatArray, collective: FloatArray) -> Flaw | None:
+    """Why what ranks have reported cannot be, if clocks do not only differ."""
+    too_long = collective > busy * (1 + CLOCKS_DIFFER) + CLOCKS_DIFFER_S
+    if not too_long.any():
+        return None
+    dp_rank = int(too_long.any(axis=1).argmax())
+    text = f"DP rank {dp_rank} was inside collectives for longer than it took at all"
+    return Flaw(Unmeasured.INCONSISTENT, text)
+
+
+def _split(busy: Rows, collective: Rows) -> Split | Flaw:
+    """Of every step, so without arrays: of some dozens of numbers their calls take far longer."""
+    inside = list(map(sum, collective))
+    computed = list(map(sub, map(sum, busy), inside))
+    if not any(computed):
+        text = "the DP ranks report no time outside collectives"
+        return Flaw(Unmeasured.INCONSISTENT, text)
+    transport_s = sum(map(min, zip(*collective, strict=True)))
+    waited = [each - transport_s for each in inside]
+    return Split(busy, collective, np.array((computed, waited)), transport_s)
+
+
+def _not_separated(why: str) -> str:
+    return f"cannot tell time inside collectives apart: {why or 'it does not say why'}"
 
 
 @dataclass(slots=True, eq=False)

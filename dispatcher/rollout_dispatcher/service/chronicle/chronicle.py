@@ -124,9 +124,7 @@ class Chronicle:
         times = None if seen is None else seen.times_of(told.cost_key, dp_rank, len(told.busy))
         if seen is None or times is None:
             return
-        times.busy[dp_rank] = list(told.busy)
-        times.collective[dp_rank] = None if told.collective is None else list(told.collective)
-        times.why = told.why or times.why
+        times.report(dp_rank, told.busy, told.collective, told.why)
         if self._recorder is not None and len(times.busy) == seen.dp_size:
             self._recorder.measured(told.step, told.cost_key, times, self._clock())
 

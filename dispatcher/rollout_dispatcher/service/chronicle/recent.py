@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.effects import StepPlanned
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.plan import FloatArray, Plan
-from rollout_dispatcher.record.measured import Measured
 
 MAX_STEPS = 64
-#: Passes over a step of which times are remembered.
+#: Passes over a step of which a rank's times are remembered.
 MAX_COST_KEYS = 8
 
 
@@ -40,25 +40,27 @@ class SeenStep:
     delivered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     done: dict[int, float] = field(default_factory=dict)
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, Pass] = field(default_factory=dict)
 
     @property
     def dp_size(self) -> int:
         """DP ranks that it is planned for."""
         return int(self.cost.shape[0])
 
-    def times_of(self, cost_key: str, dp_rank: int, count: int) -> Measured | None:
+    def times_of(self, cost_key: str, dp_rank: int, count: int) -> Pass | None:
         """Where this rank's `count` times of a pass belong; None for what is not its first word,
         or has not one time for each micro-batch.
         """
         times = self.measured.get(cost_key)
         if not 0 <= dp_rank < self.dp_size or count != self.cost.shape[1]:
             return None
+        if times is not None and dp_rank in times.busy:
+            return None
+        if sum(dp_rank in known.busy for known in self.measured.values()) == MAX_COST_KEYS:
+            return None
         if times is None:
-            if len(self.measured) == MAX_COST_KEYS:
-                return None
-            times = self.measured[cost_key] = Measured()
-        return None if dp_rank in times.busy else times
+            times = self.measured[cost_key] = Pass()
+        return times
 
     def began_again(self) -> None:
         """It is delivered anew: what ranks did with it before is void."""

@@ -6,17 +6,17 @@ a rank at a time is put together first: one event a plan, a commit, a second.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
 from rollout_dispatcher.plan import FloatArray, Plan
-from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.chronicle.recent import SeenStep
@@ -30,7 +30,8 @@ _SAMPLES_AN_EVENT = 1024
 _LARGE = 1e6
 #: Its ticket, its skips, its staleness, and its share of what its micro-batch has.
 _NUMBERS_A_PLANNED_SAMPLE = 4
-#: A sample is a tuple: this is the cheapest way to a column of many.
+#: The cheapest ways to a column of many entries, and of many samples, which are tuples.
+_SAMPLE, _GROUP, _TICKET = attrgetter("sample"), attrgetter("group"), attrgetter("ticket")
 _TOKENS, _LOSS_TOKENS, _VERSION = (
     itemgetter(Sample._fields.index(name)) for name in ("tokens", "loss_tokens", "policy_version")
 )
@@ -62,14 +63,14 @@ class Recorder:
 
     def accepted(self, entries: Sequence[Entry]) -> None:
         """Samples came in together; their tickets follow those of the samples before."""
-        samples = [entry.sample for entry in entries]
+        samples = list(map(_SAMPLE, entries))
         waiting = self._accepted
         if waiting is None:
             waiting = self._accepted = _Accepted(entries[0].ticket)
         waiting.pushes.append((self._at(entries[0].arrived), len(entries)))
         waiting.tokens += map(_TOKENS, samples)
         waiting.loss += map(_LOSS_TOKENS, samples)
-        waiting.groups += [entry.group for entry in entries]
+        waiting.groups += map(_GROUP, entries)
         waiting.versions += map(_VERSION, samples)
         if len(waiting.tokens) >= _SAMPLES_AN_EVENT:
             self._put_accepted()
@@ -108,10 +109,8 @@ class Recorder:
         """A step was planned for the first time."""
         self._put_accepted()
         plan, entries = report.plan, wanted.entries
-        ranks = [
-            [[entries[at].ticket for at in part.tolist()] for part in rank]
-            for rank in plan.micro_batches
-        ]
+        ticket = list(map(_TICKET, entries)).__getitem__
+        ranks = [[list(map(ticket, part.tolist())) for part in rank] for rank in plan.micro_batches]
         chosen = {"trigger": str(report.trigger), "eligible": len(entries)}
         if report.skips.any():
             chosen["skips"] = report.skips.tolist()
@@ -171,14 +170,11 @@ class Recorder:
         """It goes out again."""
         self._put("redelivered", now, step=step, reason=reason)
 
-    def measured(self, step: int, cost_key: str, times: Measured, now: float) -> None:
-        """What ranks reported of one pass, as far as they have."""
+    def measured(self, step: int, cost_key: str, times: Pass, now: float) -> None:
+        """What ranks reported of one pass, as far as they have, with the digits that they gave."""
         ranks = sorted(times.busy)
-        busy = [[round(each, _TIME_DIGITS) for each in times.busy[rank]] for rank in ranks]
-        collective = [
-            None if blocked is None else [round(each, _TIME_DIGITS) for each in blocked]
-            for blocked in map(times.collective.get, ranks)
-        ]
+        busy = [times.busy[rank] for rank in ranks]
+        collective = [times.collective[rank] for rank in ranks]
         numbers = 2 * sum(map(len, busy))
         self._put(
             "measured", now, numbers, step=step, cost_key=cost_key, ranks=ranks,
@@ -223,7 +219,7 @@ class Recorder:
 
 
 def _tickets(micro_batches: MicroBatches) -> list[list[list[int]]]:
-    return [[[entry.ticket for entry in part] for part in rank] for rank in micro_batches]
+    return [[list(map(_TICKET, part)) for part in rank] for rank in micro_batches]
 
 
 def _rounded(costs: FloatArray) -> list[list[float]]:

@@ -1,8 +1,9 @@
 """Collectors: counts and gauges that are read when Prometheus asks, and kept nowhere else."""
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import (
@@ -27,7 +28,8 @@ _Label = TypeVar("_Label", bound=str)
 class PerRank:
     """Families with one series a DP rank of the current process group, present from the start.
 
-    seconds_waited: of so many ranks, until now. cost: planned for each rank so far.
+    seconds_waited: of so many ranks, until now. Values have no digits that nobody needs: each takes
+    hundreds of bytes of a scrape where ranks are hundreds.
     """
 
     def __init__(
@@ -37,7 +39,18 @@ class PerRank:
         clock: Callable[[], float],
     ) -> None:
         self._core, self._seconds_waited, self._clock = core, seconds_waited, clock
-        self.cost: defaultdict[int, float] = defaultdict(float)
+        #: Planned for each rank so far, and digits after its point: those of a thousandth of the
+        #: first step. It is a counter, so they stay the same.
+        self._cost: defaultdict[int, float] = defaultdict(float)
+        self._digits: int | None = None
+
+    def planned(self, costs: Sequence[float]) -> None:
+        """A step was planned: of what cost, by DP rank."""
+        mean = sum(costs) / len(costs)
+        if self._digits is None and mean > 0:
+            self._digits = 3 - math.floor(math.log10(mean))
+        for dp_rank, cost in enumerate(costs):
+            self._cost[dp_rank] += cost
 
     def describe(self) -> Iterator[Metric]:
         """The same families, for the registry's check of names."""
@@ -56,7 +69,10 @@ class PerRank:
             "dispatcher_rank_dispatched_cost",
             "Estimated cost planned for each rank.",
             "counter",
-            {dp_rank: self.cost.get(dp_rank, 0.0) for dp_rank in range(dp_size)},
+            {
+                dp_rank: round(self._cost.get(dp_rank, 0.0), self._digits or 0)
+                for dp_rank in range(dp_size)
+            },
         )
         # The core's clock is monotonic; dashboards want the time of day.
         offset = time.time() - now
@@ -64,7 +80,7 @@ class PerRank:
             "dispatcher_rank_last_seen_timestamp_seconds",
             "When a rank was last heard of, heartbeats included; absent before it has joined.",
             "gauge",
-            {dp_rank: round(at + offset, 2) for dp_rank, at in last_seen.items()},
+            {dp_rank: round(at + offset, 1) for dp_rank, at in last_seen.items()},
         )
 
 

@@ -16,8 +16,9 @@ _SECONDS = (
         "rank_straggler_wait_seconds",
         "Time each rank waited for slower ones inside collectives, as measured.",
     ),
-    ("rank_collective_seconds", "Time each rank was inside collectives, as measured."),
 )
+#: Of seconds that are added up, and of ratios: each digit is 200 bytes of a scrape of 512 ranks.
+_DIGITS = 2
 
 
 class MeasuredCollector:
@@ -51,6 +52,14 @@ class MeasuredCollector:
             "Median of abs(predicted / measured - 1) of recent micro-batches, a factor a rank.",
             value=at.cost_model_error,
         )
+        transport = CounterMetricFamily(
+            "dispatcher_collective_transport_seconds",
+            "Time in collectives that is nobody's fault, the same for all ranks, as measured.",
+            labels=["cost_key"],
+        )
+        for cost_key, seconds in at.transport.items():
+            transport.add_metric([cost_key], round(seconds, _DIGITS))
+        yield transport
         if self._per_rank:
             yield from _by_rank(at)
 
@@ -59,9 +68,9 @@ def _by_rank(at: MeasuredStatistics) -> Iterator[Metric]:
     for row, (name, text) in enumerate(_SECONDS):
         family = RankFamily(f"dispatcher_{name}", text, "counter")
         for cost_key, seconds in at.totals.items():
-            family.add(dict(enumerate(seconds[row].round(3).tolist())), cost_key=cost_key)
+            family.add(dict(enumerate(seconds[row].round(_DIGITS).tolist())), cost_key=cost_key)
         yield family
-    slowness = dict(enumerate(at.slowness.round(3).tolist()))
+    slowness = dict(enumerate(at.slowness.round(_DIGITS).tolist()))
     yield RankFamily(
         "dispatcher_rank_slowness_ratio",
         "Seconds a unit of planned cost over the median rank's; 1 is as fast as that.",

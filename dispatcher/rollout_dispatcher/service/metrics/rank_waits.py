@@ -36,10 +36,11 @@ class RankWaits:
             self._stop(dp_rank, now)
 
     def seconds(self, dp_size: int, now: float) -> Mapping[int, float]:
-        """Of each DP rank, in whole milliseconds: more digits would double what a scrape sends."""
+        """Of each DP rank, in hundredths: more digits would double what a scrape sends."""
         before, since = self._before, self._since
         return {
-            dp_rank: round(before.get(dp_rank, 0.0) + now - since.get(dp_rank, now), 3)
+            # Added up as `_stop` does: a bit less, rounded down, would be a counter that falls.
+            dp_rank: round(before.get(dp_rank, 0.0) + (now - since.get(dp_rank, now)), 2)
             for dp_rank in range(dp_size)
         }
 

@@ -301,8 +301,7 @@ class Metrics:
         self._staleness.observe_all(step.staleness)
         self._dispatched_bytes.inc(step.nbytes)
         self._padding_tokens.inc(self._padding(step))
-        for dp_rank, cost in enumerate(costs):
-            self._per_rank.cost[dp_rank] += cost
+        self._per_rank.planned(costs)
 
     def step_measured(self, step: StepMeasured) -> None:
         """Observe what a step has lost, by the ranks' own clocks."""

@@ -14,6 +14,8 @@ from rollout_dispatcher.service.reloading.reloads import Reloads
 log = logging.getLogger(__name__)
 
 BY = "SIGHUP"
+#: Longer than that no file takes that can be read.
+PATIENCE_SECONDS = 10.0
 
 
 class Read(Protocol):
@@ -31,6 +33,7 @@ class Read(Protocol):
 class Rereading:
     """Reads once for each time that it is asked to, one after the other.
 
+    A file that hangs is given up, and until it has been read there is no second who waits for it.
     read: from the disk, which may hang; raises ConfigError. reloads: None before there are any.
     within: what is entered while it reads, once it may.
     """
@@ -43,6 +46,7 @@ class Rereading:
     ) -> None:
         self._read, self._reloads, self._within = read, reloads, within
         self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[Read] | None = None
         self._asked = 0
 
     def ask(self) -> None:
@@ -69,7 +73,11 @@ class Rereading:
 
     async def _read_and_apply(self, reloads: Reloads) -> None:
         try:
-            found = await in_own_thread(self._read)
+            found = await asyncio.wait_for(self._read_anew(), PATIENCE_SECONDS)
+        except TimeoutError:
+            hangs = f"the config file was not read within {PATIENCE_SECONDS:g} s: its disk hangs"
+            reloads.refuse(ConfigError(hangs), BY)
+            return
         except ConfigError as error:
             reloads.refuse(error, BY)
             return
@@ -77,3 +85,16 @@ class Rereading:
             reloads.reread(found.config, found.sources, BY)
         except ConfigError:
             return  # it was logged and counted
+
+    async def _read_anew(self) -> Read:
+        """What stands there now: who was given up before may have read what is old."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+        self._reading = asyncio.create_task(in_own_thread(self._read), name="read options")
+        self._reading.add_done_callback(self._has_read)
+        return await asyncio.shield(self._reading)
+
+    def _has_read(self, reading: "asyncio.Task[Read]") -> None:
+        self._reading = None
+        if not reading.cancelled():
+            reading.exception()  # nobody may wait for it any more

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.measuring.times import measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.plan import FloatArray, Plan, straggler_excess
+from rollout_dispatcher.plan import FloatArray, Plan
 from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.simulate.recorded.arrivals import durations, trace_of, trained_steps
@@ -38,7 +39,7 @@ def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
             arrived.append(_sample(waiting.pop().tokens))
         figures.add(_virtual(recording, step, number, setting, tuple(arrived)))
     took = durations(steps)
-    measured = [measured_excess(step, setting) for step in steps]
+    measured = [excess_of(step, setting) for step in steps]
     known = [
         (excess, seconds)
         for excess, seconds in zip(measured, took, strict=True)
@@ -65,12 +66,12 @@ def main_pass(step: RecordedStep) -> FloatArray | None:
     return max(there.values(), key=lambda each: float(each.sum()))
 
 
-def measured_excess(step: RecordedStep, setting: Setting) -> float | None:
+def excess_of(step: RecordedStep, setting: Setting) -> float | None:
     """Straggler excess of what ranks computed; None where that was not measured of all of them."""
     compute = main_pass(step)
     if compute is None:
         return None
-    return straggler_excess(compute, setting.plan.sync, setting.plan.pipeline_stages)
+    return measured_excess(compute, setting.plan.sync)
 
 
 def trainer_load(recording: Recording, setting: Setting) -> float | None:

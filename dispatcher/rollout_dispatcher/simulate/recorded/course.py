@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.plan import FloatArray, Sync
-from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.simulate.recorded.arrivals import durations
-from rollout_dispatcher.simulate.recorded.as_it_ran import main_pass, measured_excess
+from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of, main_pass
 from rollout_dispatcher.simulate.replay.virtual import Setting
 
 
@@ -32,7 +32,7 @@ class Course:
     @classmethod
     def of(cls, steps: list[RecordedStep], setting: Setting) -> "Course":
         """The columns of these steps; there has to be one."""
-        found = [measured_excess(step, setting) for step in steps]
+        found = [excess_of(step, setting) for step in steps]
         window = setting.core.trigger.window
         stale = [np.mean(step.staleness) if step.staleness else np.nan for step in steps]
         return cls(
@@ -137,7 +137,7 @@ def slowness(steps: list[RecordedStep]) -> FloatArray | None:
 
 def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArray] | None:
     """Seconds of computing and of waiting for slower ranks, of each rank over all passes."""
-    found: list[Measured] = list(step.measured.values())
+    found: list[Pass] = list(step.measured.values())
     computed = [times.compute(step.dp_size) for times in found]
     known = [compute for compute in computed if compute is not None]
     if not known or main_pass(step) is None:

@@ -5,6 +5,10 @@ again; `DP rank k` has what it did: its micro-batches where their times were mea
 computing and as blocked in collectives, else the step as a whole, from when it began to its commit;
 and waiting for a step. Counters show what is held. Times are microseconds from the first event.
 
+Slices of one track lie side by side or within each other, as viewers drop what else there is: steps
+of the dispatcher that overlap have tracks of their own; on a rank's, what begins before the one
+before has ended is cut.
+
 Measured micro-batches have lengths and no moments: they are laid end to end, from when the rank
 began the step, so their order and lengths are true and gaps between them are not shown.
 """
@@ -14,7 +18,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rollout_dispatcher.record.recording import RecordedStep, Recording
+from rollout_dispatcher.record.recording import RecordedStep, Recording, Waited
 
 #: One thing that a viewer draws.
 TraceEvent = dict[str, Any]
@@ -24,8 +28,6 @@ _DISPATCHER, _RANKS = 1, 2
 _APART = 1.0
 #: One of these, and a line of it.
 _Track = tuple[int, int]
-#: Tracks of the dispatcher's process: steps overlap, so they take turns.
-_STEP_TRACKS = 4
 
 
 def trace_json(recording: Recording) -> Iterator[str]:
@@ -40,14 +42,11 @@ def trace_json(recording: Recording) -> Iterator[str]:
 def _events(recording: Recording) -> Iterator[TraceEvent]:
     steps = sorted(recording.steps.values(), key=lambda step: (step.at, step.number))
     origin = _origin(recording, steps)
-    yield from _names(steps)
-    for turn, step in enumerate(steps):
-        yield from _plan(step, turn, origin)
-        for rank in range(step.dp_size):
-            yield from _rank(step, rank, origin)
-    for wait in recording.waits:
-        track = _RANKS, wait.rank + 1
-        yield _slice("waiting for data", track, wait.at - origin, wait.seconds)
+    ranks = range(max((step.dp_size for step in steps), default=0))
+    yield from _names(ranks)
+    yield from _plans(steps, origin)
+    for rank in ranks:
+        yield from _rank(rank, steps, recording.waits, origin)
     for state in recording.states:
         held = {"buffered": state.buffered, "ready": state.ready, "in flight": state.in_flight}
         yield _counter("samples", state.at - origin, held)
@@ -65,18 +64,29 @@ def _origin(recording: Recording, steps: list[RecordedStep]) -> float:
     return min(times, default=0.0)
 
 
-def _names(steps: list[RecordedStep]) -> Iterator[TraceEvent]:
-    """What the tracks are called, and their order."""
+def _names(ranks: range) -> Iterator[TraceEvent]:
+    """What the processes and the ranks' tracks are called, and their order."""
     yield _meta("process_name", _DISPATCHER, 0, {"name": "dispatcher"})
     yield _meta("process_name", _RANKS, 0, {"name": "DP ranks"})
-    for track in range(_STEP_TRACKS):
-        yield _meta("thread_name", _DISPATCHER, track + 1, {"name": f"steps {track + 1}"})
-    for rank in range(max((step.dp_size for step in steps), default=0)):
+    for rank in ranks:
         yield _meta("thread_name", _RANKS, rank + 1, {"name": f"DP rank {rank}"})
         yield _meta("thread_sort_index", _RANKS, rank + 1, {"sort_index": rank})
 
 
-def _plan(step: RecordedStep, turn: int, origin: float) -> Iterator[TraceEvent]:
+def _plans(steps: list[RecordedStep], origin: float) -> Iterator[TraceEvent]:
+    """Steps in the order of their plans, each on the first track that is free."""
+    free: list[float] = []
+    for step in steps:
+        track = next((at for at, since in enumerate(free) if since <= step.at), len(free))
+        if track == len(free):
+            free.append(step.at)
+            name = {"name": f"steps {track + 1}"}
+            yield _meta("thread_name", _DISPATCHER, track + 1, name)
+        free[track] = step.at if step.committed is None else max(step.at, step.committed)
+        yield from _plan(step, (_DISPATCHER, track + 1), origin)
+
+
+def _plan(step: RecordedStep, track: _Track, origin: float) -> Iterator[TraceEvent]:
     """A step from its plan to its commit, and within it until it was released."""
     about = {
         "samples": len(step.tickets),
@@ -88,8 +98,7 @@ def _plan(step: RecordedStep, turn: int, origin: float) -> Iterator[TraceEvent]:
         "excess fifo": step.fifo_excess,
         "excess lower bound": step.lower_bound_excess,
     }
-    track = _DISPATCHER, turn % _STEP_TRACKS + 1
-    if step.committed is None:
+    if step.committed is None or step.committed < step.at:
         yield _instant(f"step {step.number} planned", step.at - origin, about)
         return
     start, length = step.at - origin, step.committed - step.at
@@ -99,26 +108,45 @@ def _plan(step: RecordedStep, turn: int, origin: float) -> Iterator[TraceEvent]:
         yield _slice("preparing", track, start, released)
 
 
-def _rank(step: RecordedStep, rank: int, origin: float) -> Iterator[TraceEvent]:
-    """What one rank did of a step, from when it began, or else was given, to its commit."""
-    began, done = _time(step.taken, rank), _time(step.done, rank)
-    if began is None:
-        began = _time(step.delivered, rank)
-    if began is None or done is None or done < began:
-        return
+def _rank(
+    rank: int, steps: list[RecordedStep], waits: list[Waited], origin: float
+) -> Iterator[TraceEvent]:
+    """What one rank did, one after the other: steps, and waiting for them."""
+    spans: list[tuple[float, float, RecordedStep | None]] = [
+        (wait.at, wait.at + wait.seconds, None) for wait in waits if wait.rank == rank
+    ]
+    for step in steps:
+        began, done = _time(step.taken, rank), _time(step.done, rank)
+        if began is None:
+            began = _time(step.delivered, rank)
+        if began is not None and done is not None:
+            spans.append((began, done, step))
+    free = -math.inf
+    for began, done, trained in sorted(spans, key=lambda span: span[:2]):
+        start = max(began, free)
+        if done < start:
+            continue
+        free = done
+        if trained is None:
+            yield _slice("waiting for data", (_RANKS, rank + 1), start - origin, done - start)
+        else:
+            yield from _trained(trained, rank, start - origin, done - start)
+
+
+def _trained(step: RecordedStep, rank: int, start: float, seconds: float) -> Iterator[TraceEvent]:
+    """What one rank did of a step."""
     about = {"planned cost": float(step.cost[rank].sum())}
-    track, start = (_RANKS, rank + 1), began - origin
-    yield _slice(f"step {step.number}", track, start, done - began, about)
-    end = start
+    track = _RANKS, rank + 1
+    yield _slice(f"step {step.number}", track, start, seconds, about)
+    end, last = start, start + seconds
     for cost_key, times in step.measured.items():
         blocked = times.collective.get(rank) or []
         for index, busy in enumerate(times.busy.get(rank, [])):
-            length = min(busy, start + done - began - end)
+            length = min(busy, last - end)
             if length <= 0:
                 break
             told = {"pass": cost_key, "seconds": busy, "planned cost": _cost(step, rank, index)}
-            name = f"micro-batch {index}"
-            yield _slice(name, track, end, length, told)
+            yield _slice(f"micro-batch {index}", track, end, length, told)
             waited = min(blocked[index], length) if index < len(blocked) else 0.0
             if waited > 0:
                 yield _slice("in collectives", track, end + length - waited, waited)

@@ -25,6 +25,7 @@ class Trainer:
     def __init__(self, given: Answer) -> None:
         self._endpoint, self._dp_rank = given["endpoint"], given["dp_rank"]
         self._prefetch_steps = given.get("prefetch_steps", 1)
+        self._measure = given.get("measure", True)
         load = find(given)
         self._checker = Checker(load)
         self._fields = tuple(load.fields(0))
@@ -40,6 +41,7 @@ class Trainer:
             generation=order.get("generation"),
             prefetch_steps=self._prefetch_steps,
             epochs=1,  # as `run` does
+            measure=self._measure,
         )
         return {"generation": self._stream.generation, "began": began}
 
@@ -54,6 +56,9 @@ class Trainer:
                     tensors = {name: micro_batch[name].numpy() for name in self._fields}
                     bounds = micro_batch.cu_seqlens.numpy()
                     self._checker.packed(tensors, bounds, micro_batch.sample_ids)
+                if micro_batch.is_last:
+                    with step.waiting():  # as DDP does: the other rank, as far as times tell
+                        pass
             step.commit()
         ended = time.monotonic()
         ids, seen = self._checker.take()

@@ -1,7 +1,8 @@
 """A whole plane of some source tree, which says after each run what its processes have computed.
 
 Started by its path with that tree in PYTHONPATH, so that a tree is measured that does not have this
-file: everything that is imported is the tree's own.
+file: everything that is imported is the tree's own. Beside the load it may be told `rank`, what its
+ranks are told, and `options` of the dispatcher.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ WARM_UP = 2
 
 def main() -> None:
     """Run when told, each time the whole load; the answer is CPU seconds by process."""
-    with plane(find(arguments()), rank=RANK) as moving:
+    given = arguments()
+    rank, options = RANK | given.get("rank", {}), given.get("options", {})
+    with plane(find(given), rank=rank, **options) as moving:
         moving.join()
         for _ in range(WARM_UP):
             moving.run()

@@ -1,16 +1,14 @@
 """What is asked again and again: whether we live and are ready, how we are, and the metrics."""
 
 import dataclasses
-import json
 import time
-from functools import partial
 
 from aiohttp import web
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
-from rollout_dispatcher.service.http.guard import indented, problem
+from rollout_dispatcher.service.http.guard import dumps, indented, problem
 from rollout_dispatcher.service.http.probes.negotiation import preferred, takes_gzip
 from rollout_dispatcher.service.http.probes.scrapes import Scrapes
 from rollout_dispatcher.service.http.probes.steps import describe_steps
@@ -19,7 +17,6 @@ from rollout_dispatcher.service.router import Router
 
 TEXT, JSON = "text/plain", "application/json"
 _FORMATS = [form.media_type for form in Format]
-_dumps = partial(json.dumps, indent=2)
 
 
 class Probes:
@@ -61,7 +58,7 @@ class Probes:
             if not ready:  # as every error has them
                 body |= {"code": "not-ready", "message": "\n".join(lines)}
             status = 200 if ready else 503
-            return web.json_response(body, status=status, headers=self._identity(), dumps=_dumps)
+            return web.json_response(body, status=status, headers=self._identity(), dumps=dumps)
         if not ready:
             return problem(503, "not-ready", "\n".join(lines), **self._identity())
         return web.Response(text="\n".join(lines) + "\n", headers=self._identity())

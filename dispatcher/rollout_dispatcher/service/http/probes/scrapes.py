@@ -14,8 +14,8 @@ from prometheus_client.core import Metric
 
 from rollout_dispatcher.service.metrics.exposition import Format, render
 
-#: Higher levels take longer and save nothing to speak of.
-GZIP_LEVEL = 6
+#: In a thread: 5 % less than with 6, where ranks are hundreds.
+GZIP_LEVEL = 9
 
 
 class Scrapes:

@@ -6,8 +6,8 @@ that the work itself takes). What has not happened, or was not seen, is null.
 
 from typing import Any
 
+from rollout_dispatcher.core.measuring.times import Pass, measured_excess
 from rollout_dispatcher.plan import Sync, even_time, straggler_excess
-from rollout_dispatcher.record.measured import Measured
 from rollout_dispatcher.service.chronicle.recent import MAX_STEPS, RecentSteps, SeenStep
 from rollout_dispatcher.service.config.options import ServeConfig
 
@@ -54,18 +54,18 @@ def _describe(seen: SeenStep, config: ServeConfig, offset: float) -> dict[str, A
             for rank, cost in enumerate(seen.cost.sum(axis=1).tolist())
         ],
         "measured": {
-            cost_key: _measured(times, seen.dp_size, sync, stages)
+            cost_key: _measured(times, seen.dp_size, sync)
             for cost_key, times in seen.measured.items()
         },
     }
 
 
-def _measured(times: Measured, ranks: int, sync: Sync, stages: int) -> dict[str, Any]:
+def _measured(times: Pass, ranks: int, sync: Sync) -> dict[str, Any]:
     """Of one pass: seconds of each micro-batch by rank, and the excess where it can be told."""
     compute = times.compute(ranks)
     return {
         "busy_s": {str(rank): times.busy[rank] for rank in sorted(times.busy)},
         "collective_s": {str(rank): times.collective[rank] for rank in sorted(times.collective)},
-        "excess": None if compute is None else round(straggler_excess(compute, sync, stages), 6),
+        "excess": None if compute is None else round(measured_excess(compute, sync), 6),
         "why": times.why,
     }
