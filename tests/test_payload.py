@@ -8,6 +8,7 @@ from rollout_dispatcher.payload import (
     InMemory,
     Payload,
     Reference,
+    StoredObject,
     WithProducer,
     are_in_memory,
     memory_bytes,
@@ -15,7 +16,11 @@ from rollout_dispatcher.payload import (
 from rollout_dispatcher.sample import Sample, SamplesByField, Schema
 from tests.support.samples import make_sample
 
-ELSEWHERE: list[Payload] = [InJournal(32), Reference("files", "a/1", 32), WithProducer(32)]
+ELSEWHERE: list[Payload] = [
+    InJournal(32),
+    Reference(StoredObject("file:///a", "p/1", 96), 64, 32),
+    WithProducer(32),
+]
 #: A sample without fields, as a simulation has them: nothing is in memory, and it is there.
 NO_BYTES = make_sample("s", schema=Schema(()))
 

@@ -2,7 +2,7 @@
 
     InMemory      the span itself
     InJournal     in the journal's log, from where it is read back for its step
-    Reference     in a store outside of the dispatcher (stores.py)
+    Reference     in an object of a payload store, outside of the dispatcher
     WithProducer  nowhere here: of a held push, let go for want of memory, to be sent again
 
 Invariant: the type alone says where it is, and each has `nbytes`, its size there. No size says
@@ -25,11 +25,24 @@ class InJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """`nbytes` bytes that the store of this name has under `key`."""
+class StoredObject:
+    """An object of `nbytes` bytes that a payload store has: the spans of one push, as a rule.
+
+    store: the store's address, `file:///data/rollouts`, say. key: begins with the incarnation of
+    the producer that has put it, so no key is ever used for other bytes.
+    """
 
     store: str
     key: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`nbytes` bytes of an object, from `offset` on: the span of one sample."""
+
+    stored: StoredObject
+    offset: int
     nbytes: int
 
 

@@ -68,12 +68,19 @@ Kinds = tuple[type[m.Message], ...]
 Table = dict[tuple[SessionState, type[m.Message]], SessionState]
 
 #: What welcomed peers say, and hear.
-FROM_PRODUCER: Kinds = (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping)
-TO_PRODUCER: Kinds = (m.Pushed, m.Blocked, m.Resend, m.SchemaKnown, m.Feedback, m.Dropped, m.Pong)
-FROM_RANK: Kinds = (
-    m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.StepTimes, m.Ping,
+FROM_PRODUCER: Kinds = (
+    m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Freed, m.Swept, m.Ping,
 )  # fmt: skip
-TO_RANK: Kinds = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)
+TO_PRODUCER: Kinds = (
+    m.Pushed, m.Blocked, m.Resend, m.SchemaKnown, m.Feedback, m.Dropped, m.Free, m.Sweep, m.Pong,
+)  # fmt: skip
+FROM_RANK: Kinds = (
+    m.Demand, m.PolicyVersion, m.Prepared, m.Unresolved, m.Commit, m.CheckpointSaved, m.StepTimes,
+    m.Freed, m.Swept, m.Ping,
+)  # fmt: skip
+TO_RANK: Kinds = (
+    m.StepHeader, m.MicroBatch, m.Release, m.End, m.Free, m.Sweep, m.Pong,
+)  # fmt: skip
 
 #: Where the client has said Bye.
 LEAVING = frozenset({S.PRODUCER_LEAVES, S.RANK_LEAVES})

@@ -7,10 +7,21 @@ S = SessionState
 Kind = type[m.Message]
 
 _FROM_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
-    (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping), S.PRODUCER
+    (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Freed, m.Swept, m.Ping), S.PRODUCER
 )
 _FROM_RANK: dict[Kind, SessionState] = dict.fromkeys(
-    (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.StepTimes, m.Ping),
+    (
+        m.Demand,
+        m.PolicyVersion,
+        m.Prepared,
+        m.Unresolved,
+        m.Commit,
+        m.CheckpointSaved,
+        m.StepTimes,
+        m.Freed,
+        m.Swept,
+        m.Ping,
+    ),
     S.RANK,
 )
 _TO_PRODUCER: tuple[Kind, ...] = (
@@ -20,9 +31,19 @@ _TO_PRODUCER: tuple[Kind, ...] = (
     m.SchemaKnown,
     m.Feedback,
     m.Dropped,
+    m.Free,
+    m.Sweep,
     m.Pong,
 )
-_TO_RANK: tuple[Kind, ...] = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)
+_TO_RANK: tuple[Kind, ...] = (
+    m.StepHeader,
+    m.MicroBatch,
+    m.Release,
+    m.End,
+    m.Free,
+    m.Sweep,
+    m.Pong,
+)
 
 #: What clients say, written down again: by state, what leads where.
 FROM_CLIENTS: dict[SessionState, dict[Kind, SessionState]] = {

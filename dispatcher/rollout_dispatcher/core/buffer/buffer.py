@@ -130,7 +130,7 @@ class SampleBuffer:
         if not self.lots.takes(sample.schema):
             raise self.lots.refusal(sample)
         if isinstance(sample.payload, Reference):
-            self._check_store(sample.sample_id, sample.payload.store)
+            self._check_store(sample.sample_id, sample.payload.stored.store)
         if sample.memory_bytes > self.limits.nbytes:
             raise SampleRefused(
                 "larger-than-buffer",
@@ -145,7 +145,8 @@ class SampleBuffer:
             raise SampleRefused(
                 "unknown-store",
                 f"sample {sample_id} comes as a reference into the store {store!r}, which is not "
-                f"known here (known: {known}); push its tensors themselves",
+                f"allowed here (allowed: {known}); add it to --payload-stores, or push its tensors "
+                "themselves",
             )
 
     def is_grouped(self, sample: Sample) -> bool:

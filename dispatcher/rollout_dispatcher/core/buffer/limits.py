@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from rollout_dispatcher.plan import round_up
 from rollout_dispatcher.sample import Sample
-from rollout_dispatcher.stores import STORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ class BufferLimits:
 
     group: samples of the largest group, None: any. tokens=None: not capped. nbytes: hard.
     max_sample_tokens: of one sample. held_bytes: payloads of pushes that are held back.
-    stores: names of those that references may be into. micro_batch: for groups that have to stay in
-    one.
+    stores: addresses of those that references may be into. micro_batch: for groups that have to
+    stay in one.
     """
 
     samples: int
@@ -55,7 +54,7 @@ class BufferLimits:
     nbytes: int
     max_sample_tokens: int
     held_bytes: int = 1 << 30
-    stores: frozenset[str] = frozenset(STORES)
+    stores: frozenset[str] = frozenset()
     micro_batch: MicroBatchLimits = NO_LIMITS
 
     def too_large(self, size: int) -> str:

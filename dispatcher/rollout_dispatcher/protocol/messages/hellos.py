@@ -19,7 +19,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Version,
     Watermark,
 )
-from rollout_dispatcher.protocol.messages.samples import SchemaKnown
+from rollout_dispatcher.protocol.messages.samples import SchemaKnown, StoreAddress
 from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 
 #: Steps that a DP rank can hold uncommitted; far above what memory allows.
@@ -133,11 +133,16 @@ class Welcome(Message):
     version: of the protocol, that both sides speak from now on.
     capabilities: those that both have.
     heartbeat_interval_s: how often the client is to send a Ping, in seconds.
+    payload_stores: addresses of the payload stores that references may be into, with the capability
+        `references`: a client opens no others.
     """
 
     version: Extent = OURS.versions[1]
     capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float
+    payload_stores: Annotated[list[StoreAddress], Declared(max_length=16)] = Declared(
+        default_factory=list
+    )
 
     @property
     def terms(self) -> Terms:
@@ -154,6 +159,8 @@ class WelcomeProducer(Welcome):
         decided.
     max_staleness: policy versions that a sample may be older than those that train on it, with the
         capability `feedback`; null without a limit.
+    inline_limit: bytes of a span from which on a producer is to put it into the first of
+        `payload_stores`, with the capability `references`; null: it sends all of them.
     """
 
     type_code = 3
@@ -161,6 +168,7 @@ class WelcomeProducer(Welcome):
     max_payload_bytes: Total
     schema_known: SchemaKnown | None = None
     max_staleness: Count | None = None
+    inline_limit: Count | None = None
 
 
 class WelcomeRank(Welcome):
@@ -173,6 +181,8 @@ class WelcomeRank(Welcome):
     layout: of micro-batches, packed or padded.
     sample_length_multiple: of what the rank pads each sample's tokens to a multiple, with the
         capability `padding`; null for none.
+    prefetch_bytes: of what it fetches from payload stores for steps that its training loop has not
+        begun, with the capability `references`: it fetches ahead as far as they fit; null: any.
     """
 
     type_code = 4
@@ -182,3 +192,4 @@ class WelcomeRank(Welcome):
     max_open_steps: Extent
     layout: str
     sample_length_multiple: Extent | None = None
+    prefetch_bytes: Total | None = None
