@@ -78,6 +78,7 @@ class RankCore:
             committed=self.committed,
             hungry=self.hungry,
             received=self._steps.received(),
+            attempts=self._steps.attempts(),
             policy_version=version.policy_version if version else None,
             policy_step=version.first_step if version else None,
             resume=self._resume,
@@ -118,9 +119,12 @@ class RankCore:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.StepHeader():
                 if self._steps.announce(message):
-                    self._say(m.Prepared(step=message.step, digest=message.digest))
+                    step, digest, attempt = message.step, message.digest, message.attempt
+                    self._say(m.Prepared(step=step, digest=digest, attempt=attempt))
             case m.MicroBatch():
                 self._steps.receive(message, payload)
+            case m.StepWithdrawn():
+                self._steps.withdraw(message.step)
             case m.Release():
                 self._steps.release(message.step)
             case m.End():
