@@ -82,6 +82,11 @@ def test_addresses_and_quantities_are_read() -> None:
         ({"max_skips": 2, "window_multiple": 5}, "raise it to 4"),
         ({"dispatch_batch_size": 9}, "use 8 or 12"),
         ({"retain": "checkpoint"}, "set --journal-dir"),
+        ({"payload_stores": ("file:///a",)}, "set --journal-dir, or leave --payload-stores out"),
+        (
+            {"payload_stores": ("file:///a",) * 2, "journal_dir": "/tmp/j"},
+            "--payload-stores names file:///a twice; name it once",
+        ),
         ({"groups": "micro-batch", "group_size": 4}, "raise it to 4 or more"),
     ],
 )
