@@ -162,7 +162,11 @@ class CoreCollector:
                 at.steps_retained,
             ),
             ("samples_retained", "Samples of retained steps.", at.samples_retained),
-            ("retained_bytes", "Payload bytes of retained steps, on disk.", at.retained_bytes),
+            (
+                "retained_bytes",
+                "Payload bytes of retained steps, on disk and in payload stores.",
+                at.retained_bytes,
+            ),
             ("generation", "Process groups that have joined so far.", at.generation),
             ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),
