@@ -16,7 +16,7 @@ _PLAIN = TypeAdapter(dict[str, object])
 
 def encode(message: Message, payload_size: int = 0) -> bytes:
     """The frame of a message, up to its payload."""
-    header = message.model_dump_json(exclude_none=True).encode()
+    header = message.model_dump_json(exclude_none=True, exclude=message.unsaid).encode()
     return encode_frame(message.type_code, header, payload_size)
 
 
