@@ -34,14 +34,8 @@ class Message(Part):
     """Base of all messages; a class that has a `type_code` can be sent."""
 
     type_code: ClassVar[int]
-    #: Keys that came with a capability: left out where they say nothing (0, an empty list), since a
-    #: peer without it does not know them.
-    later: ClassVar[frozenset[str]] = frozenset()
-
-    @property
-    def unsaid(self) -> set[str]:
-        """Keys that are left out."""
-        return {name for name in self.later if not getattr(self, name)}
+    #: Keys of a capability, which a peer without it would refuse: left out while they say nothing.
+    optional: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -142,7 +142,7 @@ class Welcome(Message):
         `references`: a client opens no others. Left out without any.
     """
 
-    later = frozenset({"payload_stores"})
+    optional = ("payload_stores",)
     version: Extent = OURS.versions[1]
     capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float

@@ -80,7 +80,7 @@ class StepHeader(HasFields):
     """
 
     type_code = 13
-    later = frozenset({"attempt", "num_referenced"})
+    optional = ("attempt", "num_referenced")
     step: Count
     digest: Name
     num_micro_batches: Extent
@@ -106,7 +106,7 @@ class MicroBatch(HasSamples):
     """
 
     type_code = 14
-    later = frozenset({"attempt"})
+    optional = ("attempt",)
     each = (*HasSamples.each, "group_numbers")
     step: Count
     index: Count
@@ -128,7 +128,7 @@ class Prepared(Message):
     """
 
     type_code = 15
-    later = frozenset({"attempt"})
+    optional = ("attempt",)
     step: Count
     digest: Name
     attempt: Count = 0
