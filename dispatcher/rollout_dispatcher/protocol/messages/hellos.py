@@ -139,7 +139,7 @@ class Welcome(Message):
     capabilities: those that both have.
     heartbeat_interval_s: how often the client is to send a Ping, in seconds.
     payload_stores: addresses of the payload stores that references may be into, with the capability
-        `references`: a client opens no others.
+        `references`: a client opens no others. Left out without any.
     """
 
     optional = ("payload_stores",)
