@@ -278,8 +278,25 @@ class State:
                 self.ledger.posted = row[1]
             case records.ENDED:
                 self.ledger.ended = True
+            case records.UNNEEDED | records.FORGOTTEN | records.INCARNATION | records.SWEPT:
+                self._tidy(row)
             case kind:
                 raise ValueError(f"a row of kind {kind!r} is not known")
+
+    def _tidy(self, row: Row) -> None:
+        """Objects of payload stores have become unneeded or are gone; whose may be there."""
+        ledger = self.ledger
+        match row:
+            case [records.UNNEEDED, objects]:
+                for store, key, nbytes in objects:
+                    ledger.unneeded.setdefault(store, {})[key] = nbytes
+            case [records.FORGOTTEN, names]:
+                for store, key in names:
+                    ledger.unneeded.get(store, {}).pop(key, None)
+            case [records.INCARNATION, producer, incarnation]:
+                ledger.incarnations[incarnation] = producer
+            case [records.SWEPT, incarnation]:
+                ledger.incarnations.pop(incarnation, None)
 
     def _producer(self, name: str) -> ProducerRecord:
         producer = self.producers.get(name)
