@@ -278,12 +278,10 @@ class State:
                 self.ledger.posted = row[1]
             case records.ENDED:
                 self.ledger.ended = True
-            case records.UNNEEDED | records.FORGOTTEN | records.INCARNATION | records.SWEPT:
-                self._tidy(row)
-            case kind:
-                raise ValueError(f"a row of kind {kind!r} is not known")
+            case _:
+                self._note_of_stores(row)
 
-    def _tidy(self, row: Row) -> None:
+    def _note_of_stores(self, row: Row) -> None:
         """Objects of payload stores have become unneeded or are gone; whose may be there."""
         ledger = self.ledger
         match row:
@@ -297,6 +295,8 @@ class State:
                 ledger.incarnations[incarnation] = producer
             case [records.SWEPT, incarnation]:
                 ledger.incarnations.pop(incarnation, None)
+            case [kind, *_]:
+                raise ValueError(f"a row of kind {kind!r} is not known")
 
     def _producer(self, name: str) -> ProducerRecord:
         producer = self.producers.get(name)

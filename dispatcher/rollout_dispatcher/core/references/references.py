@@ -127,20 +127,25 @@ class References:
             case WorkerGone(worker):
                 self._recall(worker)
                 self.workers.gone(worker)
-            case Freed(worker, number):
-                if (errand := self._answered(worker, number)) is not None:
-                    self._freed(errand, {*said.left}, now)
-            case Swept(worker, number):
-                if (errand := self._answered(worker, number)) is not None:
-                    self._swept(errand, said, now)
+            case Freed() | Swept():
+                self._answered(said, now)
 
     def holds(self, worker: str) -> bool:
         """Whether a worker that wants to leave is needed still: nobody else is there."""
         return self.left > 0 and self.workers.is_leaving(worker) and not self.workers.staying
 
-    def _answered(self, worker: str, number: int) -> _Errand | None:
-        """What a worker has answered; None for what it was not asked, or for too long ago."""
-        return self._errands.pop(number, None) if self.workers.answered(worker, number) else None
+    def _answered(self, said: Freed | Swept, now: float) -> None:
+        """A worker has done what it was asked; what it was not asked, or long ago, is no answer."""
+        asked = self.workers.answered(said.worker, said.number)
+        errand = self._errands.pop(said.number, None) if asked else None
+        if errand is None:
+            return
+        if isinstance(said, Freed) and errand.objects:
+            self._freed(errand, {*said.left}, now)
+        elif isinstance(said, Swept) and errand.incarnation:
+            self._swept(errand, said, now)
+        else:
+            self._put_back(errand)
 
     def _freed(self, errand: _Errand, left: set[str], now: float) -> None:
         still = [stored for stored in errand.objects if stored.key in left]
@@ -166,7 +171,9 @@ class References:
             if known not in self.objects and known not in self.releases
         ]
         self._unneeded(tuple(unknown))
-        if said.failed or said.more:
+        if said.more and not unknown:
+            self.sweeps.put_off(name, store)  # it would be told the same again
+        elif said.failed or said.more:
             self.sweeps.put_back(name, store)
         elif self.sweeps.swept(name, store):
             self._note(IncarnationSwept(name))
@@ -196,6 +203,7 @@ class References:
         """What was decided has made objects unneeded: that is a fact of the same decision."""
         if self.objects.unneeded:
             self._unneeded(self.objects.take_unneeded())
+            self.sweeps.resume()
 
     def _unneeded(self, objects: tuple[StoredObject, ...]) -> None:
         if objects:

@@ -36,10 +36,11 @@ class Sweeps:
         self._current: dict[str, str] = {}  # by producer
         self._away: dict[str, float] = {}  # since when, in that order
         self._ended: dict[str, None] = {}
+        self._put_off: dict[tuple[str, str], None] = {}
 
     def __len__(self) -> int:
-        """How many have ended and are not swept."""
-        return len(self._ended)
+        """How many have ended and can be swept."""
+        return len(self._ended) - len({name for name, _ in self._put_off})
 
     def restore(self, incarnations: Mapping[str, str], now: float) -> None:
         """Those that an earlier process knew, with their producers, oldest first; all are away."""
@@ -61,6 +62,7 @@ class Sweeps:
         if known is not None and not known.ended:
             return False
         self._ended.pop(name, None)
+        self._put_off = {each: None for each in self._put_off if each[0] != name}
         self._known[name] = _Incarnation(producer)
         return known is None
 
@@ -117,6 +119,16 @@ class Sweeps:
         if name in self._ended:
             self._known[name].left[store] = False
             self._ended[name] = self._ended.pop(name)
+
+    def put_off(self, name: str, store: str) -> None:
+        """What is needed of it in this store hides the rest, until some of that is not any more."""
+        self._put_off[name, store] = None
+
+    def resume(self) -> None:
+        """Something is needed no more."""
+        put_off, self._put_off = self._put_off, {}
+        for name, store in put_off:
+            self.put_back(name, store)
 
     def swept(self, name: str, store: str) -> bool:
         """All of it in this store is known; returns whether it is forgotten, as that was all."""
