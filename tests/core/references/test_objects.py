@@ -108,6 +108,7 @@ def test_dropped_samples_need_nothing() -> None:
 
 def test_retained_steps_need_theirs_until_a_checkpoint_covers_them() -> None:
     bench = StoreBench(batch=2, retain=True)
+    bench.connect("p")
     bench.join()
     bench.send(bench.put("p", 0, 2))
     bench.hungry()

@@ -11,7 +11,7 @@ outcome, once its producer's floor has passed it, or when its producer is gone f
 an object is named unneeded when the last of that is over, and not before.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -61,19 +61,26 @@ class Objects:
         """Whether the object of this name is needed."""
         return name in self._needed
 
-    def restore(self, entries: Iterable[Entry], newest: dict[str, int]) -> None:
+    def restore(
+        self,
+        entries: Iterable[Entry],
+        newest: Mapping[str, int],
+        has_ended: Callable[[str, str], bool],
+    ) -> None:
         """Start from the samples that an earlier process held.
 
         newest: of each producer that may send it again the last number that was accepted. Which
         samples had which number is not remembered, so that one stands for all: others of the same
-        push may have been undecided.
+        push may have been undecided. has_ended: whether a producer's process has that put an object
+        of this key; nobody sends it again.
         """
         for entry in entries:
-            if isinstance(entry.sample.payload, Reference):
-                needed = self._need(entry.sample.payload.stored)
+            payload, producer = entry.sample.payload, entry.producer
+            if isinstance(payload, Reference):
+                needed = self._need(payload.stored)
                 needed.samples += 1
-                if (number := newest.get(entry.producer)) is not None:
-                    self._await(needed, entry.producer, number)
+                if producer in newest and not has_ended(producer, payload.stored.key):
+                    self._await(needed, producer, newest[producer])
 
     # -- samples come and go ------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from rollout_dispatcher.core.references.said import (
     WorkerLeaves,
     WorkerThere,
 )
-from rollout_dispatcher.core.references.sweeps import AWAY_S, Sweeps
+from rollout_dispatcher.core.references.sweeps import AWAY_S, SEPARATOR, Incarnation, Sweeps
 from rollout_dispatcher.core.references.workers import Workers
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.payload import StoredObject
@@ -41,8 +41,6 @@ from rollout_dispatcher.payload import StoredObject
 MAX_KEYS = 1024
 #: A worker that has not answered for so long is not waited for: another one is asked.
 ANSWER_S = 60.0
-#: Behind a producer's incarnation in each of its keys.
-SEPARATOR = "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class _Errand:
     worker: str
     store: str
     objects: tuple[StoredObject, ...]
-    incarnation: str
+    incarnation: Incarnation | None
     until: float
 
 
@@ -83,18 +81,26 @@ class References:
             for part in rank
             for entry in part
         )
-        newest = {name: max(seqs) for name, (_, seqs) in memory.producers.items() if seqs}
-        self.objects.restore((*memory.entries, *in_steps), newest)
-        self.releases.add(memory.unneeded)
         self.sweeps.restore(memory.incarnations, now)
         for producer in memory.left:
-            self.producer_lost(producer, now, for_good=True)
+            self.sweeps.lost(producer, now, for_good=True)
+        newest = {
+            name: max(seqs)
+            for name, (_, seqs) in memory.producers.items()
+            if seqs and name not in memory.left
+        }
+        self.objects.restore((*memory.entries, *in_steps), newest, self.sweeps.has_ended)
+        self.releases.add(memory.unneeded)
 
     # -- producers ----------------------------------------------------------------------------
 
     def producer_connected(self, producer: str, incarnation: str) -> None:
         """It is there; incarnation: what its keys begin with, empty if it puts nothing."""
-        if self._stores and incarnation and self.sweeps.begins(producer, incarnation):
+        if not self._stores or not incarnation:
+            return
+        if self.sweeps.current(producer) not in (None, incarnation):
+            self.objects.producer_gone(producer)  # what it has not heard of is not sent again
+        if self.sweeps.begins(producer, incarnation):
             self._note(IncarnationBegan(producer, incarnation))
 
     def producer_lost(self, producer: str, now: float, *, for_good: bool) -> None:
@@ -158,11 +164,11 @@ class References:
         self._note_success(errand, len(still), now)
 
     def _swept(self, errand: _Errand, said: Swept, now: float) -> None:
-        store, name = errand.store, errand.incarnation
+        store, ended = errand.store, errand.incarnation
         self._note_success(errand, int(said.failed), now)
-        if not self.sweeps.is_wanted(name):
+        if ended is None or not self.sweeps.is_wanted(ended):
             return  # it has come back meanwhile, and may push them
-        begins = name + SEPARATOR
+        begins = ended.name + SEPARATOR
         keys = [key for key in said.keys if key.startswith(begins)]
         names = [(store, key) for key in keys]
         unknown = [
@@ -171,12 +177,12 @@ class References:
             if known not in self.objects and known not in self.releases
         ]
         self._unneeded(tuple(unknown))
-        if said.more and not unknown:
-            self.sweeps.put_off(name, store)  # it would be told the same again
+        if said.more and all(known in self.objects for known in names):
+            self.sweeps.put_off(ended, store)  # it would be told the same again
         elif said.failed or said.more:
-            self.sweeps.put_back(name, store)
-        elif self.sweeps.swept(name, store):
-            self._note(IncarnationSwept(name))
+            self.sweeps.put_back(ended, store)
+        elif self.sweeps.swept(ended, store):
+            self._note(IncarnationSwept(ended.name))
 
     def _note_success(self, errand: _Errand, failures: int, now: float) -> None:
         if failures:
@@ -192,7 +198,7 @@ class References:
             self._put_back(errand)
 
     def _put_back(self, errand: _Errand) -> None:
-        if errand.incarnation:
+        if errand.incarnation is not None:
             self.sweeps.put_back(errand.incarnation, errand.store)
         else:
             self.releases.put_back(errand.objects)
@@ -247,20 +253,25 @@ class References:
         for store in self.releases.stores:
             while self.releases.waits(store) and (worker := self.workers.ready(store, now)):
                 objects = tuple(self.releases.take(store, MAX_KEYS))
-                number = self._begin(worker, store, objects, "", now)
+                number = self._begin(worker, store, now, objects)
                 yield FreeWanted(worker, number, store, tuple(item.key for item in objects))
         for store in self.sweeps.stores:
             if self.releases.has(store):
                 continue
             if (worker := self.workers.ready(store, now)) is not None:
-                name = self.sweeps.take(store)
-                number = self._begin(worker, store, (), name, now)
-                yield SweepWanted(worker, number, store, name + SEPARATOR)
+                ended = self.sweeps.take(store)
+                number = self._begin(worker, store, now, ended=ended)
+                yield SweepWanted(worker, number, store, ended.name + SEPARATOR)
 
     def _begin(
-        self, worker: str, store: str, objects: tuple[StoredObject, ...], name: str, now: float
+        self,
+        worker: str,
+        store: str,
+        now: float,
+        objects: tuple[StoredObject, ...] = (),
+        ended: Incarnation | None = None,
     ) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
-        self._errands[number] = _Errand(worker, store, objects, name, now + ANSWER_S)
+        self._errands[number] = _Errand(worker, store, objects, ended, now + ANSWER_S)
         self.workers.asked(worker, number)
         return number

@@ -16,12 +16,15 @@ from itertools import takewhile
 #: A producer that was away for so long does not come back. Nothing is lost by waiting but room in
 #: a store; one that comes back later would push what is gone.
 AWAY_S = 3600.0
+#: Behind a producer's incarnation in each of its keys; before that, the producer's name and a dot.
+SEPARATOR = "/"
 
 
-@dataclass(slots=True)
-class _Incarnation:
+@dataclass(slots=True, eq=False)
+class Incarnation:
     """left: once it has ended, stores that are not swept, and whether a worker is asked to."""
 
+    name: str
     producer: str
     ended: bool = False
     left: dict[str, bool] = field(default_factory=dict)
@@ -32,15 +35,15 @@ class Sweeps:
 
     def __init__(self, stores: Collection[str]) -> None:
         self._stores = sorted(stores)
-        self._known: dict[str, _Incarnation] = {}
+        self._known: dict[str, Incarnation] = {}
         self._current: dict[str, str] = {}  # by producer
         self._away: dict[str, float] = {}  # since when, in that order
-        self._ended: dict[str, None] = {}
-        self._put_off: dict[tuple[str, str], None] = {}
+        self._ended: dict[str, Incarnation] = {}
+        self._put_off: dict[tuple[Incarnation, str], None] = {}
 
     def __len__(self) -> int:
         """How many have ended and can be swept."""
-        return len(self._ended) - len({name for name, _ in self._put_off})
+        return len(self._ended) - len({ended for ended, _ in self._put_off})
 
     def restore(self, incarnations: Mapping[str, str], now: float) -> None:
         """Those that an earlier process knew, with their producers, oldest first; all are away."""
@@ -50,6 +53,16 @@ class Sweeps:
                 self._away[name] = now
 
     # -- they come and go ---------------------------------------------------------------------
+
+    def current(self, producer: str) -> str | None:
+        """The producer's one that has not ended."""
+        return self._current.get(producer)
+
+    def has_ended(self, producer: str, key: str) -> bool:
+        """Whether this key is of an incarnation of the producer, and not of its current one."""
+        current = self._current.get(producer)
+        ours = current is not None and key.startswith(current + SEPARATOR)
+        return key.startswith(f"{producer}.") and not ours
 
     def begins(self, producer: str, name: str) -> bool:
         """It is there; its producer's other ones have ended. Returns whether it is new."""
@@ -62,8 +75,8 @@ class Sweeps:
         if known is not None and not known.ended:
             return False
         self._ended.pop(name, None)
-        self._put_off = {each: None for each in self._put_off if each[0] != name}
-        self._known[name] = _Incarnation(producer)
+        self._put_off = {each: None for each in self._put_off if each[0] is not known}
+        self._known[name] = Incarnation(name, producer)  # what it was asked before is of another
         return known is None
 
     def lost(self, producer: str, now: float, *, for_good: bool) -> None:
@@ -91,7 +104,7 @@ class Sweeps:
     def _end(self, name: str) -> None:
         known = self._known[name]
         known.ended, known.left = True, dict.fromkeys(self._stores, False)
-        self._ended[name] = None
+        self._ended[name] = known
         self._away.pop(name, None)
         if self._current.get(known.producer) == name:
             del self._current[known.producer]
@@ -101,40 +114,39 @@ class Sweeps:
     @property
     def stores(self) -> Iterable[str]:
         """Those in which something is to be swept, and nobody is asked to."""
-        left = (self._known[name].left.items() for name in self._ended)
+        left = (ended.left.items() for ended in self._ended.values())
         return {store: None for stores in left for store, asked in stores if not asked}
 
-    def is_wanted(self, name: str) -> bool:
-        """Whether it has ended and is not swept."""
-        return name in self._ended
-
-    def take(self, store: str) -> str:
+    def take(self, store: str) -> Incarnation:
         """The first that is to be swept in this store, one of `stores`: a worker is asked to."""
-        name = next(name for name in self._ended if self._known[name].left.get(store) is False)
-        self._known[name].left[store] = True
-        return name
+        ended = next(one for one in self._ended.values() if one.left.get(store) is False)
+        ended.left[store] = True
+        return ended
 
-    def put_back(self, name: str, store: str) -> None:
+    def is_wanted(self, ended: Incarnation) -> bool:
+        """Whether it is to be swept still: it has not come back meanwhile."""
+        return self._ended.get(ended.name) is ended
+
+    def put_back(self, ended: Incarnation, store: str) -> None:
         """It is to be swept in this store again, after the others."""
-        if name in self._ended:
-            self._known[name].left[store] = False
-            self._ended[name] = self._ended.pop(name)
+        if self.is_wanted(ended):
+            ended.left[store] = False
+            self._ended[ended.name] = self._ended.pop(ended.name)
 
-    def put_off(self, name: str, store: str) -> None:
+    def put_off(self, ended: Incarnation, store: str) -> None:
         """What is needed of it in this store hides the rest, until some of that is not any more."""
-        self._put_off[name, store] = None
+        self._put_off[ended, store] = None
 
     def resume(self) -> None:
         """Something is needed no more."""
         put_off, self._put_off = self._put_off, {}
-        for name, store in put_off:
-            self.put_back(name, store)
+        for ended, store in put_off:
+            self.put_back(ended, store)
 
-    def swept(self, name: str, store: str) -> bool:
+    def swept(self, ended: Incarnation, store: str) -> bool:
         """All of it in this store is known; returns whether it is forgotten, as that was all."""
-        left = self._known[name].left
-        left.pop(store, None)
-        if left:
+        ended.left.pop(store, None)
+        if ended.left:
             return False
-        del self._known[name], self._ended[name]
+        del self._known[ended.name], self._ended[ended.name]
         return True
