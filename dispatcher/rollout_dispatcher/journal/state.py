@@ -67,11 +67,11 @@ class State:
         """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
         for row in rows:
             match row[0]:
-                case records.ACCEPTED | records.REFERENCED:
+                case records.ACCEPTED | records.OBJECT | records.REFERENCED:
                     self._accept(row, segment, places)
                 case records.MOVED:
                     self._move(row, segment, next(places))
-                case records.PLANNED:
+                case records.PLANNED | records.WITHDRAWN:
                     self._plan(row)
                 case records.COMMITTED:
                     self._commit(*row[1:])
@@ -123,6 +123,9 @@ class State:
     # -- samples ----------------------------------------------------------------------------
 
     def _accept(self, row: Row, segment: int, places: Iterator[int]) -> None:
+        if row[0] == records.OBJECT:
+            self._stored = StoredObject(*row[1:])
+            return
         place: Row
         if row[0] == records.ACCEPTED:
             place = [segment, next(places), *row[records.ROWS :]]
@@ -194,6 +197,10 @@ class State:
     # -- steps ------------------------------------------------------------------------------
 
     def _plan(self, row: Row) -> None:
+        """A step has a plan, or another one, or has lost it, or is none any more."""
+        if row[0] == records.WITHDRAWN:
+            self._withdraw(*row[1:])
+            return
         _, number, digest, planned_at, micro_batches, passed_over, *attempt = row
         step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *attempt)
         members = [self._known(ticket) for ticket in step.tickets()]
@@ -270,8 +277,6 @@ class State:
             case records.GENERATION:
                 _, self.ledger.generation, self.ledger.dp_size = row
                 self.ledger.resumed = None
-            case records.WITHDRAWN:
-                self._withdraw(*row[1:])
             case records.VERSION:
                 _, self.ledger.policy_version, self.ledger.policy_step = row
             case records.PHASE:

@@ -42,6 +42,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
@@ -85,6 +86,7 @@ class EffectRunner:
         *,
         metrics: Metrics,
         chronicle: Chronicle,
+        store_workers: StoreWorkers,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
@@ -111,6 +113,8 @@ class EffectRunner:
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._let_go,
+            e.FreeWanted: store_workers.ask,
+            e.SweepWanted: store_workers.ask,
             e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
@@ -283,9 +287,6 @@ class EffectRunner:
         told = self._announcements.of(step, terms)
         if told.ragged and RAGGED not in terms.capabilities:
             rank.peer.fail(_unreadable(told.ragged))
-            return
-        if told.num_referenced and REFERENCES not in terms.capabilities:
-            rank.peer.fail(_cannot_fetch())
             return
         rank.peer.write(told.header)
         self._deliveries.append((rank, step, told.groups, effect.first_micro_batch))
@@ -470,11 +471,12 @@ def _any_here(step: OpenStep) -> Entry:
 
 
 def _log_given_up(effect: e.GroupGivenUp) -> None:
+    refers = effect.cap.cap == "referenced-bytes"
     log.warning(
         "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
-        "cap (%d of %d) and none could become whole; raise --buffer-bytes, or use --journal-dir, "
-        "or have fewer groups under way",
+        "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+        "--referenced-bytes" if refers else "--buffer-bytes, or use --journal-dir",
     )  # fmt: skip
 
 
@@ -511,13 +513,6 @@ def _unreadable(ragged: Iterable[str]) -> ProtocolError:
     return ProtocolError(
         f"the samples have fields that are ragged or text ({', '.join(ragged)}), which this DP "
         "rank cannot read; install the dispatcher's release of rollout-dispatcher where it runs"
-    )
-
-
-def _cannot_fetch() -> ProtocolError:
-    return ProtocolError(
-        "samples of the step lie in payload stores, from which this DP rank cannot fetch them; "
-        "install the dispatcher's release of rollout-dispatcher where it runs"
     )
 
 

@@ -21,6 +21,7 @@ class Memory:
         self._rewound: set[int] = set()
         self._run_id = ""
         self._resumed: int | None = None
+        self._withdrawn: dict[int, int] = {}
         self._saved = -1
         self._accepted: dict[str, set[int]] = {}
         self._floors: dict[str, int] = {}
@@ -64,6 +65,7 @@ class Memory:
             saved=self._saved,
             next_ticket=self._next_ticket,
             next_step=self._next_step,
+            withdrawn=dict(self._withdrawn),
             generation=self._generation,
             dp_size=self._dp_size,
             policy_version=self._version,
@@ -95,7 +97,9 @@ class Memory:
             for rank in plan.micro_batches
         )
         rewound = plan.step in self._rewound
-        return f.RememberedStep(plan.step, plan.digest, plan.planned_at, micro_batches, rewound)
+        return f.RememberedStep(
+            plan.step, plan.digest, plan.planned_at, micro_batches, rewound, plan.attempt
+        )
 
     def _note_one(self, fact: f.Fact) -> None:
         match fact:
@@ -112,6 +116,7 @@ class Memory:
             case f.Planned():
                 self._steps[fact.step] = fact
                 self._next_step = max(self._next_step, fact.step + 1)
+                self._withdrawn.pop(fact.step, None)
                 for ticket in fact.passed_over:
                     self._entries[ticket].skips += 1
             case f.Committed():
@@ -122,6 +127,7 @@ class Memory:
                     self._forget(_tickets(plan))
             case f.Dropped():
                 self._forget(fact.tickets)
+                self._steps = {at: _without(fact.tickets, of) for at, of in self._steps.items()}
             case f.GroupSized():
                 for ticket in fact.tickets:
                     entry = self._entries[ticket]
@@ -133,6 +139,9 @@ class Memory:
 
     def _note_single(self, fact: f.Fact) -> None:
         match fact:
+            case f.Withdrawn():
+                del self._steps[fact.step]
+                self._next_step, self._withdrawn[fact.step] = fact.step, fact.attempt
             case f.RunBegan():
                 self._run_id = fact.run_id
             case f.GenerationBegan():
@@ -188,6 +197,14 @@ class Memory:
 
 def _tickets(plan: f.Planned) -> list[int]:
     return [ticket for rank in plan.micro_batches for part in rank for ticket in part]
+
+
+def _without(tickets: tuple[int, ...], plan: f.Planned) -> f.Planned:
+    kept = tuple(
+        tuple(tuple(ticket for ticket in part if ticket not in tickets) for part in rank)
+        for rank in plan.micro_batches
+    )
+    return replace(plan, micro_batches=kept)
 
 
 def _copy(entry: Entry) -> Entry:

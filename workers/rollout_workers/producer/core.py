@@ -211,6 +211,10 @@ class ProducerCore:
             self.control(told)
         for message in self._controls.take(self._pushes.keys()):
             yield message, ()
+        yield from self.take_answers()
+
+    def take_answers(self) -> Iterator[Outgoing]:
+        """What the dispatcher has asked of this process's payload stores is done."""
         for answer in self.objects.requests.take_answers():
             yield answer, ()
 

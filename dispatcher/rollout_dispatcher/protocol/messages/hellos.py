@@ -69,9 +69,13 @@ class HelloProducer(Hello):
     key: a secret of this client's own, the same on all its connections and told to nobody else.
         Once one was shown with a `client_id`, nobody may use that name without it, whatever token
         they have; null leaves the name to everybody.
+    incarnation: what the keys of all objects that it puts into payload stores begin with, followed
+        by a slash: its `client_id`, a dot, and a word that no other process has used. What is there
+        of it and was never pushed is freed when it has left, or another one has followed.
     """
 
     type_code = 1
+    incarnation: Name | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
 
 
@@ -139,9 +143,10 @@ class Welcome(Message):
     capabilities: those that both have.
     heartbeat_interval_s: how often the client is to send a Ping, in seconds.
     payload_stores: addresses of the payload stores that references may be into, with the capability
-        `references`: a client opens no others.
+        `references`: a client opens no others. Left out without any.
     """
 
+    optional = ("payload_stores",)
     version: Extent = OURS.versions[1]
     capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float
