@@ -292,7 +292,26 @@ class State:
                 self.ledger.posted = row[1]
             case records.ENDED:
                 self.ledger.ended = True
-            case kind:
+            case _:
+                self._note_of_stores(row)
+
+    def _note_of_stores(self, row: Row) -> None:
+        """In which object samples lie; which are unneeded or gone; whose may be there."""
+        ledger = self.ledger
+        match row:
+            case [records.OBJECT, *stored]:
+                self._stored = StoredObject(*stored)
+            case [records.UNNEEDED, objects]:
+                for store, key, nbytes in objects:
+                    ledger.unneeded.setdefault(store, {})[key] = nbytes
+            case [records.FORGOTTEN, names]:
+                for store, key in names:
+                    ledger.unneeded.get(store, {}).pop(key, None)
+            case [records.INCARNATION, producer, incarnation]:
+                ledger.incarnations[incarnation] = producer
+            case [records.SWEPT, incarnation]:
+                ledger.incarnations.pop(incarnation, None)
+            case [kind, *_]:
                 raise ValueError(f"a row of kind {kind!r} is not known")
 
     def _producer(self, name: str) -> ProducerRecord:
