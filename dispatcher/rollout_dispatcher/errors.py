@@ -286,6 +286,16 @@ class ListenerFailed(DispatcherError):
         super().__init__(f"nobody can connect to {endpoint} any more ({reason}); start it again")
 
 
+class StoreFailed(DispatcherError):
+    """A payload store cannot do what it is asked; the same may succeed later."""
+
+    code = "store"
+    retriable = True
+
+    def __init__(self, address: object, reason: object) -> None:
+        super().__init__(f"the payload store {address} has failed: {reason}")
+
+
 class NotServing(DispatcherError):
     """A dispatcher is used before its start or after its end, or is started a second time."""
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.core.admission.capacity import HARD_CAPS
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
@@ -26,10 +27,11 @@ from rollout_dispatcher.core.effects import (
     PushAnswered,
     PushHeld,
     PushRecalled,
+    ReplanWanted,
 )
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.plan import PlanConfig
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
 from tests.support.samples import IDS, make_sample
@@ -39,6 +41,8 @@ BATCH, TOKENS = 4, 4
 OTHERS = [Schema((Field(name, DType.INT64),)) for name in ("b", "c")]
 _schemas = st.sampled_from([IDS, IDS, *OTHERS])
 SAMPLE_BYTES = 8 * TOKENS
+#: Where payloads are, by turns: as they come, or in a payload store.
+_stores = st.sampled_from([[""], ["files"], ["", "files"]])
 GROUP_TIMEOUT, PRODUCER_TIMEOUT, MAX_WAIT = 20.0, 30.0, 1.0
 #: Rounds of a fair schedule for each sample that was ever pushed: it is pushed or let in, it may
 #: be recalled, its group may be given up for want of room, it is planned and it is committed.
@@ -62,17 +66,19 @@ class Progress(RuleBasedStateMachine):
 
     @initialize(drawn=st.data())
     def start(self, drawn: st.DataObject) -> None:
-        """Buffers of every tightness: soft caps, memory, memory of held pushes."""
+        """Buffers of every tightness: soft caps, memory, memory of held pushes, payload stores."""
         samples = drawn.draw(st.sampled_from([4, 6]), "ready samples or groups")
         tokens = drawn.draw(st.sampled_from([None, TOKENS, 5 * TOKENS]), "ready tokens")
         room = drawn.draw(st.sampled_from([1, 2, 5, 100]), "samples in memory")
         held = drawn.draw(st.sampled_from([1, 3, 100]), "samples of held pushes in memory")
+        stored = drawn.draw(st.sampled_from([1, 2, 5, 100]), "samples in payload stores")
         durable, keep, by_groups = (drawn.draw(st.booleans()) for _ in range(3))
         self.now = 0.0
         group = None if by_groups else BATCH
         limits = BufferLimits(
-            samples, group, tokens, room * SAMPLE_BYTES, TOKENS, held * SAMPLE_BYTES
-        )
+            samples, group, tokens, room * SAMPLE_BYTES, TOKENS, held * SAMPLE_BYTES,
+            stores=frozenset({"files"}), referenced_bytes=stored * SAMPLE_BYTES,
+        )  # fmt: skip
         self.core = Dispatch(
             DispatchConfig(
                 dp_size=2,
@@ -99,7 +105,7 @@ class Progress(RuleBasedStateMachine):
         self.accepted: set[str] = set()
         self.recalled: deque[PushRecalled] = deque()
         self.to_journal: deque[PayloadsToJournal] = deque()
-        self.wanted: PlanWanted | None = None
+        self.wanted: PlanWanted | ReplanWanted | None = None
         self.perform(self.core.join(RankHello("0", 0, 2, None), self.now))
         self.perform(self.core.join(RankHello("1", 1, 2, 1), self.now))
 
@@ -110,7 +116,7 @@ class Progress(RuleBasedStateMachine):
     def perform(self, decision: Decision) -> None:
         for effect in decision.effects:
             match effect:
-                case PlanWanted():
+                case PlanWanted() | ReplanWanted():
                     assert self.wanted is None
                     self.wanted = effect
                 case PayloadsToJournal():
@@ -142,10 +148,11 @@ class Progress(RuleBasedStateMachine):
         order=st.randoms(use_true_random=False),
         at_close=st.booleans(),
         schema=_schemas,
+        stores=_stores,
     )
     def begin_groups(  # noqa: PLR0917
         self, sizes: list[int], by: list[str], lacking: int, order: object, at_close: bool,
-        schema: Schema,
+        schema: Schema, stores: list[str],
     ) -> None:  # fmt: skip
         """Prompts whose rollouts finish in any order, and of which one may never finish."""
         members: list[Sample] = []
@@ -159,6 +166,7 @@ class Progress(RuleBasedStateMachine):
                     schema=schema,
                     group_id=f"{self.groups}",
                     group_size=told,
+                    store=stores[at % len(stores)],
                 )
                 for at in range(size - (lacking if size > 1 else 0))
             ]
@@ -168,12 +176,14 @@ class Progress(RuleBasedStateMachine):
             if producer.alive:
                 producer.todo.append(sample)
 
-    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 5), schema=_schemas)
-    def begin_plain(self, by: str, count: int, schema: Schema) -> None:
+    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 5), schema=_schemas, stores=_stores)
+    def begin_plain(self, by: str, count: int, schema: Schema, stores: list[str]) -> None:
         for at in range(count if self.producers[by].alive else 0):
             self.groups += 1
             self.producers[by].todo.append(
-                make_sample(f"{self.groups}.{at}", TOKENS, schema=schema)
+                make_sample(
+                    f"{self.groups}.{at}", TOKENS, schema=schema, store=stores[at % len(stores)]
+                )
             )
 
     @rule(by=st.sampled_from("pqr"), count=st.integers(1, 3))
@@ -219,17 +229,35 @@ class Progress(RuleBasedStateMachine):
     @rule()
     def answer_the_planner(self) -> None:
         wanted, self.wanted = self.wanted, None
-        if wanted is not None:
-            answer = plan(wanted.window, self.plan_config, wanted.take)
+        if wanted is None:
+            return
+        again = isinstance(wanted, ReplanWanted)
+        answer = plan(wanted.window, self.plan_config, wanted.take, whole=again)
+        if isinstance(wanted, ReplanWanted):
+            self.perform(self.core.replanned(wanted, answer, self.now))
+        else:
             self.perform(self.core.planned(wanted, answer, self.now))
+
+    @rule(rank=st.integers(0, 1), which=st.integers(0, 2), count=st.integers(1, BATCH))
+    def lose_samples(self, rank: int, which: int, count: int) -> None:
+        """A rank cannot get samples of an open step: those of a group go together."""
+        steps = [step for step in self.core._ledger.steps.values() if step.digest][which:]
+        for step in steps[:1]:
+            stored = [one.sample_id for one in step.samples() if not one.is_in_memory][:count]
+            if stored:
+                said = Unresolved(step.number, step.attempt, tuple(stored))
+                self.perform(self.core.unresolved(rank, said, self.now))
 
     @rule()
     def train(self) -> None:
         """Both ranks prepare, take and commit what they were given, and ask for more."""
-        for number in list(self.core._ledger.steps):
-            digest = self.core._ledger.steps[number].digest
+        for number, step in list(self.core._ledger.steps.items()):
+            if not step.digest:
+                break  # it is to be planned again
             for rank in (0, 1):
-                self.perform(self.core.prepared(rank, number, digest, self.now))
+                self.perform(
+                    self.core.prepared(rank, number, step.digest, self.now, attempt=step.attempt)
+                )
             for rank in (0, 1):
                 self.perform(self.core.demand(rank, number, self.now, hungry=False))
             for rank in (0, 1):
@@ -252,7 +280,8 @@ class Progress(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         limits, held = self.core.config.limits, self.core._admission.held
         assert self.core._buffer.held_bytes <= limits.nbytes
-        with_payload = [push for push in held if push.samples[0].is_in_memory]
+        assert self.core._buffer.referenced_bytes <= limits.referenced_bytes
+        with_payload = [push for push in held if any(one.is_in_memory for one in push.samples)]
         assert held.nbytes <= limits.held_bytes or len(with_payload) == 1
 
     @invariant()
@@ -260,8 +289,9 @@ class Progress(RuleBasedStateMachine):
         """A push is held at a soft cap only while a step could be planned."""
         pressed = self.core._capacity.pressed
         if len(self.core._admission.held) and self.core._capacity.shortfall() > 0:
-            waits = [push for push in self.core._admission.held if push.samples[0].is_in_memory]
-            assert not waits or (pressed is not None and pressed.cap == "bytes")
+            held = self.core._admission.held
+            waits = [push for push in held if not held.is_emptied(push)]
+            assert not waits or (pressed is not None and pressed.cap in HARD_CAPS)
 
     @invariant()
     def the_books_balance(self) -> None:

@@ -24,9 +24,12 @@ from rollout_dispatcher.core.facts import (
     DropReason,
     Fact,
     FloorRaised,
+    Forgotten,
     GenerationBegan,
     GroupSized,
     GroupSizeSet,
+    IncarnationBegan,
+    IncarnationSwept,
     PhaseEnded,
     Planned,
     PostedSetting,
@@ -38,11 +41,13 @@ from rollout_dispatcher.core.facts import (
     Resumed,
     RunBegan,
     StreamEnded,
+    Unneeded,
     VersionReported,
 )
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
+from rollout_dispatcher.payload import Payload, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from tests.support.samples import span_of
 
@@ -58,6 +63,7 @@ SCHEMAS = (
         )
     ),
 )
+OBJECTS = [StoredObject("file:///a", f"p.1/{at}", 1 << 20) for at in range(2)]
 #: Wall time minus the core's clock; a power of two keeps the arithmetic exact.
 WALL = 2.0**30
 PATIENCE = 20.0
@@ -77,12 +83,16 @@ def accepted(
     given_id: str | None = None,
     group: int = -1,
     version: int | None = None,
+    stored: StoredObject | None = None,
 ) -> Accepted:
-    """A sample of its own bytes enters the buffer."""
+    """A sample of its own bytes enters the buffer; stored: it lies in this object."""
     rows = tuple((ticket + at) % 5 for at in range(len(schema.ragged)))
+    nbytes = schema.nbytes(tokens, rows)
+    payload: Payload = payload_of(ticket, nbytes)
+    if stored is not None:
+        payload = Reference(stored, 8 * ticket, nbytes)
     sample = Sample(
-        given_id or f"s-{ticket}", tokens, tokens // 2, schema,
-        payload_of(ticket, schema.nbytes(tokens, rows)),
+        given_id or f"s-{ticket}", tokens, tokens // 2, schema, payload,
         None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version, rows,
     )  # fmt: skip
     return Accepted(Entry(sample, ticket, ticket / 8, group), producer, ticket, given_id)
@@ -220,6 +230,8 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "left": set(remembered.left),
         "given_ids": remembered.given_ids,
         "totals": dict(remembered.totals),
+        "unneeded": set(remembered.unneeded),
+        "incarnations": dict(remembered.incarnations),
     }  # fmt: skip
 
 
@@ -250,6 +262,8 @@ class Model:
         self.left: set[str] = set()
         self.given_ids: OrderedDict[str, None] = OrderedDict()
         self.totals: dict[str, object] = {}
+        self.unneeded: set[StoredObject] = set()
+        self.incarnations: dict[str, str] = {}
 
     def apply(self, facts: Sequence[Fact], totals: dict[str, object]) -> None:
         for fact in facts:
@@ -270,8 +284,9 @@ class Model:
         return [t for rank in self.steps[number].micro_batches for part in rank for t in part]
 
     def payloads(self) -> dict[int, bytes]:
-        """Every payload that is neither dropped nor done with, by ticket."""
-        return {at: span_of(entry.sample).tobytes() for at, entry in self.entries.items()}
+        """Every payload of the log that is neither dropped nor done with, by ticket."""
+        here = {at: one for at, one in self.entries.items() if one.sample.is_in_memory}
+        return {at: span_of(entry.sample).tobytes() for at, entry in here.items()}
 
     def plain(self) -> dict[str, object]:
         """As `plain` shows what was remembered."""
@@ -295,6 +310,8 @@ class Model:
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
             "totals": self.totals,
+            "unneeded": self.unneeded,
+            "incarnations": self.incarnations,
         }  # fmt: skip
 
     def _plain_step(self, number: int) -> tuple[object, ...]:
@@ -403,6 +420,14 @@ class Model:
                 self.posted = posted
             case StreamEnded():
                 self.ended = True
+            case Unneeded(objects):
+                self.unneeded |= {*objects}
+            case Forgotten(objects):
+                self.unneeded -= {*objects}
+            case IncarnationBegan(producer, incarnation):
+                self.incarnations[incarnation] = producer
+            case IncarnationSwept(incarnation):
+                self.incarnations.pop(incarnation, None)
 
 
 class Player:
@@ -452,12 +477,20 @@ class Player:
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
             RunBegan("run"),
+            Unneeded(tuple(self._stored() for _ in range(random.randrange(3)))),
+            Forgotten(tuple(self._stored() for _ in range(random.randrange(3)))),
+            IncarnationBegan(producer, f"{producer}.{random.randrange(2)}"),
+            IncarnationSwept(f"{producer}.{random.randrange(2)}"),
             GroupSizeSet(random.choice([None, 4])),
             Configured(
                 tuple(PostedSetting(f"s{at}", 1.5, None, "me") for at in range(random.randrange(3)))
             ),
         ]
         return [random.choice(others)]
+
+    def _stored(self) -> StoredObject:
+        store, number = f"file:///{self.random.randrange(2)}", self.random.randrange(4)
+        return StoredObject(store, f"schlüssel/{number}", 1000 * number)
 
     def _checkpoint(self) -> Fact:
         step = self.random.choice(sorted(self.model.retained))
@@ -474,6 +507,7 @@ class Player:
             given_id=f"näme-{ticket}" if named else None,
             group=ticket if random.random() < 0.3 else -1,
             version=self._version(),
+            stored=random.choice([None, None, *OBJECTS]),
         )
 
     def _version(self) -> int | None:

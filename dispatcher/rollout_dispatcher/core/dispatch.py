@@ -37,7 +37,8 @@ from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.producers.standing import Standing
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
+from rollout_dispatcher.core.references.said import Said
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.core.waiting import Reason
@@ -77,6 +78,7 @@ class Dispatch:
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
         self._totals, self._buffer = parts.totals, parts.buffer
         self._dropping, self._outcomes = parts.dropping, parts.outcomes
+        self._references = parts.references
 
     # -- what outlives the process ------------------------------------------------------------
 
@@ -97,6 +99,7 @@ class Dispatch:
         if self._dropping.untold:
             effects = [*effects, SamplesDropped(self._dropping.untold)]
             self._dropping.untold = {}
+        self._references.take_unneeded()
         if not self._facts:
             return Decision(effects, (), NO_TOTALS) if effects else NOTHING
         self._capacity.noted()
@@ -121,6 +124,7 @@ class Dispatch:
 
     def push(self, push: Push, now: float, *, may_hold: bool = True) -> Decision:
         """Samples arrived. With `may_hold=False` what has to wait is answered `full`."""
+        self._references.objects.pushed(push)
         return self._decide(
             self._admission.push(push, now, may_hold=may_hold) + self._consider(now)
         )
@@ -133,11 +137,15 @@ class Dispatch:
                 "give every client a client_id of its own, or show the same key each time"
             )
 
-    def producer_connected(self, producer: str, key: str = "") -> Decision:
-        """A producer is there, maybe again; key: the digest of that which `check_key` passed."""
+    def producer_connected(self, producer: str, key: str = "", incarnation: str = "") -> Decision:
+        """A producer is there, maybe again; key: the digest of that which `check_key` passed.
+
+        incarnation: what its objects' keys begin with; empty if it puts none.
+        """
         if self._parts.memory.bind(producer, key):
             self._note(ProducerKeyed(producer, key))
         self._parts.producers.connected(producer)
+        self._references.producer_connected(producer, incarnation)
         return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
 
     def producer_leaves(self, producer: str) -> Decision:
@@ -149,6 +157,7 @@ class Dispatch:
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._parts.presence.lost(producer, now, for_good=for_good)
+        self._references.producer_lost(producer, now, for_good=for_good)
         self._relief.look_again()  # others may have waited for what it had to say
         return self._decide(self._relieve(now))
 
@@ -209,6 +218,13 @@ class Dispatch:
             effects += self._finish()
         return self._decide(effects)
 
+    # -- workers that open payload stores -----------------------------------------------------
+
+    def hear(self, said: Said, now: float) -> Decision:
+        """A worker that may release objects comes, goes or answers; what follows is `tick`'s."""
+        self._references.hear(said, now)
+        return self._decide([])
+
     # -- ranks ------------------------------------------------------------------------------
 
     def join(self, hello: RankHello, now: float) -> Decision:
@@ -219,7 +235,7 @@ class Dispatch:
         the generation, this rank with it. All or nothing: nothing has changed where it raises.
         """
         effects = self._parts.joining.join(hello, self.run_id, now)
-        return self._decide(effects + self._consider(now))
+        return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
 
     def leave(
         self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
@@ -235,13 +251,20 @@ class Dispatch:
 
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
-        return self._decide(
-            self._ledger.demand(dp_rank, taken, hungry=hungry) + self._consider(now)
-        )
+        effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
+        return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
 
-    def prepared(self, dp_rank: int, step: int, digest: str, now: float) -> Decision:
-        """A rank holds a step's header."""
-        return self._decide(self._ledger.prepared(dp_rank, step, digest) + self._consider(now))
+    def prepared(
+        self, dp_rank: int, step: int, digest: str, now: float, *, attempt: int = 0
+    ) -> Decision:
+        """A rank can train a step."""
+        effects = self._ledger.prepared(dp_rank, step, digest, attempt)
+        return self._decide(effects + self._consider(now))
+
+    def unresolved(self, dp_rank: int, said: Unresolved, now: float) -> Decision:
+        """A rank cannot get samples of a step: they are dropped, and it is planned again."""
+        effects = self._parts.attempts.unresolved(dp_rank, said)
+        return self._decide(effects + self._relieve(now))
 
     def commit(self, dp_rank: int, step: int, now: float) -> Decision:
         """A rank has applied every step up to `step`."""
@@ -280,13 +303,15 @@ class Dispatch:
         self._parts.presence.tick(now)
         if self._parts.held.give_up_late(now):
             self._relief.look_again()
-        return self._decide(self._relieve(now))
+        effects = self._relieve(now)
+        return self._decide(effects + self._references.tick(now))
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
         parts = self._parts
         deadlines = (
             parts.presence.next_deadline(), parts.held.next_deadline(), parts.timing.wake_at,
+            parts.references.next_deadline(),
         )  # fmt: skip
         return min([at for at in deadlines if at is not None], default=None)
 
@@ -327,6 +352,8 @@ class Dispatch:
         return effects + self._finish()
 
     def _finish(self) -> list[Effect]:
+        if self._lifecycle.ended:
+            self._references.stream_over()
         if self._planning.busy or not self._lifecycle.ended:
             return []
         return self._lifecycle.finish(flushing=self._parts.phases.flushing)
@@ -377,6 +404,15 @@ class Dispatch:
     def drained(self) -> bool:
         """Whether the stream has ended and everything is committed."""
         return self._lifecycle.drained
+
+    @property
+    def unreleased(self) -> int:
+        """Objects of payload stores to be released, and producers to be swept."""
+        return self._references.left
+
+    def holds(self, worker: str) -> bool:
+        """Whether nobody but this worker, which wants to leave, can do what is unreleased."""
+        return self._references.holds(worker)
 
     @property
     def deserted(self) -> bool:

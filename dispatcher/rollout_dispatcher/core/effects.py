@@ -4,8 +4,9 @@ The core never performs anything. Each call on `Dispatch` returns the effects th
 in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
 for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
 all producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`),
-the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), DP ranks
-(`WelcomeRank` to `FailRanks`); what else there is has happened, and is told.
+the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open
+payload stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else
+there is has happened, and is told.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,26 @@ class PayloadsToJournal:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeWanted:
+    """Have a worker release these objects of a store, and say `Freed` with this number."""
+
+    worker: str
+    number: int
+    store: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepWanted:
+    """Have a worker list what a store has of an incarnation, and say `Swept` with this number."""
+
+    worker: str
+    number: int
+    store: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupGivenUp:
     """For the log: an open group was given up, for want of room, with so many samples."""
 
@@ -150,13 +171,15 @@ class PlanWanted:
 class ReplanWanted:
     """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
 
-    step: open, and planned for another number of DP ranks. entries: its samples, oldest first.
+    step: open, and without a plan for so many. entries: its samples and then `refill`, which is
+    still buffered and takes the place of samples that the step has lost; each oldest first.
     """
 
     step: OpenStep
     entries: tuple[Entry, ...]
     window: Window
     dp_size: int
+    refill: tuple[Entry, ...] = ()
 
     @property
     def take(self) -> int:
@@ -188,11 +211,15 @@ class RefuseRank:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on."""
+    """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on.
+
+    attempt: void once there is another.
+    """
 
     dp_rank: int
     step: int
     first_micro_batch: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +228,28 @@ class Release:
 
     dp_ranks: tuple[int, ...]
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawStep:
+    """Tell these DP ranks that a step that they may hold is none any more."""
+
+    dp_ranks: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesUnresolved:
+    """For the log: a DP rank cannot get samples of a step, so they are dropped, groups whole.
+
+    why: what their payload store has said.
+    """
+
+    dp_rank: int
+    step: int
+    samples: int
+    first: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +288,7 @@ class StepPlanned:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """For metrics: a step goes out again: a reconnect, a new generation or a rewind."""
+    """For metrics: a step goes out again: a reconnect, a new generation, a rewind or a loss."""
 
     step: int
     reason: str
@@ -318,6 +367,8 @@ Effect = (
     | SamplesDropped
     | PolicyReported
     | PayloadsToJournal
+    | FreeWanted
+    | SweepWanted
     | GroupGivenUp
     | PlanWanted
     | ReplanWanted
@@ -325,6 +376,8 @@ Effect = (
     | RefuseRank
     | Deliver
     | Release
+    | WithdrawStep
+    | SamplesUnresolved
     | EndRanks
     | FailRanks
     | StepPlanned

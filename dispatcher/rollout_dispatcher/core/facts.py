@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 
 
@@ -23,6 +24,7 @@ class DropReason(StrEnum):
     SCHEMA = "schema"
     LAST_BATCH = "last-batch"
     SHUTDOWN = "shutdown"
+    UNRESOLVED = "unresolved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class ProducerSaid:
 class Planned:
     """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
 
-    Of a step that is open already it is the new plan.
+    Of a step that is open already it is the new plan. Without a digest it is none: the step has
+    lost its plan, and has these tickets now.
     """
 
     step: int
@@ -90,6 +93,17 @@ class Planned:
     planned_at: float
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
     passed_over: tuple[int, ...]
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The last step has nothing left, and is none; the next plan has its number, and is the attempt
+    after this one.
+    """
+
+    step: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +203,35 @@ class SchemaFixed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unneeded:
+    """Nobody needs these objects of payload stores: they are on the list of releases."""
+
+    objects: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """These objects are not in their stores any more, and not on the list."""
+
+    objects: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationBegan:
+    """A process of this producer is there, and may put objects: their keys begin with its name."""
+
+    producer: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationSwept:
+    """It has ended, and all objects of it that there are are known."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnded:
     """Nothing comes any more."""
 
@@ -201,6 +244,7 @@ Fact = (
     | GroupSized
     | ProducerSaid
     | Planned
+    | Withdrawn
     | Committed
     | Dropped
     | RunBegan
@@ -212,6 +256,10 @@ Fact = (
     | GroupSizeSet
     | Configured
     | SchemaFixed
+    | Unneeded
+    | Forgotten
+    | IncarnationBegan
+    | IncarnationSwept
     | StreamEnded
 )
 Note = Callable[[Fact], None]
@@ -230,6 +278,7 @@ class RememberedStep:
     planned_at: float
     micro_batches: tuple[tuple[tuple[Entry, ...], ...], ...]
     rewound: bool = False
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +286,8 @@ class Remembered:
     """What facts add up to.
 
     entries: what is buffered, by ticket; of the youngest the journal alone may have the payloads.
-    steps: what is open, by number; retained: what is committed and retained. resumed: the step
+    steps: what is open, by number; retained: what is committed and retained. withdrawn: the last
+    attempt at each step that is withdrawn and not planned again. resumed: the step
     after which the current generation goes on, if it loaded a checkpoint; saved: the last step that
     a saved checkpoint covers. producers: floor and accepted numbers at or above it. words: of the
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
@@ -253,6 +303,7 @@ class Remembered:
     retained: tuple[RememberedStep, ...] = ()
     next_ticket: int = 0
     next_step: int = 0
+    withdrawn: Mapping[int, int] = field(default_factory=dict)
     run_id: str = ""
     generation: int = 0
     dp_size: int | None = None
@@ -272,3 +323,5 @@ class Remembered:
     words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)
+    unneeded: tuple[StoredObject, ...] = ()
+    incarnations: Mapping[str, str] = field(default_factory=dict)

@@ -65,6 +65,33 @@ class LengthStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectStatistics:
+    """Objects of payload stores.
+
+    needed, needed_bytes: samples in them live, or may still come in. unneeded: to be released.
+    sweeps: incarnations of producers of which there may be more. workers: who can be asked.
+    freed, failures: released so far, and answers that some could not be.
+    """
+
+    needed: int
+    needed_bytes: int
+    unneeded: int
+    sweeps: int
+    workers: int
+    freed: int
+    failures: int
+
+    @classmethod
+    def of(cls, parts: Parts) -> Self:
+        """What there is of them."""
+        known, totals = parts.references, parts.totals
+        return cls(
+            len(known.objects), known.objects.nbytes, len(known.releases), len(known.sweeps),
+            len(known.workers), totals.objects_freed, totals.releases_failed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """Counts of samples unless the name says otherwise; times are the core's clock, in seconds.
 
@@ -77,10 +104,13 @@ class Statistics:
     received: Mapping[Outcome, int]
     received_tokens: int
     received_bytes: int
+    samples_referenced: int
+    referenced_bytes: int
     lengths: LengthStatistics
     buffered: int
     buffered_tokens: int
     buffered_bytes: int
+    buffered_referenced_bytes: int
     ready: int
     open_groups: int
     open_group_samples: int
@@ -117,6 +147,7 @@ class Statistics:
     run_state: str
     selection_bias: float
     selection_bias_chance: float
+    objects: ObjectStatistics
 
     @property
     def accepted(self) -> int:
@@ -140,10 +171,13 @@ class Statistics:
             received=dict(totals.received),
             received_tokens=totals.arrived.tokens,
             received_bytes=totals.received_bytes,
+            samples_referenced=totals.samples_referenced,
+            referenced_bytes=totals.referenced_bytes,
             lengths=LengthStatistics.of(totals.arrived),
             buffered=len(buffer),
             buffered_tokens=buffer.held_tokens,
             buffered_bytes=buffer.held_bytes,
+            buffered_referenced_bytes=buffer.referenced_bytes,
             ready=buffer.num_ready,
             open_groups=len(buffer.groups),
             open_group_samples=buffer.groups.samples,
@@ -180,4 +214,5 @@ class Statistics:
             run_state=parts.lifecycle.state,
             selection_bias=parts.selection_bias.distance,
             selection_bias_chance=parts.selection_bias.chance,
+            objects=ObjectStatistics.of(parts),
         )

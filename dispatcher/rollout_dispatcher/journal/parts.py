@@ -4,12 +4,13 @@ Each is as the index stores it. Invariant: the payload is not among it, only whe
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.journal.records import Row
-from rollout_dispatcher.payload import Payload
+from rollout_dispatcher.payload import Payload, Reference, StoredObject
 from rollout_dispatcher.sample import Sample, Schema
 
 
@@ -17,8 +18,9 @@ from rollout_dispatcher.sample import Sample, Schema
 class Kept:
     """A sample that is neither done with nor dropped; the order of the fields is the row's.
 
-    arrived: wall time. rows: of ragged fields. step: the open or retained step that holds it, -1
-    for none.
+    arrived: wall time. offset: in its segment, or in the object of a payload store, and then there
+    is no segment: 0. rows: of ragged fields. step: the open or retained step that holds it, -1 for
+    none.
     """
 
     ticket: int
@@ -38,7 +40,16 @@ class Kept:
     segment: int
     offset: int
     rows: Sequence[int] = ()
+    stored: StoredObject | None = None
     step: int = -1
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """What the index has stored."""
+        kept = cls(*row)
+        if kept.stored is not None:
+            kept.stored = StoredObject(*row[-1])
+        return kept
 
     def row(self) -> Row:
         """As the index stores it."""
@@ -46,8 +57,14 @@ class Kept:
             self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
             self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
             self.group, self.skips, self.producer, self.segment, self.offset,
-            *([self.rows] if self.rows else ()),
+            *([self.rows] if self.rows or self.stored else ()),
+            *([astuple(self.stored)] if self.stored else ()),
         ]  # fmt: skip
+
+    @property
+    def reference(self) -> Reference | None:
+        """Where its payload is, if that is in a payload store."""
+        return None if self.stored is None else Reference(self.stored, self.offset, self.nbytes)
 
     def entry(self, schema: Schema, payload: Payload, arrived: float) -> Entry:
         """As the core has it."""
@@ -70,13 +87,14 @@ class Stage(StrEnum):
 class StepRecord:
     """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
 
-    The order of the fields is the index's.
+    The order of the fields is the index's. digest: empty of a step that has lost its plan.
     """
 
     digest: str
     planned_at: float
     micro_batches: Sequence[Sequence[Sequence[int]]]
     stage: str = Stage.OPEN
+    attempt: int = 0
 
     def tickets(self) -> Iterator[int]:
         """Every ticket in it."""
@@ -125,10 +143,16 @@ class Live:
 
 @dataclass(slots=True)
 class Ledger:
-    """The single values."""
+    """The single values, and what is a few as a rule.
+
+    withdrawn: pairs of a step that was withdrawn and not planned again, and the last attempt at it.
+    unneeded: by store, then by key, how many bytes each object has that is to be released: workers
+    empty the list as it grows. incarnations: those that are not swept, with their producers.
+    """
 
     next_ticket: int = 0
     next_step: int = 0
+    withdrawn: list[tuple[int, int]] = field(default_factory=list)
     run_id: str = ""
     generation: int = 0
     resumed: int | None = None
@@ -142,4 +166,6 @@ class Ledger:
     set_by: str = ""
     phases: list[int] = field(default_factory=list)
     ended: bool = False
+    unneeded: dict[str, dict[str, int]] = field(default_factory=dict)
+    incarnations: dict[str, str] = field(default_factory=dict)
     totals: str = "{}"

@@ -18,9 +18,12 @@ from rollout_dispatcher.core.facts import (
     Dropped,
     Fact,
     FloorRaised,
+    Forgotten,
     GenerationBegan,
     GroupSized,
     GroupSizeSet,
+    IncarnationBegan,
+    IncarnationSwept,
     PhaseEnded,
     Planned,
     ProducerKeyed,
@@ -30,9 +33,11 @@ from rollout_dispatcher.core.facts import (
     RunBegan,
     SchemaFixed,
     StreamEnded,
+    Unneeded,
     VersionReported,
+    Withdrawn,
 )
-from rollout_dispatcher.payload import InMemory
+from rollout_dispatcher.payload import InMemory, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.spans import aligned
 
@@ -40,17 +45,24 @@ from rollout_dispatcher.spans import aligned
 Row = list[Any]
 
 SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
+OBJECT, REFERENCED = "object", "referenced"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
+WITHDRAWN = "withdrawn"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
 KEYED, LEFT, CONFIGURED = "keyed", "left", "configured"
+UNNEEDED, FORGOTTEN = "unneeded", "forgotten"
+INCARNATION, SWEPT = "incarnation", "swept"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
 #: Where an accepted row has its producer, and what follows is of that and not of the sample; but
 #: for the rows of ragged fields, which come last where there are any.
 PRODUCER, ROWS = 14, 17
+#: A referenced row is as an accepted one, with its rows of ragged fields even if there are none,
+#: and ends with where it begins in its object, which the last object row before it names.
+OFFSET = 18
 #: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
 #: row without names; and what a block takes besides rows, totals and payloads.
 _CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
@@ -106,18 +118,23 @@ class Encoder:
         self._numbers = {schema: number for number, schema in schemas.items()}
         self._to_wall = to_wall
         self._last: tuple[Schema | None, int] = (None, -1)
+        self._stored: StoredObject | None = None
 
     def batch(self, lsn: int, facts: Sequence[Fact], totals: Mapping[str, object]) -> Batch:
         """Raises TypeError or ValueError for totals that are not JSON."""
         text = json.dumps(totals)
         rows: list[Row] = []
         payloads: list[memoryview] = []
+        self._stored = None  # a batch is read by itself
         for fact in facts:
             if isinstance(fact, Accepted):
-                rows.append(self._accepted(fact, rows))
                 payload = fact.entry.sample.payload
-                assert isinstance(payload, InMemory), "nothing else is admitted"
-                payloads.append(payload)
+                if isinstance(payload, Reference):
+                    self._referenced(fact, payload, rows)
+                else:
+                    assert isinstance(payload, InMemory), "nothing else is admitted"
+                    rows.append(self._accepted(fact, rows))
+                    payloads.append(payload)
             elif isinstance(fact, SchemaFixed):
                 number = self._number(fact.schema, rows)
                 rows.append([FIXED, number, fact.set_by])
@@ -135,10 +152,21 @@ class Encoder:
             *([sample.rows] if sample.rows else ()),
         ]  # fmt: skip
 
+    def _referenced(self, fact: Accepted, payload: Reference, rows: list[Row]) -> None:
+        """A row of where the payload is, behind one of the object unless that was the last."""
+        if payload.stored is not self._stored:
+            self._stored = payload.stored
+            rows.append([OBJECT, *astuple(payload.stored)])
+        accepted = self._accepted(fact, rows)[1:ROWS]
+        rows.append([REFERENCED, *accepted, fact.entry.sample.rows, payload.offset])
+
     def _row(self, fact: Fact) -> Row:
         match fact:
-            case Planned(step, digest, planned_at, parts, passed_over):
-                return [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
+            case Planned(step, digest, planned_at, parts, passed_over, attempt):
+                row = [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
+                return [*row, attempt] if attempt else row
+            case Withdrawn(step, attempt):
+                return [WITHDRAWN, step, attempt]
             case Committed(step, retained):
                 return [COMMITTED, step, retained]
             case Dropped(tickets, reason):
@@ -157,7 +185,20 @@ class Encoder:
                 return [RESUMED, after]
             case CheckpointSaved(step):
                 return [SAVED, step]
-        return self._single(fact)
+        return self._of_stores(fact) or self._single(fact)
+
+    def _of_stores(self, fact: Fact) -> Row | None:
+        """The row of what payload stores may have."""
+        match fact:
+            case Unneeded(objects):
+                return [UNNEEDED, list(map(astuple, objects))]
+            case Forgotten(objects):
+                return [FORGOTTEN, [(stored.store, stored.key) for stored in objects]]
+            case IncarnationBegan(producer, incarnation):
+                return [INCARNATION, producer, incarnation]
+            case IncarnationSwept(incarnation):
+                return [SWEPT, incarnation]
+        return None
 
     def _single(self, fact: Fact) -> Row:
         """The row of what is one value for the whole run."""

@@ -27,7 +27,7 @@ from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
 from rollout_dispatcher.journal.parts import Kept, Stage, StepRecord
 from rollout_dispatcher.journal.state import State
-from rollout_dispatcher.payload import InJournal
+from rollout_dispatcher.payload import InJournal, StoredObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ def remembered(
         retained=steps(Stage.RETAINED),
         next_ticket=ledger.next_ticket,
         next_step=ledger.next_step,
+        withdrawn=dict(ledger.withdrawn),
         run_id=ledger.run_id,
         generation=ledger.generation,
         resumed=ledger.resumed,
@@ -151,6 +152,12 @@ def remembered(
         left=frozenset(name for name, producer in state.producers.items() if producer.left),
         given_ids=given_ids,
         totals=json.loads(ledger.totals),
+        unneeded=tuple(
+            StoredObject(store, key, nbytes)
+            for store, objects in ledger.unneeded.items()
+            for key, nbytes in objects.items()
+        ),
+        incarnations=ledger.incarnations,
     )
 
 
@@ -162,7 +169,8 @@ def _step(
         for rank in step.micro_batches
     )
     at = from_wall(step.planned_at)
-    return RememberedStep(number, step.digest, at, micro_batches, step.stage == Stage.REWOUND)
+    rewound = step.stage == Stage.REWOUND
+    return RememberedStep(number, step.digest, at, micro_batches, rewound, step.attempt)
 
 
 def read_payload(reader: Reader, kept: Kept) -> bytes:
@@ -179,7 +187,9 @@ def read_payload(reader: Reader, kept: Kept) -> bytes:
 
 def _first(state: State, payload_bytes: int | None) -> set[int]:
     """Tickets of the oldest buffered samples whose payloads have so many bytes together."""
-    buffered = (kept for _, kept in sorted(state.kept.items()) if kept.step < 0)
+    buffered = (
+        kept for _, kept in sorted(state.kept.items()) if kept.step < 0 and kept.stored is None
+    )
     if payload_bytes is None:
         return {kept.ticket for kept in buffered}
     found = set()
@@ -198,12 +208,14 @@ def _entries(
     members: dict[int, list[Kept]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
+        reference, at = kept.reference, from_wall(kept.arrived)
+        if reference is not None:
+            entries[kept.ticket] = kept.entry(state.schemas[kept.schema], reference, at)
+            continue
         is_open = kept.step >= 0 and state.steps[kept.step].stage == Stage.OPEN
         if not is_open and kept.ticket not in first:
             schema = state.schemas[kept.schema]
-            entries[kept.ticket] = kept.entry(
-                schema, InJournal(kept.nbytes), from_wall(kept.arrived)
-            )
+            entries[kept.ticket] = kept.entry(schema, InJournal(kept.nbytes), at)
         else:
             members[kept.segment].append(kept)
     for segment in sorted(members):

@@ -3,9 +3,9 @@
 One reducer serves both directions: the writer applies each block as it writes it, recovery applies
 each block as it reads it. Invariants: a sample is in `kept` from its acceptance until it is
 dropped, or committed and not retained; `live` counts exactly the kept samples' payload bytes by
-segment; what has changed since the last snapshot is in the `changed` sets, so a snapshot costs
-what has changed and not what there is. A row that does not fit (an unknown ticket, say) raises
-ValueError before anything of it is applied.
+segment, of payloads that the log has; what has changed since the last snapshot is in the `changed`
+sets, so a snapshot costs what has changed and not what there is. A row that does not fit (an
+unknown ticket, say) raises ValueError before anything of it is applied.
 """
 
 from collections import OrderedDict, deque
@@ -22,6 +22,7 @@ from rollout_dispatcher.journal.parts import (
     StepRecord,
 )
 from rollout_dispatcher.journal.records import Row
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 
 #: Consecutive tickets that the index keeps in one value: encoding them one by one costs twice as
@@ -49,6 +50,8 @@ class State:
         self.given_ids: deque[str] = deque()
         self.live: dict[int, Live] = {}
         self.changed = Changed()
+        #: That of the referenced rows that follow.
+        self._stored: StoredObject | None = None
 
     @property
     def live_bytes(self) -> int:
@@ -64,12 +67,12 @@ class State:
         """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
         for row in rows:
             match row[0]:
-                case records.ACCEPTED:
-                    self._accept(row, segment, next(places))
+                case records.ACCEPTED | records.OBJECT | records.REFERENCED:
+                    self._accept(row, segment, places)
                 case records.MOVED:
                     self._move(row, segment, next(places))
-                case records.PLANNED:
-                    self._plan(*row[1:])
+                case records.PLANNED | records.WITHDRAWN:
+                    self._plan(row)
                 case records.COMMITTED:
                     self._commit(*row[1:])
                 case records.RESUMED:
@@ -96,6 +99,8 @@ class State:
     def keep(self, kept: Kept) -> None:
         """Count a sample as kept, where it lies."""
         self.kept[kept.ticket] = kept
+        if kept.stored is not None:
+            return
         live = self.live.setdefault(kept.segment, Live())
         live.samples += 1
         live.nbytes += kept.nbytes
@@ -117,8 +122,18 @@ class State:
 
     # -- samples ----------------------------------------------------------------------------
 
-    def _accept(self, row: Row, segment: int, offset: int) -> None:
-        kept = Kept(*(*row[1 : records.PRODUCER + 1], segment, offset, *row[records.ROWS :]))
+    def _accept(self, row: Row, segment: int, places: Iterator[int]) -> None:
+        if row[0] == records.OBJECT:
+            self._stored = StoredObject(*row[1:])
+            return
+        place: Row
+        if row[0] == records.ACCEPTED:
+            place = [segment, next(places), *row[records.ROWS :]]
+        elif self._stored is not None:
+            place = [0, row[records.OFFSET], row[records.ROWS], self._stored]
+        else:
+            raise ValueError(f"ticket {row[1]} is in no object")
+        kept = Kept(*row[1 : records.PRODUCER + 1], *place)
         if kept.ticket in self.kept:
             raise ValueError(f"ticket {kept.ticket} is accepted twice")
         self.keep(kept)
@@ -147,6 +162,8 @@ class State:
             self.changed.shelves.add(kept.ticket // SHELF)
 
     def _release(self, kept: Kept) -> None:
+        if kept.stored is not None:
+            return
         live = self.live[kept.segment]
         live.samples -= 1
         live.nbytes -= kept.nbytes
@@ -179,21 +196,20 @@ class State:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _plan(
-        self,
-        number: int,
-        digest: str,
-        planned_at: float,
-        micro_batches: Sequence[Sequence[Sequence[int]]],
-        passed_over: Sequence[int],
-    ) -> None:
-        step = StepRecord(digest, planned_at, micro_batches)
+    def _plan(self, row: Row) -> None:
+        """A step has a plan, or another one, or has lost it, or is none any more."""
+        if row[0] == records.WITHDRAWN:
+            self._withdraw(*row[1:])
+            return
+        _, number, digest, planned_at, micro_batches, passed_over, *attempt = row
+        step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *attempt)
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
         if number in self.steps:  # planned again: who is not in it any more is buffered
             step.stage = self.steps[number].stage
             for ticket in self.steps[number].tickets():
-                self.kept[ticket].step = -1
+                if self.kept[ticket].step == number:  # else the step before has taken it over
+                    self.kept[ticket].step = -1
         for kept in members:
             kept.step = number
         for kept in passed:
@@ -202,6 +218,20 @@ class State:
         self.steps[number] = step
         self.changed.steps.add(number)
         self.ledger.next_step = max(self.ledger.next_step, number + 1)
+        self.ledger.withdrawn = [pair for pair in self.ledger.withdrawn if pair[0] != number]
+
+    def _withdraw(self, number: int, attempt: int) -> None:
+        """The last step is none; samples that it had are in the one before it."""
+        members = self.steps[number].tickets()
+        if number != self.ledger.next_step - 1 or any(self._is_in(at, number) for at in members):
+            raise ValueError(f"step {number} is not the last, or has samples")
+        del self.steps[number]
+        self.changed.steps.add(number)
+        self.ledger.next_step = number
+        self.ledger.withdrawn.append((number, attempt))
+
+    def _is_in(self, ticket: int, number: int) -> bool:
+        return ticket in self.kept and self.kept[ticket].step == number
 
     def _commit(self, number: int, retained: bool = False) -> None:
         step = self.steps.get(number)
@@ -262,7 +292,26 @@ class State:
                 self.ledger.posted = row[1]
             case records.ENDED:
                 self.ledger.ended = True
-            case kind:
+            case _:
+                self._note_of_stores(row)
+
+    def _note_of_stores(self, row: Row) -> None:
+        """In which object samples lie; which are unneeded or gone; whose may be there."""
+        ledger = self.ledger
+        match row:
+            case [records.OBJECT, *stored]:
+                self._stored = StoredObject(*stored)
+            case [records.UNNEEDED, objects]:
+                for store, key, nbytes in objects:
+                    ledger.unneeded.setdefault(store, {})[key] = nbytes
+            case [records.FORGOTTEN, names]:
+                for store, key in names:
+                    ledger.unneeded.get(store, {}).pop(key, None)
+            case [records.INCARNATION, producer, incarnation]:
+                ledger.incarnations[incarnation] = producer
+            case [records.SWEPT, incarnation]:
+                ledger.incarnations.pop(incarnation, None)
+            case [kind, *_]:
                 raise ValueError(f"a row of kind {kind!r} is not known")
 
     def _producer(self, name: str) -> ProducerRecord:

@@ -42,10 +42,12 @@ PADDING = "padding"
 RAGGED = "ragged"
 #: DP ranks say what their micro-batches took.
 STEP_TIMES = "step-times"
+#: Payloads may lie in a payload store: `objects`, `places`, attempts, and the messages about them.
+REFERENCES = "references"
 #: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
 #: averaged over groups: it makes headers longer.
-OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED})
-OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES})
+OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REFERENCES})
+OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, REFERENCES})
 #: What this release speaks.
 OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
 

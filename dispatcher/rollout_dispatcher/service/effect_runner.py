@@ -22,19 +22,27 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.group_totals import GroupTotals
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import DispatcherError, ProtocolError
-from rollout_dispatcher.payload import InJournal, InMemory
+from rollout_dispatcher.payload import InJournal, InMemory, Reference
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.versions import FEEDBACK, PADDING, RAGGED, SCHEMA
+from rollout_dispatcher.protocol.versions import (
+    FEEDBACK,
+    PADDING,
+    RAGGED,
+    REFERENCES,
+    SCHEMA,
+    Terms,
+)
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
@@ -53,7 +61,7 @@ AT_ONCE = (
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: Effects that are for the DP ranks of one generation.
-TO_RANKS = (e.Deliver, e.Release, e.EndRanks)
+TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.EndRanks)
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
 #: How long what the next step waits for is told in the same words.
@@ -78,6 +86,7 @@ class EffectRunner:
         *,
         metrics: Metrics,
         chronicle: Chronicle,
+        store_workers: StoreWorkers,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
@@ -104,12 +113,16 @@ class EffectRunner:
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._let_go,
+            e.FreeWanted: store_workers.ask,
+            e.SweepWanted: store_workers.ask,
             e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
             e.RefuseRank: self._refuse_rank,
             e.Deliver: self._deliver,
             e.Release: self._release,
+            e.WithdrawStep: self._withdraw,
+            e.SamplesUnresolved: _log_unresolved,
             e.EndRanks: self._end,
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
@@ -187,6 +200,8 @@ class EffectRunner:
             capabilities=sorted(peer.terms.capabilities),
             credits=effect.credits,
             max_payload_bytes=self._config.max_frame_bytes,
+            payload_stores=self._stores_for(peer.terms),
+            inline_limit=self._config.inline_limit if self._stores_for(peer.terms) else None,
             schema_known=self._schema_for(peer),
             max_staleness=self._config.max_staleness
             if FEEDBACK in peer.terms.capabilities
@@ -195,6 +210,10 @@ class EffectRunner:
         )
         peer.send(welcome)
         self.feedback.welcome(peer)
+
+    def _stores_for(self, terms: Terms) -> list[str]:
+        """The payload stores that a client may open, if it can."""
+        return list(self._config.payload_stores) if REFERENCES in terms.capabilities else []
 
     def _schema_for(self, peer: Peer) -> m.SchemaKnown | None:
         """The run's schema, once it is decided, for a producer that can be told of it."""
@@ -242,6 +261,8 @@ class EffectRunner:
             committed=effect.committed,
             max_open_steps=self._config.max_open_steps,
             layout=self._config.layout,
+            payload_stores=self._stores_for(terms),
+            prefetch_bytes=self._config.prefetch_bytes if self._stores_for(terms) else None,
             sample_length_multiple=(
                 self._config.sample_length_multiple if PADDING in terms.capabilities else None
             ),
@@ -260,8 +281,8 @@ class EffectRunner:
     def _deliver(self, effect: e.Deliver) -> None:
         rank = self._connections.welcomed_rank(self._core.client_of(effect.dp_rank))
         step = self._core.step(effect.step)
-        if rank is None or step is None:
-            return  # the rank is away: it gets the step when it comes back
+        if rank is None or step is None or step.attempt != effect.attempt:
+            return  # the rank is away and gets it when it comes back, or the step is planned again
         terms = rank.peer.terms
         told = self._announcements.of(step, terms)
         if told.ragged and RAGGED not in terms.capabilities:
@@ -279,6 +300,10 @@ class EffectRunner:
     def _release(self, effect: e.Release) -> None:
         self._chronicle.released(effect.step)
         self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
+
+    def _withdraw(self, effect: e.WithdrawStep) -> None:
+        self._chronicle.withdrawn(effect.step)
+        self._tell_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
 
     def _stop_waiting(self, client_ids: Iterable[str]) -> None:
         """These ranks are heard no more: they are not waiting for a step."""
@@ -372,21 +397,25 @@ class EffectRunner:
         try:
             if parts[index]:
                 numbers = None if groups is None else groups.numbers[dp_rank][index]
-                return micro_batch(step.number, index, self._samples(parts[index]), numbers)
-            return filler(step.number, index, *self._samples([next(step.entries())]))
+                samples = self._samples(parts[index])
+                return micro_batch(step.number, index, samples, numbers, attempt=step.attempt)
+            (sample,) = self._samples([_any_here(step)])
+            return filler(step.number, index, sample, attempt=step.attempt)
         except Exception as error:  # a payload cannot be read back, or a bug of ours
             self._failure.fail(error)
             return None
 
     def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
-        """With their payloads in memory; what the journal alone has is read back for this once."""
+        """With their payloads in memory, but for those in payload stores.
+
+        What the journal alone has is read back for this once.
+        """
         return [
-            entry.sample if isinstance(entry.sample.payload, InMemory) else self._read_back(entry)
+            self._read_back(entry) if isinstance(entry.sample.payload, InJournal) else entry.sample
             for entry in entries
         ]
 
     def _read_back(self, entry: Entry) -> Sample:
-        assert isinstance(entry.sample.payload, InJournal), "nothing else is admitted"
         return entry.sample._replace(payload=InMemory(self._barrier.fetch(entry.ticket)))
 
     # -- planning ---------------------------------------------------------------------------
@@ -435,12 +464,28 @@ class EffectRunner:
         self.perform(self._core.tick(self._clock()))
 
 
+def _any_here(step: OpenStep) -> Entry:
+    """A sample of the step that lies in no payload store, if there is one."""
+    here = (entry for entry in step.entries() if not isinstance(entry.sample.payload, Reference))
+    return next(here, next(step.entries()))
+
+
 def _log_given_up(effect: e.GroupGivenUp) -> None:
+    refers = effect.cap.cap == "referenced-bytes"
     log.warning(
         "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
-        "cap (%d of %d) and none could become whole; raise --buffer-bytes, or use --journal-dir, "
-        "or have fewer groups under way",
+        "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+        "--referenced-bytes" if refers else "--buffer-bytes, or use --journal-dir",
+    )  # fmt: skip
+
+
+def _log_unresolved(effect: e.SamplesUnresolved) -> None:
+    log.warning(
+        "DP rank %d cannot get samples of step %d from their payload store: %d are dropped, groups "
+        "whole, sample %s first, and the step is planned again%s",
+        effect.dp_rank, effect.step, effect.samples, effect.first,
+        f" ({effect.why})" if effect.why else "",
     )  # fmt: skip
 
 

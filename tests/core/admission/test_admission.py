@@ -12,7 +12,7 @@ from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.effects import Effect, PushAnswered, PushHeld, PushRecalled
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.payload import Reference, WithProducer
+from rollout_dispatcher.payload import Reference, StoredObject, WithProducer
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.admissions import Lobby
 from tests.support.core.cores import Bench
@@ -248,7 +248,8 @@ def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> 
 
 
 def referred(name: str, store: str, **options: Any) -> Sample:
-    return make_sample(name, **options)._replace(payload=Reference(store, f"key of {name}", 32))
+    stored = StoredObject(store, f"key of {name}", 32)
+    return make_sample(name, **options)._replace(payload=Reference(stored, 0, 32))
 
 
 def test_a_reference_into_a_store_that_is_not_known_is_refused_with_what_to_do() -> None:
@@ -259,8 +260,8 @@ def test_a_reference_into_a_store_that_is_not_known_is_refused_with_what_to_do()
     assert isinstance(answer, PushAnswered)
     assert answer.outcomes == (A, R, A)
     assert answer.errors == {
-        1: "sample b comes as a reference into the store 'ray', which is not known here (known: "
-        "none); push its tensors themselves"
+        1: "sample b comes as a reference into the store 'ray', which is not allowed here "
+        "(allowed: none); add it to --payload-stores, or push its tensors themselves"
     }
     assert len(buffer) == 2
     assert outcomes(admission.push(mixed, 0.0, may_hold=True)) == [("p", 0, (A, R, A))]
@@ -283,7 +284,7 @@ def test_a_reference_into_a_known_store_is_accepted_and_takes_no_memory() -> Non
     assert lobby.buffer.held_bytes == 0
     (answer,) = lobby.admission.push(push("p", 5, referred("t", "nfs")), 0.0, may_hold=True)
     assert isinstance(answer, PushAnswered)
-    assert "'nfs', which is not known here (known: files, ray)" in answer.errors[0]
+    assert "'nfs', which is not allowed here (allowed: files, ray)" in answer.errors[0]
 
 
 # -- what held pushes take of memory -----------------------------------------------------------

@@ -207,6 +207,77 @@ def _training() -> Iterator[Vector]:
     yield Vector(other, m.Bye(), "what was said is safe; the connection is closed")
 
 
+STORE = "file:///data/rollouts"
+
+
+def _pushing_references() -> Iterator[Vector]:
+    it, other = Side.PRODUCER, Side.DISPATCHER
+    yield Vector(
+        it,
+        m.HelloProducer(client_id="p", capabilities=["references"]),
+        "a producer introduces itself",
+    )
+    welcome = m.WelcomeProducer(
+        capabilities=["references"], credits=8, max_payload_bytes=1 << 20,
+        heartbeat_interval_s=5.0, payload_stores=[STORE], inline_limit=32,
+    )  # fmt: skip
+    yield Vector(other, welcome, "spans of 32 bytes and more are to be put into the store")
+    push = m.Push(
+        fields=m.field_headers(SCHEMA), tokens=[3, 2], loss_tokens=[2, 1],
+        sample_ids=["p/0", "p/1"], first_seq=0, floor=0,
+        objects=[m.ObjectHeader(store=STORE, key="p.1/0", nbytes=32)], places=[(0, 0), None],
+    )  # fmt: skip
+    meaning = "the span of the first sample lies in the store, that of the second is here"
+    yield Vector(it, push, meaning, bytes(span_of(SECOND)))
+    yield Vector(other, m.Pushed(first_seq=0, outcomes=[Outcome.ACCEPTED]), "both are accepted")
+    yield Vector(
+        other, m.Free(number=0, store=STORE, keys=["p.1/0"]), "the step is committed: free it"
+    )
+    yield Vector(it, m.Freed(number=0), "it is gone")
+    sweep = m.Sweep(number=1, store=STORE, prefix="q.4/")
+    yield Vector(other, sweep, "another producer has ended: what is left of it?")
+    yield Vector(it, m.Swept(number=1, keys=["q.4/7"]), "an object that was never pushed")
+
+
+def _training_on_references() -> Iterator[Vector]:
+    it, other = Side.RANK, Side.DISPATCHER
+    hello = m.HelloRank(
+        client_id="r", dp_rank=0, dp_size=1, capabilities=["references"], generation=1
+    )
+    yield Vector(it, hello, "a DP rank introduces itself")
+    welcome = m.WelcomeRank(
+        capabilities=["references"], run_id="run", generation=1, committed=-1, max_open_steps=4,
+        layout="packed", heartbeat_interval_s=5.0, payload_stores=[STORE],
+    )  # fmt: skip
+    yield Vector(other, welcome, "it may fetch from this store, and from no other")
+    header = m.StepHeader(
+        step=0, digest="6d1f", num_micro_batches=1, num_samples=2, tokens=5, loss_tokens=3,
+        loss_samples=2, fields=m.field_headers(SCHEMA), num_referenced=1,
+    )  # fmt: skip
+    yield Vector(other, header, "of step 0 a sample lies in a store")
+    both = m.MicroBatch(
+        step=0, index=0, tokens=[3, 2], loss_tokens=[2, 1], sample_ids=["p/0", "p/1"],
+        objects=[m.ObjectHeader(store=STORE, key="p.1/0", nbytes=32)], places=[(0, 0), None],
+    )  # fmt: skip
+    ids, mask = np.array([101, 9], np.int64).tobytes(), bytes([0, 1, 0, 0, 0, 0, 0, 0])
+    yield Vector(other, both, "the first lies there; the payload has the second alone", ids + mask)
+    lost = m.Unresolved(step=0, attempt=0, sample_ids=["p/0"], why="no such object")
+    yield Vector(it, lost, "it is gone")
+    again = header.model_copy(
+        update={"digest": "0c55", "attempt": 1, "num_samples": 1, "tokens": 2, "loss_tokens": 1,
+                "loss_samples": 1, "num_referenced": 0}
+    )  # fmt: skip
+    yield Vector(other, again, "the step is planned anew without it")
+    rest = m.MicroBatch(step=0, index=0, tokens=[2], loss_tokens=[1], sample_ids=["p/1"], attempt=1)
+    yield Vector(other, rest, "what is left", ids + mask)
+    yield Vector(it, m.Prepared(step=0, digest="0c55", attempt=1), "it holds the new attempt")
+    second = header.model_copy(update={"step": 1, "digest": "9f20"})
+    yield Vector(other, second, "of step 1 a sample lies there, too")
+    gone = m.Unresolved(step=1, attempt=0, sample_ids=["p/2"], why="no such object")
+    yield Vector(it, gone, "which is gone")
+    yield Vector(other, m.StepWithdrawn(step=1), "nothing is left of the step: it is none")
+
+
 def _refusal() -> Iterator[Vector]:
     hello = m.HelloRank(client_id="r", dp_rank=2, dp_size=2, generation=1)
     yield Vector(Side.RANK, hello, "there is no DP rank 2 of 2")
@@ -221,4 +292,6 @@ CONVERSATIONS = {
     "A DP rank is refused": tuple(_refusal()),
     "A producer pushes images and text": tuple(_pushing_images()),
     "A DP rank trains on images and text": tuple(_training_images()),
+    "A producer pushes references": tuple(_pushing_references()),
+    "A DP rank trains on references": tuple(_training_on_references()),
 }

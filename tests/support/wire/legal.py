@@ -7,10 +7,21 @@ S = SessionState
 Kind = type[m.Message]
 
 _FROM_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
-    (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Ping), S.PRODUCER
+    (m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Freed, m.Swept, m.Ping), S.PRODUCER
 )
 _FROM_RANK: dict[Kind, SessionState] = dict.fromkeys(
-    (m.Demand, m.PolicyVersion, m.Prepared, m.Commit, m.CheckpointSaved, m.StepTimes, m.Ping),
+    (
+        m.Demand,
+        m.PolicyVersion,
+        m.Prepared,
+        m.Unresolved,
+        m.Commit,
+        m.CheckpointSaved,
+        m.StepTimes,
+        m.Freed,
+        m.Swept,
+        m.Ping,
+    ),
     S.RANK,
 )
 _TO_PRODUCER: tuple[Kind, ...] = (
@@ -20,18 +31,31 @@ _TO_PRODUCER: tuple[Kind, ...] = (
     m.SchemaKnown,
     m.Feedback,
     m.Dropped,
+    m.Free,
+    m.Sweep,
     m.Pong,
 )
-_TO_RANK: tuple[Kind, ...] = (m.StepHeader, m.MicroBatch, m.Release, m.End, m.Pong)
+_TO_RANK: tuple[Kind, ...] = (
+    m.StepHeader,
+    m.MicroBatch,
+    m.StepWithdrawn,
+    m.Release,
+    m.End,
+    m.Free,
+    m.Sweep,
+    m.Pong,
+)
 
 #: What clients say, written down again: by state, what leads where.
 FROM_CLIENTS: dict[SessionState, dict[Kind, SessionState]] = {
     S.AWAIT_HELLO: {m.HelloProducer: S.PRODUCER_GREETS, m.HelloRank: S.RANK_GREETS},
     S.PRODUCER_GREETS: {m.Bye: S.PRODUCER_LEAVES},
     S.PRODUCER: {**_FROM_PRODUCER, m.Bye: S.PRODUCER_LEAVES},
+    S.PRODUCER_LEAVES: {m.Freed: S.PRODUCER_LEAVES, m.Swept: S.PRODUCER_LEAVES},
     S.RANK_GREETS: {m.Bye: S.RANK_LEAVES},
     S.RANK: {**_FROM_RANK, m.HelloRank: S.RANK_RESUMES, m.Bye: S.RANK_LEAVES},
     S.RANK_RESUMES: {m.Ping: S.RANK_RESUMES, m.Bye: S.RANK_LEAVES},
+    S.RANK_LEAVES: {m.Freed: S.RANK_LEAVES, m.Swept: S.RANK_LEAVES},
 }
 _LEAVE_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
     (m.WelcomeProducer, *_TO_PRODUCER), S.PRODUCER_LEAVES

@@ -4,6 +4,8 @@ The strategies draw every value that a message may carry, to the edge of its ran
 legal is what the round-trip test says.
 """
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from rollout_dispatcher.protocol import messages as m
@@ -48,6 +50,12 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Feedback(policy_version=3, expected_version=4, remaining=8),
         m.Dropped(reason="stale", sample_ids=["s"], group_ids=["g"]),
         m.StepTimes(step=3, busy_s=[0.5, 0.25], collective_s=[0.0, 0.125]),
+        m.Unresolved(step=3, attempt=0, sample_ids=["s"]),
+        m.StepWithdrawn(step=3),
+        m.Free(number=0, store="file:///a", keys=["p/0"]),
+        m.Freed(number=0),
+        m.Sweep(number=1, store="file:///a", prefix="p/"),
+        m.Swept(number=1, keys=["p/1"]),
     )
 }  # fmt: skip
 
@@ -59,6 +67,7 @@ _totals = st.integers(1, 2**53 - 1)
 _watermarks = st.integers(-1, 2**53 - 1)
 _versions = st.tuples(_extents, _extents).map(lambda pair: (min(pair), max(pair)))
 _capabilities = st.lists(_names, max_size=3)
+_keys = st.lists(_names, max_size=3)
 _seconds = st.floats(0, 1e6)
 _fields = st.lists(
     st.builds(
@@ -111,10 +120,30 @@ def _columns(size: int) -> dict[str, st.SearchStrategy[object]]:
     }
 
 
+def _places(size: int) -> st.SearchStrategy[dict[str, object]]:
+    """Where samples lie, as all kinds of messages that have samples say it."""
+    stored = st.builds(m.ObjectHeader, store=_names, key=_names, nbytes=_totals)
+    place = st.none() | st.tuples(st.integers(0, 1), _counts)
+    found = {
+        "objects": st.lists(stored, min_size=2, max_size=2),
+        "places": st.lists(place, min_size=size, max_size=size),
+    }
+    return st.just({}) | st.fixed_dictionaries(found)
+
+
+def _placed(
+    kind: type[m.Message], size: int, **values: st.SearchStrategy[object]
+) -> st.SearchStrategy[Any]:
+    """Of a kind that has samples, with places or without."""
+    given = st.fixed_dictionaries(values)
+    return st.builds(lambda some, places: kind(**some, **places), given, _places(size))
+
+
 def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     sizes = st.none() | st.lists(_extents, min_size=size, max_size=size)
-    return st.builds(
+    return _placed(
         m.Push,
+        size,
         first_seq=_counts,
         floor=_counts,
         named=st.booleans(),
@@ -125,8 +154,10 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
 
 
 def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
-    return st.builds(
+    return _placed(
         m.MicroBatch,
+        size,
+        attempt=_counts,
         step=_counts,
         index=_counts,
         is_filler=st.booleans(),
@@ -142,6 +173,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         versions=_versions,
         capabilities=_capabilities,
         key=st.none() | st.text("0123456789abcdef", min_size=16, max_size=128),
+        incarnation=st.none() | _names,
     ),
     m.HelloRank: st.builds(
         m.HelloRank,
@@ -172,6 +204,8 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         schema_known=st.none() | _known,
         max_staleness=st.none() | _counts,
         heartbeat_interval_s=_seconds,
+        payload_stores=st.lists(_names, max_size=3),
+        inline_limit=st.none() | _counts,
     ),
     m.WelcomeRank: st.builds(
         m.WelcomeRank,
@@ -184,6 +218,8 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         layout=_text,
         sample_length_multiple=st.none() | _extents,
         heartbeat_interval_s=_seconds,
+        payload_stores=st.lists(_names, max_size=3),
+        prefetch_bytes=st.none() | _totals,
     ),
     m.Push: st.integers(0, 4).flatmap(_pushes),
     m.Pushed: st.builds(
@@ -224,10 +260,13 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         loss_tokens=_counts,
         loss_samples=_counts,
         group_loss_tokens=st.none() | st.lists(_counts, max_size=3),
+        attempt=_counts,
+        num_referenced=_counts,
         fields=_fields,
     ),
     m.MicroBatch: st.integers(0, 4).flatmap(_micro_batches),
-    m.Prepared: st.builds(m.Prepared, step=_counts, digest=_names),
+    m.Prepared: st.builds(m.Prepared, step=_counts, digest=_names, attempt=_counts),
+    m.StepWithdrawn: st.builds(m.StepWithdrawn, step=_counts),
     m.Release: st.builds(m.Release, step=_counts),
     m.Commit: st.builds(m.Commit, step=_counts),
     m.End: st.builds(m.End, reason=_text),
@@ -239,4 +278,15 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.SchemaKnown: _known,
     m.CheckpointSaved: st.builds(m.CheckpointSaved, step=_watermarks),
     m.StepTimes: st.integers(1, 4).flatmap(_times),
+    m.Unresolved: st.builds(
+        m.Unresolved,
+        step=_counts,
+        attempt=_counts,
+        sample_ids=st.lists(_names, min_size=1, max_size=4),
+        why=_text,
+    ),
+    m.Free: st.builds(m.Free, number=_counts, store=_names, keys=_keys),
+    m.Freed: st.builds(m.Freed, number=_counts, left=_keys, why=_text),
+    m.Sweep: st.builds(m.Sweep, number=_counts, store=_names, prefix=_names),
+    m.Swept: st.builds(m.Swept, number=_counts, keys=_keys, more=st.booleans(), why=_text),
 }

@@ -168,7 +168,10 @@ class Index:
             if step is None:
                 self._steps.delete(write, _key(number))
             else:
-                row = [step.digest, step.planned_at, step.micro_batches, step.stage]
+                row = [
+                    step.digest, step.planned_at, step.micro_batches, step.stage,
+                    *([step.attempt] if step.attempt else ()),
+                ]  # fmt: skip
                 self._steps.put(write, _key(number), row)
 
     def _put_producers(self, write: "_Transaction", state: State) -> None:
@@ -227,7 +230,7 @@ class Index:
             state.schemas[int.from_bytes(key)] = schema_of(value)
         for _, rows in self._kept.items(read):
             for row in rows:
-                state.keep(Kept(*row))
+                state.keep(Kept.of(row))
         for key, value in self._steps.items(read):
             step = state.steps[int.from_bytes(key)] = StepRecord(*value)
             for ticket in step.tickets():

@@ -10,3 +10,4 @@ from rollout_dispatcher.protocol.messages.hellos import *
 from rollout_dispatcher.protocol.messages.producers import *
 from rollout_dispatcher.protocol.messages.ranks import *
 from rollout_dispatcher.protocol.messages.samples import *
+from rollout_dispatcher.protocol.messages.stores import *

@@ -19,7 +19,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Version,
     Watermark,
 )
-from rollout_dispatcher.protocol.messages.samples import SchemaKnown
+from rollout_dispatcher.protocol.messages.samples import Key, SchemaKnown, StoreAddress
 from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 
 #: Steps that a DP rank can hold uncommitted; far above what memory allows.
@@ -69,9 +69,13 @@ class HelloProducer(Hello):
     key: a secret of this client's own, the same on all its connections and told to nobody else.
         Once one was shown with a `client_id`, nobody may use that name without it, whatever token
         they have; null leaves the name to everybody.
+    incarnation: what the keys of all objects that it puts into payload stores begin with, followed
+        by a slash: its `client_id`, a dot, and a word that no other process has used. What is there
+        of it and was never pushed is freed when it has left, or another one has followed.
     """
 
     type_code = 1
+    incarnation: Key | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
 
 
@@ -101,7 +105,9 @@ class HelloRank(Hello):
     taken: last step that its training loop has begun, -1 for none.
     committed: last step that it has committed in this generation, -1 for none.
     hungry: whether its training loop waits for a step.
-    received: open steps that it holds, as pairs of step and number of micro-batches received.
+    received: open steps that it is prepared for, as pairs of step and number of micro-batches
+        received.
+    attempts: at those, as pairs of step and attempt, where it is not 0.
     policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
@@ -120,6 +126,9 @@ class HelloRank(Hello):
     received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
         default_factory=list, max_length=MAX_OPEN_STEPS
     )
+    attempts: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
+        default_factory=list, max_length=MAX_OPEN_STEPS
+    )
     policy_version: Version | None = None
     policy_step: Count | None = None
     resume: CheckpointPosition | None = None
@@ -133,11 +142,17 @@ class Welcome(Message):
     version: of the protocol, that both sides speak from now on.
     capabilities: those that both have.
     heartbeat_interval_s: how often the client is to send a Ping, in seconds.
+    payload_stores: addresses of the payload stores that references may be into, with the capability
+        `references`: a client opens no others. Left out without any.
     """
 
+    optional = ("payload_stores",)
     version: Extent = OURS.versions[1]
     capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float
+    payload_stores: Annotated[list[StoreAddress], Declared(max_length=16)] = Declared(
+        default_factory=list
+    )
 
     @property
     def terms(self) -> Terms:
@@ -154,6 +169,8 @@ class WelcomeProducer(Welcome):
         decided.
     max_staleness: policy versions that a sample may be older than those that train on it, with the
         capability `feedback`; null without a limit.
+    inline_limit: bytes of a span from which on a producer is to put it into the first of
+        `payload_stores`, with the capability `references`; null: it sends all of them.
     """
 
     type_code = 3
@@ -161,6 +178,7 @@ class WelcomeProducer(Welcome):
     max_payload_bytes: Total
     schema_known: SchemaKnown | None = None
     max_staleness: Count | None = None
+    inline_limit: Count | None = None
 
 
 class WelcomeRank(Welcome):
@@ -173,6 +191,8 @@ class WelcomeRank(Welcome):
     layout: of micro-batches, packed or padded.
     sample_length_multiple: of what the rank pads each sample's tokens to a multiple, with the
         capability `padding`; null for none.
+    prefetch_bytes: of what it fetches from payload stores for steps that its training loop has not
+        begun, with the capability `references`: it fetches ahead as far as they fit; null: any.
     """
 
     type_code = 4
@@ -182,3 +202,4 @@ class WelcomeRank(Welcome):
     max_open_steps: Extent
     layout: str
     sample_length_multiple: Extent | None = None
+    prefetch_bytes: Total | None = None

@@ -48,14 +48,20 @@ class Push(HasSamples, HasFields):
     group_sizes: list[Count] | None = None
 
     def spans(self, nbytes: int) -> list[int]:
-        """The size of each sample's span."""
-        sizes = self.schema_.sizes(self.tokens, self.rows_of(self.schema_))
+        """The size of each sample's span in the payload, 0 for those that lie in an object."""
+        sizes = self.sizes()
+        if self.places is not None:
+            sizes = [0 if at else size for at, size in zip(self.places, sizes, strict=True)]
         if sum(sizes) != nbytes:
             raise ProtocolError(
                 f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
                 f"{self.rows_in_words()}"
             )
         return sizes
+
+    def sizes(self) -> list[int]:
+        """The size of each sample's span, wherever it is."""
+        return self.schema_.sizes(self.tokens, self.rows_of(self.schema_))
 
 
 class HasFeedback(Message):

@@ -4,7 +4,8 @@ dispatcher               DP rank
 <------   Demand, PolicyVersion
 StepHeader     ------>
 MicroBatch     ------>   (once per micro-batch, payload attached)
-<------   Prepared
+<------   Prepared, or Unresolved  (samples of it are gone: it is planned anew)
+StepWithdrawn  ------>   (nothing is left of it)
 Release        ------>   (every rank is prepared: training may see it)
 <------   Commit, CheckpointSaved
 <------   StepTimes                (what the step took, as soon as that is known)
@@ -26,7 +27,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Version,
     Watermark,
 )
-from rollout_dispatcher.protocol.messages.samples import HasFields, HasSamples
+from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
 
 #: Micro-batches of a rank in a step whose times can be told.
 MAX_TIMED = 1 << 16
@@ -72,9 +73,14 @@ class StepHeader(HasFields):
     loss_samples: samples with at least one loss token, for normalisation.
     group_loss_tokens: of each group, by its number in the step, with the capability `group-totals`;
         a sample without a group is one of its own. Left out where no sample has one.
+    attempt: how often the step was planned anew because samples could not be resolved; what was
+        said of an earlier attempt is void. With the capability `references`; left out if 0.
+    num_referenced: samples of all ranks that lie in payload stores; left out if 0. If there are
+        any, a rank is prepared once it holds all of its micro-batches, those samples fetched.
     """
 
     type_code = 13
+    optional = ("attempt", "num_referenced")
     step: Count
     digest: Name
     num_micro_batches: Extent
@@ -83,6 +89,8 @@ class StepHeader(HasFields):
     loss_tokens: Count
     loss_samples: Count
     group_loss_tokens: list[Count] | None = None
+    attempt: Count = 0
+    num_referenced: Count = 0
 
 
 class MicroBatch(HasSamples):
@@ -94,14 +102,17 @@ class MicroBatch(HasSamples):
         of the step, with no loss tokens.
     group_numbers: which entry of the step's `group_loss_tokens` is of each sample's group; left out
         where there are none, and of a filler.
+    attempt: of the step, as in its header; left out if 0.
     """
 
     type_code = 14
+    optional = ("attempt",)
     each = (*HasSamples.each, "group_numbers")
     step: Count
     index: Count
     is_filler: bool = False
     group_numbers: list[Count] | None = None
+    attempt: Count = 0
 
     def spans(self, nbytes: int) -> tuple[int]:
         """All in one piece: what it says of its fields is held against the step's header."""
@@ -109,15 +120,48 @@ class MicroBatch(HasSamples):
 
 
 class Prepared(Message):
-    """The rank holds a step's header and can train it.
+    """The rank holds a step's header and can train it. Said of steps in their order.
 
     step: which.
     digest: of its plan.
+    attempt: of the step, as in its header; left out if 0. Of an earlier one it is void.
     """
 
     type_code = 15
+    optional = ("attempt",)
     step: Count
     digest: Name
+    attempt: Count = 0
+
+
+class Unresolved(Message):
+    """The rank cannot get samples of a step that is not released, with the capability `references`.
+
+    They are dropped, their groups whole, and the step is planned anew as its next attempt.
+
+    step: which.
+    attempt: of the step, as in its header; of an earlier one it is void.
+    sample_ids: of those that cannot be had, at most 1,024 at a time.
+    why: what their store has said, for people.
+    """
+
+    type_code = 29
+    step: Count
+    attempt: Count
+    sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
+    why: Annotated[str, Declared(max_length=400)] = ""
+
+
+class StepWithdrawn(Message):
+    """Nothing is left of a step that is not released, with the capability `references`.
+
+    The rank lets go of it, if it holds it. One of the same number may follow, as a later attempt.
+
+    step: which; none after it is announced.
+    """
+
+    type_code = 34
+    step: Count
 
 
 class Release(Message):

@@ -19,6 +19,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Part,
     Rows,
     Tokens,
+    Total,
     Version,
 )
 from rollout_dispatcher.sample import DType, Field, Schema
@@ -31,6 +32,12 @@ MAX_SAMPLES = 1024
 MAX_FIELDS = 64
 #: Dimensions of a field, without that of tokens.
 MAX_DIMENSIONS = 8
+#: Address of a payload store.
+StoreAddress = Annotated[str, Declared(min_length=1, max_length=1024)]
+#: Of an object in its store.
+Key = Annotated[str, Declared(min_length=1, max_length=512)]
+#: An object, by its index, and a byte in it.
+Place = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far
 #: below where a tensor of no rows overflows in a DP rank.
 MAX_ROW_BYTES = 1 << 40
@@ -112,6 +119,19 @@ class SchemaKnown(HasFields):
     set_by: str
 
 
+class ObjectHeader(Part):
+    """An object of a payload store.
+
+    store: the store's address, one of the welcome's `payload_stores`.
+    key: of the object there; it begins with the incarnation of the producer that has put it.
+    nbytes: of the whole object.
+    """
+
+    store: StoreAddress
+    key: Key
+    nbytes: Total
+
+
 class HasSamples(Message):
     """Facts about samples.
 
@@ -122,6 +142,10 @@ class HasSamples(Message):
     policy_versions: version of the weights that wrote the oldest token of each; left out where
         none is known.
     rows: of each ragged field by its name, those of each sample; left out where no field is ragged.
+    objects: of payload stores, that spans of these samples lie in, with the capability
+        `references`; left out where all samples are in the frame's payload.
+    places: of each sample the index of its object and the byte there that its span begins at; null
+        if it is in the frame's payload, which has these samples alone. Left out with `objects`.
     """
 
     #: The lists that have one entry a sample, beside `tokens`.
@@ -130,6 +154,7 @@ class HasSamples(Message):
         "sample_ids",
         "group_ids",
         "policy_versions",
+        "places",
     )
     tokens: list[Tokens]
     loss_tokens: list[Count]
@@ -137,6 +162,8 @@ class HasSamples(Message):
     group_ids: list[Name | None] | None = None
     policy_versions: list[Version | None] | None = None
     rows: Annotated[dict[Name, list[Rows]], Declared(max_length=MAX_FIELDS)] | None = None
+    objects: Annotated[list[ObjectHeader], Declared(min_length=1)] | None = None
+    places: list[Place | None] | None = None
 
     @model_validator(mode="after")
     def _lists_agree(self) -> Self:
@@ -147,7 +174,16 @@ class HasSamples(Message):
                 raise ValueError(f"{name} has {len(values)} entries for {size} samples")
         if self.rows is not None:
             self._rows_agree(self.rows, size)
+        self._places_agree()
         return self
+
+    def _places_agree(self) -> None:
+        if (self.objects is None) != (self.places is None):
+            raise ValueError("objects and places come together, or neither")
+        if self.objects is None or self.places is None:
+            return
+        if max((place[0] for place in self.places if place), default=-1) >= len(self.objects):
+            raise ValueError(f"a place is in none of {len(self.objects)} objects")
 
     def _rows_agree(self, rows: dict[str, list[int]], size: int) -> None:
         for name, values in rows.items():

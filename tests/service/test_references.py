@@ -1,0 +1,170 @@
+"""Samples whose payloads lie in payload stores, from their push to the micro-batches of ranks."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.sample import Outcome
+from rollout_dispatcher.spans import aligned
+from tests.service.conftest import Serve
+from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, WireClient, make_span
+from tests.support.references import ABLE, STORE, make_references
+from tests.support.server import ServeProcess
+
+Start = Callable[..., ServeProcess]
+
+
+@pytest.fixture
+def start(serve: Serve, tmp_path: Path) -> Start:
+    """Starts a dispatcher, on the journal of the one before."""
+    return partial(
+        serve,
+        dp_size=2,
+        dispatch_batch_size=4,
+        micro_batch_size=2,
+        buffer_capacity=16,
+        payload_stores=STORE,
+        journal_dir=tmp_path / "journal",
+    )
+
+
+@pytest.fixture
+def server(start: Start) -> ServeProcess:
+    return start()
+
+
+def push(server: ServeProcess, tokens: list[int], inline: tuple[int, ...] = ()) -> m.Pushed:
+    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+        producer.send(*make_references("p", 0, tokens, inline))
+        return producer.expect(m.Pushed)
+
+
+def places(parts: list[HeldStep]) -> dict[str, tuple[str, int] | None]:
+    """Of each sample the key of its object and where it begins there, as ranks were told."""
+    found: dict[str, tuple[str, int] | None] = {}
+    for head in (head for part in parts for head, _ in part.micro_batches):
+        for name, place in zip(head.sample_ids, head.places or [None] * 9, strict=False):
+            objects = head.objects or []
+            found[name] = None if place is None else (objects[place[0]].key, place[1])
+    return found
+
+
+def gathered(spans: list[memoryview], tokens: list[int]) -> bytes:
+    """The payload of a micro-batch of these samples, computed in another way."""
+    cuts = [SCHEMA.slices(size) for size in tokens]
+    fields = (
+        b"".join(span[cut[at]] for span, cut in zip(spans, cuts, strict=True))
+        for at in range(len(SCHEMA.fields))
+    )
+    return b"".join(values.ljust(aligned(len(values)), b"\0") for values in fields)
+
+
+def test_both_are_told_where_payloads_may_lie(server: ServeProcess) -> None:
+    producer = Producer(server.endpoint, "p", capabilities=ABLE)
+    assert producer.welcome.payload_stores == [STORE]
+    assert producer.welcome.inline_limit == 1 << 20
+    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+        assert trainer.ranks[0].welcome.payload_stores == [STORE]
+        assert trainer.ranks[0].welcome.prefetch_bytes == 1 << 31
+
+
+def test_a_rank_is_told_where_its_samples_lie_and_gets_the_others(server: ServeProcess) -> None:
+    tokens, inline = [5, 3, 8, 2], (1, 3)
+    assert push(server, tokens, inline).of_each(4) == [Outcome.ACCEPTED] * 4
+    sizes = SCHEMA.sizes(tokens)
+    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+        parts = trainer.train()
+    assert [part.header.num_referenced for part in parts] == [2, 2]
+    assert places(parts) == {
+        "p/0": ("p.1/0", 0), "p/1": None, "p/2": ("p.1/0", sizes[0]), "p/3": None,
+    }  # fmt: skip
+    for head, payload in (each for part in parts for each in part.micro_batches):
+        here = [at for at, place in enumerate(head.places or ()) if place is None]
+        spans = [
+            memoryview(make_span(int(head.sample_ids[at][2:]), head.tokens[at])) for at in here
+        ]
+        assert payload == gathered(spans, [head.tokens[at] for at in here])
+
+
+def test_who_cannot_fetch_may_not_join_and_who_cannot_hear_of_it_may_not_refer(
+    server: ServeProcess,
+) -> None:
+    rank = WireClient(server.endpoint)
+    rank.send(m.HelloRank(client_id="r", dp_rank=0, dp_size=2))
+    assert (
+        "start the dispatcher without --payload-stores" in rank.expect_error("rank-refused").message
+    )
+    unable = Producer(server.endpoint, "p")
+    assert unable.welcome.payload_stores == []
+    assert unable.welcome.inline_limit is None
+    unable.send(*make_references("p", 0, [5]))
+    assert "need the capability 'references'" in unable.expect_error("protocol").message
+
+
+def test_what_cannot_be_true_of_an_object_harms_nobody_else(server: ServeProcess) -> None:
+    bystander = Producer(server.endpoint, "q", capabilities=ABLE)
+    liar = Producer(server.endpoint, "p", capabilities=ABLE)
+    liar.send(*make_references("p", 0, [5, 3], places=[(0, 0), (0, 1 << 40)]))
+    assert (
+        "begins at byte 1099511627776 of the object p.1/0" in liar.expect_error("protocol").message
+    )
+    assert bystander.push([5]).outcomes == [Outcome.ACCEPTED]
+
+
+def test_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
+    elsewhere = m.ObjectHeader(store="file:///etc", key="p.1/0", nbytes=1 << 20)
+    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+        producer.send(*make_references("p", 0, [5, 3], (1,), objects=[elsewhere]))
+        pushed = producer.expect(m.Pushed)
+    assert pushed.outcomes == [Outcome.REFUSED, Outcome.ACCEPTED]
+    assert f"'file:///etc', which is not allowed here (allowed: {STORE})" in pushed.errors["0"]
+
+
+def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Start) -> None:
+    one = SCHEMA.nbytes(4)
+    server = start(referenced_bytes=f"{5 * one}B")
+    producer = Producer(server.endpoint, "p", capabilities=ABLE)
+    producer.send(*make_references("p", 0, [4] * 7))
+    blocked = producer.expect(m.Blocked)
+    assert (blocked.cap, blocked.held, blocked.capacity) == ("referenced-bytes", 5 * one, 5 * one)
+    scraped = server.scrape()
+    assert scraped["buffer_referenced_bytes"] == 5 * one
+    assert scraped["buffer_bytes"] == 0
+    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+        trainer.train()
+        assert producer.expect(m.Pushed).of_each(7) == [Outcome.ACCEPTED] * 7
+    server.await_scrape(lambda at: at["referenced_bytes_total"] == 7 * one, "all are counted")
+    scraped = server.scrape()
+    assert scraped["samples_referenced_total"] == 7
+    assert scraped["received_bytes_total"] == 0
+
+
+def test_a_larger_sample_than_payload_stores_may_hold_is_refused(start: Start) -> None:
+    server = start(referenced_bytes="64B")
+    pushed = push(server, [4, 400], (0,))
+    assert pushed.outcomes == [Outcome.ACCEPTED, Outcome.REFUSED]
+    assert "raise --referenced-bytes" in pushed.errors["1"]
+
+
+def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Start) -> None:
+    tokens, inline = [5, 3, 8, 2, 7, 1, 9, 4], 1
+    killed = start()
+    push(killed, tokens, (inline,))
+    with Trainer(killed.endpoint, 2, capabilities=ABLE) as trainer:
+        before = trainer.take()
+    killed.send_signal(SIGKILL)
+    killed.wait()
+    server = start()
+    assert server.status()["balanced"]
+    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+        again = trainer.train()
+        last = trainer.train()
+    assert [part.micro_batches for part in again] == [part.micro_batches for part in before]
+    sizes = [0 if at == inline else size for at, size in enumerate(SCHEMA.sizes(tokens))]
+    assert places(again) | places(last) == {
+        f"p/{at}": None if at == inline else ("p.1/0", sum(sizes[:at])) for at in range(8)
+    }

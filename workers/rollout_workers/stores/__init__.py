@@ -1,0 +1,1 @@
+"""Payload stores: engines that keep payloads outside of the dispatcher, which has references."""

@@ -1,0 +1,72 @@
+"""What a payload store is: objects by key, put once, read by anybody, released when told.
+
+    producer --put--> store                      push of references --> dispatcher
+                      store --get--> DP rank     of a step, before any rank begins it
+                      store <--release-- any worker, when the dispatcher says that nobody needs it
+
+Only workers talk to a store; the dispatcher passes on addresses and keys. An *object* has the spans
+of one push, end to end, so a sample is a part of it. Invariant: what was put stays until it is
+released, however long that takes, and whoever ends meanwhile: a store has no time-outs of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.outbox import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An object that is not there any more, or not whole; why: for people."""
+
+    why: str
+
+
+class PayloadStore(ABC):
+    """One engine at one address. Calls may block, come from any thread, and raise StoreFailed.
+
+    `Missing` is for what is known to be gone; a store that cannot be asked just now raises, and is
+    asked again.
+    """
+
+    #: What its addresses begin with, before the colon.
+    scheme: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def open(cls, address: str) -> Self:
+        """Connect. Raises StoreFailed, in words that say what to do."""
+
+    @abstractmethod
+    def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """Keep these bytes, end to end, until they are released, even if this process ends.
+
+        The spans are copied, or not needed any more, when it returns. To put the same under the
+        same key again changes nothing.
+        """
+
+    @abstractmethod
+    def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
+        """`nbytes` bytes each, in their order; any number of processes may ask, again and again.
+
+        What it returns stays as it is for as long as it is held, whatever is released.
+        """
+
+    @abstractmethod
+    def release(self, keys: Sequence[str]) -> list[str]:
+        """Nobody will ask for these objects again; returns the keys of those that are still there.
+
+        What is not there counts as released. Anybody may release what others have put, and may do
+        so again after a crash.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str) -> list[str]:
+        """The keys of what is there that begin so."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what this process holds of the engine; objects stay."""
