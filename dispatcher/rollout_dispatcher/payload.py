@@ -9,7 +9,7 @@ Invariant: the type alone says where it is, and each has `nbytes`, its size ther
 anything of the place: a sample without fields, as a simulation has them, has 0 bytes in memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard, cast
 
@@ -59,6 +59,11 @@ Payload: TypeAlias = InMemory | InJournal | Reference | WithProducer
 def are_in_memory(payloads: Sequence[Payload]) -> TypeGuard[Sequence[InMemory]]:
     """Whether each of them is; some hundredth of a microsecond a payload."""
     return set(map(type, payloads)) <= {InMemory}
+
+
+def count_references(payloads: Iterable[Payload]) -> int:
+    """How many of them lie in payload stores."""
+    return [*map(type, payloads)].count(Reference)
 
 
 def memory_bytes(payloads: Sequence[Payload]) -> int:

@@ -144,10 +144,17 @@ class WireClient:
 class Producer(WireClient):
     """A rollout producer that numbers its samples and makes payloads to recognise them by."""
 
-    def __init__(self, endpoint: str, client_id: str, *, first_seq: int = 0) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        client_id: str,
+        *,
+        first_seq: int = 0,
+        capabilities: Sequence[str] = (),
+    ) -> None:
         super().__init__(endpoint)
         self.client_id, self.next_seq = client_id, first_seq
-        self.send(m.HelloProducer(client_id=client_id))
+        self.send(m.HelloProducer(client_id=client_id, capabilities=list(capabilities)))
         self.welcome = self.expect(m.WelcomeProducer)
 
     def send_push(self, tokens: Sequence[int], *, seq: int | None = None, **columns: object) -> int:
@@ -346,11 +353,12 @@ class Rank(WireClient):
 class Trainer:
     """All DP ranks of a new process group, in lockstep."""
 
-    def __init__(self, endpoint: str, dp_size: int) -> None:
-        first = Rank(endpoint, 0, dp_size)
+    def __init__(self, endpoint: str, dp_size: int, capabilities: Sequence[str] = ()) -> None:
+        able = list(capabilities)
+        first = Rank(endpoint, 0, dp_size, capabilities=able)
         self.generation = first.generation
         others = (
-            Rank(endpoint, dp_rank, dp_size, generation=self.generation)
+            Rank(endpoint, dp_rank, dp_size, generation=self.generation, capabilities=able)
             for dp_rank in range(1, dp_size)
         )
         self.ranks = [first, *others]

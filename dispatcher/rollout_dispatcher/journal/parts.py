@@ -4,12 +4,13 @@ Each is as the index stores it. Invariant: the payload is not among it, only whe
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.journal.records import Row
-from rollout_dispatcher.payload import Payload
+from rollout_dispatcher.payload import Payload, Reference, StoredObject
 from rollout_dispatcher.sample import Sample, Schema
 
 
@@ -17,8 +18,9 @@ from rollout_dispatcher.sample import Sample, Schema
 class Kept:
     """A sample that is neither done with nor dropped; the order of the fields is the row's.
 
-    arrived: wall time. rows: of ragged fields. step: the open or retained step that holds it, -1
-    for none.
+    arrived: wall time. offset: in its segment, or in the object of a payload store, and then there
+    is no segment: 0. rows: of ragged fields. step: the open or retained step that holds it, -1 for
+    none.
     """
 
     ticket: int
@@ -38,7 +40,16 @@ class Kept:
     segment: int
     offset: int
     rows: Sequence[int] = ()
+    stored: StoredObject | None = None
     step: int = -1
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """What the index has stored."""
+        kept = cls(*row)
+        if kept.stored is not None:
+            kept.stored = StoredObject(*row[-1])
+        return kept
 
     def row(self) -> Row:
         """As the index stores it."""
@@ -46,8 +57,14 @@ class Kept:
             self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
             self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
             self.group, self.skips, self.producer, self.segment, self.offset,
-            *([self.rows] if self.rows else ()),
+            *([self.rows] if self.rows or self.stored else ()),
+            *([astuple(self.stored)] if self.stored else ()),
         ]  # fmt: skip
+
+    @property
+    def reference(self) -> Reference | None:
+        """Where its payload is, if that is in a payload store."""
+        return None if self.stored is None else Reference(self.stored, self.offset, self.nbytes)
 
     def entry(self, schema: Schema, payload: Payload, arrived: float) -> Entry:
         """As the core has it."""

@@ -32,7 +32,7 @@ from rollout_dispatcher.core.facts import (
     StreamEnded,
     VersionReported,
 )
-from rollout_dispatcher.payload import InMemory
+from rollout_dispatcher.payload import InMemory, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.spans import aligned
 
@@ -40,6 +40,7 @@ from rollout_dispatcher.spans import aligned
 Row = list[Any]
 
 SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
+OBJECT, REFERENCED = "object", "referenced"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
@@ -51,6 +52,9 @@ NBYTES, CHECKSUM = 2, 3
 #: Where an accepted row has its producer, and what follows is of that and not of the sample; but
 #: for the rows of ragged fields, which come last where there are any.
 PRODUCER, ROWS = 14, 17
+#: A referenced row is as an accepted one, with its rows of ragged fields even if there are none,
+#: and ends with where it begins in its object, which the last object row before it names.
+OFFSET = 18
 #: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
 #: row without names; and what a block takes besides rows, totals and payloads.
 _CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
@@ -106,18 +110,23 @@ class Encoder:
         self._numbers = {schema: number for number, schema in schemas.items()}
         self._to_wall = to_wall
         self._last: tuple[Schema | None, int] = (None, -1)
+        self._stored: StoredObject | None = None
 
     def batch(self, lsn: int, facts: Sequence[Fact], totals: Mapping[str, object]) -> Batch:
         """Raises TypeError or ValueError for totals that are not JSON."""
         text = json.dumps(totals)
         rows: list[Row] = []
         payloads: list[memoryview] = []
+        self._stored = None  # a batch is read by itself
         for fact in facts:
             if isinstance(fact, Accepted):
-                rows.append(self._accepted(fact, rows))
                 payload = fact.entry.sample.payload
-                assert isinstance(payload, InMemory), "nothing else is admitted"
-                payloads.append(payload)
+                if isinstance(payload, Reference):
+                    self._referenced(fact, payload, rows)
+                else:
+                    assert isinstance(payload, InMemory), "nothing else is admitted"
+                    rows.append(self._accepted(fact, rows))
+                    payloads.append(payload)
             elif isinstance(fact, SchemaFixed):
                 number = self._number(fact.schema, rows)
                 rows.append([FIXED, number, fact.set_by])
@@ -134,6 +143,14 @@ class Encoder:
             entry.skips, fact.producer, fact.seq, fact.given_id,
             *([sample.rows] if sample.rows else ()),
         ]  # fmt: skip
+
+    def _referenced(self, fact: Accepted, payload: Reference, rows: list[Row]) -> None:
+        """A row of where the payload is, behind one of the object unless that was the last."""
+        if payload.stored is not self._stored:
+            self._stored = payload.stored
+            rows.append([OBJECT, *astuple(payload.stored)])
+        accepted = self._accepted(fact, rows)[1:ROWS]
+        rows.append([REFERENCED, *accepted, fact.entry.sample.rows, payload.offset])
 
     def _row(self, fact: Fact) -> Row:
         match fact:

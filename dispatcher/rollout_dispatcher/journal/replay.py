@@ -179,7 +179,9 @@ def read_payload(reader: Reader, kept: Kept) -> bytes:
 
 def _first(state: State, payload_bytes: int | None) -> set[int]:
     """Tickets of the oldest buffered samples whose payloads have so many bytes together."""
-    buffered = (kept for _, kept in sorted(state.kept.items()) if kept.step < 0)
+    buffered = (
+        kept for _, kept in sorted(state.kept.items()) if kept.step < 0 and kept.stored is None
+    )
     if payload_bytes is None:
         return {kept.ticket for kept in buffered}
     found = set()
@@ -198,12 +200,14 @@ def _entries(
     members: dict[int, list[Kept]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
+        reference, at = kept.reference, from_wall(kept.arrived)
+        if reference is not None:
+            entries[kept.ticket] = kept.entry(state.schemas[kept.schema], reference, at)
+            continue
         is_open = kept.step >= 0 and state.steps[kept.step].stage == Stage.OPEN
         if not is_open and kept.ticket not in first:
             schema = state.schemas[kept.schema]
-            entries[kept.ticket] = kept.entry(
-                schema, InJournal(kept.nbytes), from_wall(kept.arrived)
-            )
+            entries[kept.ticket] = kept.entry(schema, InJournal(kept.nbytes), at)
         else:
             members[kept.segment].append(kept)
     for segment in sorted(members):

@@ -3,9 +3,9 @@
 One reducer serves both directions: the writer applies each block as it writes it, recovery applies
 each block as it reads it. Invariants: a sample is in `kept` from its acceptance until it is
 dropped, or committed and not retained; `live` counts exactly the kept samples' payload bytes by
-segment; what has changed since the last snapshot is in the `changed` sets, so a snapshot costs
-what has changed and not what there is. A row that does not fit (an unknown ticket, say) raises
-ValueError before anything of it is applied.
+segment, of payloads that the log has; what has changed since the last snapshot is in the `changed`
+sets, so a snapshot costs what has changed and not what there is. A row that does not fit (an
+unknown ticket, say) raises ValueError before anything of it is applied.
 """
 
 from collections import OrderedDict, deque
@@ -22,6 +22,7 @@ from rollout_dispatcher.journal.parts import (
     StepRecord,
 )
 from rollout_dispatcher.journal.records import Row
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 
 #: Consecutive tickets that the index keeps in one value: encoding them one by one costs twice as
@@ -49,6 +50,8 @@ class State:
         self.given_ids: deque[str] = deque()
         self.live: dict[int, Live] = {}
         self.changed = Changed()
+        #: That of the referenced rows that follow.
+        self._stored: StoredObject | None = None
 
     @property
     def live_bytes(self) -> int:
@@ -64,8 +67,8 @@ class State:
         """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
         for row in rows:
             match row[0]:
-                case records.ACCEPTED:
-                    self._accept(row, segment, next(places))
+                case records.ACCEPTED | records.REFERENCED:
+                    self._accept(row, segment, places)
                 case records.MOVED:
                     self._move(row, segment, next(places))
                 case records.PLANNED:
@@ -96,6 +99,8 @@ class State:
     def keep(self, kept: Kept) -> None:
         """Count a sample as kept, where it lies."""
         self.kept[kept.ticket] = kept
+        if kept.stored is not None:
+            return
         live = self.live.setdefault(kept.segment, Live())
         live.samples += 1
         live.nbytes += kept.nbytes
@@ -117,8 +122,15 @@ class State:
 
     # -- samples ----------------------------------------------------------------------------
 
-    def _accept(self, row: Row, segment: int, offset: int) -> None:
-        kept = Kept(*(*row[1 : records.PRODUCER + 1], segment, offset, *row[records.ROWS :]))
+    def _accept(self, row: Row, segment: int, places: Iterator[int]) -> None:
+        place: Row
+        if row[0] == records.ACCEPTED:
+            place = [segment, next(places), *row[records.ROWS :]]
+        elif self._stored is not None:
+            place = [0, row[records.OFFSET], row[records.ROWS], self._stored]
+        else:
+            raise ValueError(f"ticket {row[1]} is in no object")
+        kept = Kept(*row[1 : records.PRODUCER + 1], *place)
         if kept.ticket in self.kept:
             raise ValueError(f"ticket {kept.ticket} is accepted twice")
         self.keep(kept)
@@ -147,6 +159,8 @@ class State:
             self.changed.shelves.add(kept.ticket // SHELF)
 
     def _release(self, kept: Kept) -> None:
+        if kept.stored is not None:
+            return
         live = self.live[kept.segment]
         live.samples -= 1
         live.nbytes -= kept.nbytes
@@ -242,6 +256,8 @@ class State:
 
     def _note(self, row: Row) -> None:
         match row[0]:
+            case records.OBJECT:
+                self._stored = StoredObject(*row[1:])
             case records.RUN:
                 self.ledger.run_id = row[1]
             case records.GENERATION:

@@ -1,14 +1,24 @@
 """Samples in and out of frames: cut a push into samples, gather samples into a micro-batch.
 
 Gathering is the packing: a micro-batch goes out field by field, each field's values of all its
-samples one after the other, so that a rank finds one tensor a field and concatenates nothing.
+samples one after the other, so that a rank finds one tensor a field and concatenates nothing. What
+lies in a payload store stays there: a micro-batch says where, and the rank fetches it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
-from itertools import repeat
+from itertools import compress, repeat
 
-from rollout_dispatcher.payload import InMemory, are_in_memory
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.payload import (
+    InMemory,
+    Payload,
+    Reference,
+    StoredObject,
+    are_in_memory,
+    count_references,
+)
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
@@ -30,8 +40,10 @@ def samples_of(
 ) -> tuple[Sample, ...]:
     """The samples of a push, one a span; `group_size` is that of groups whose samples do not say.
 
-    Samples live as long as they are needed, so every span has to have memory of its own.
+    Samples live as long as they are needed, so every span has to have memory of its own. Raises
+    ProtocolError for samples that cannot lie in objects as the push says.
     """
+    payloads: Iterable[Payload] = spans if push.places is None else _placed(push, spans)
     sizes: Iterable[int] = repeat(1)
     if push.group_ids is not None:
         default = SIZE_NOT_TOLD if group_size is None else group_size
@@ -41,11 +53,31 @@ def samples_of(
         sizes = [size if group else 1 for group, size in zip(push.group_ids, given, strict=False)]
     rows = push.rows_of(push.schema_) if push.rows else ()
     values = zip(
-        push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), spans,
+        push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), payloads,
         push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
         zip(*rows, strict=True) if rows else repeat(()),
     )  # fmt: skip
     return tuple(map(_SAMPLE, values))
+
+
+def _placed(push: m.Push, spans: Iterable[memoryview]) -> list[Payload]:
+    """Where the span of each sample is: as it came, or in an object."""
+    objects = [StoredObject(item.store, item.key, item.nbytes) for item in push.objects or ()]
+    places, found = push.places or (), list[Payload]()
+    for index, (place, span, nbytes) in enumerate(zip(places, spans, push.sizes(), strict=True)):
+        if place is None:
+            found.append(span)
+            continue
+        stored, offset = objects[place[0]], place[1]
+        if offset + nbytes > stored.nbytes:
+            raise ProtocolError(
+                f"the span of sample {push.sample_ids[index]} has {nbytes} bytes and begins at "
+                f"byte {offset} of the object {stored.key}, which has {stored.nbytes}"
+            )
+        found.append(Reference(stored, offset, nbytes))
+    if len({place[0] for place in places if place}) < len(objects):
+        raise ProtocolError("the push names an object that none of its samples lies in")
+    return found
 
 
 def step_header(
@@ -69,6 +101,7 @@ def step_header(
             loss_tokens=sum(held.loss_tokens),
             loss_samples=len(held.tokens) - held.loss_tokens.count(0),
             group_loss_tokens=None if group_loss_tokens is None else list(group_loss_tokens),
+            num_referenced=count_references(held.payloads),
         )
     )
 
@@ -95,16 +128,53 @@ def micro_batch(
     if schema.ragged:
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
-    assert are_in_memory(held.payloads)
-    payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
+    if are_in_memory(held.payloads):
+        payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
+    else:
+        header |= _places(held.payloads)
+        payload, nbytes = _gather_inline(schema, held, rows)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 
+def _places(payloads: Iterable[Payload]) -> dict[str, object]:
+    """Which objects these lie in, and where: keys of the header."""
+    objects: dict[StoredObject, int] = {}
+    places = [
+        [objects.setdefault(payload.stored, len(objects)), payload.offset]
+        if isinstance(payload, Reference)
+        else None
+        for payload in payloads
+    ]
+    return {"objects": list(map(asdict, objects)), "places": places}
+
+
+def _gather_inline(
+    schema: Schema, held: SamplesByField, rows: RowsByField
+) -> tuple[list[Buffer], int]:
+    """`_gather` of those that do not lie in a payload store."""
+    here = [not isinstance(payload, Reference) for payload in held.payloads]
+    spans = list(compress(held.payloads, here))
+    assert are_in_memory(spans)
+    if not spans:
+        return [], 0
+    return _gather(
+        schema,
+        spans,
+        list(compress(held.tokens, here)),
+        [list(compress(counts, here)) for counts in rows],
+    )
+
+
 def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
-    """A micro-batch of one real token, no rows and no loss, for a rank that has nothing to do."""
-    assert isinstance(sample.payload, InMemory)
+    """A micro-batch of one token, no rows and no loss, for a rank that has nothing to do.
+
+    It is the sample's first token, or zeros if that is not here: a token that any model knows.
+    """
     schema = sample.schema
-    first = schema.first_token(sample.payload, sample.tokens, sample.rows)
+    if isinstance(sample.payload, InMemory):
+        first = schema.first_token(sample.payload, sample.tokens, sample.rows)
+    else:
+        first = bytes(schema.nbytes(1, [0] * len(schema.ragged)))
     rows = {name: [0] for name in schema.ragged}
     payload, nbytes = _gather(schema, [memoryview(first)], [1], list(rows.values()))
     header = m.MicroBatch(

@@ -22,13 +22,20 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.group_totals import GroupTotals
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import DispatcherError, ProtocolError
-from rollout_dispatcher.payload import InJournal, InMemory
+from rollout_dispatcher.payload import InJournal, InMemory, Reference
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.versions import FEEDBACK, PADDING, RAGGED, SCHEMA
+from rollout_dispatcher.protocol.versions import (
+    FEEDBACK,
+    PADDING,
+    RAGGED,
+    REFERENCES,
+    SCHEMA,
+    Terms,
+)
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -187,6 +194,8 @@ class EffectRunner:
             capabilities=sorted(peer.terms.capabilities),
             credits=effect.credits,
             max_payload_bytes=self._config.max_frame_bytes,
+            payload_stores=self._stores_for(peer.terms),
+            inline_limit=self._config.inline_limit if self._stores_for(peer.terms) else None,
             schema_known=self._schema_for(peer),
             max_staleness=self._config.max_staleness
             if FEEDBACK in peer.terms.capabilities
@@ -195,6 +204,10 @@ class EffectRunner:
         )
         peer.send(welcome)
         self.feedback.welcome(peer)
+
+    def _stores_for(self, terms: Terms) -> list[str]:
+        """The payload stores that a client may open, if it can."""
+        return list(self._config.payload_stores) if REFERENCES in terms.capabilities else []
 
     def _schema_for(self, peer: Peer) -> m.SchemaKnown | None:
         """The run's schema, once it is decided, for a producer that can be told of it."""
@@ -242,6 +255,8 @@ class EffectRunner:
             committed=effect.committed,
             max_open_steps=self._config.max_open_steps,
             layout=self._config.layout,
+            payload_stores=self._stores_for(terms),
+            prefetch_bytes=self._config.prefetch_bytes if self._stores_for(terms) else None,
             sample_length_multiple=(
                 self._config.sample_length_multiple if PADDING in terms.capabilities else None
             ),
@@ -266,6 +281,9 @@ class EffectRunner:
         told = self._announcements.of(step, terms)
         if told.ragged and RAGGED not in terms.capabilities:
             rank.peer.fail(_unreadable(told.ragged))
+            return
+        if told.num_referenced and REFERENCES not in terms.capabilities:
+            rank.peer.fail(_cannot_fetch())
             return
         rank.peer.write(told.header)
         self._deliveries.append((rank, step, told.groups, effect.first_micro_batch))
@@ -373,20 +391,22 @@ class EffectRunner:
             if parts[index]:
                 numbers = None if groups is None else groups.numbers[dp_rank][index]
                 return micro_batch(step.number, index, self._samples(parts[index]), numbers)
-            return filler(step.number, index, *self._samples([next(step.entries())]))
+            return filler(step.number, index, *self._samples([_any_here(step)]))
         except Exception as error:  # a payload cannot be read back, or a bug of ours
             self._failure.fail(error)
             return None
 
     def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
-        """With their payloads in memory; what the journal alone has is read back for this once."""
+        """With their payloads in memory, but for those in payload stores.
+
+        What the journal alone has is read back for this once.
+        """
         return [
-            entry.sample if isinstance(entry.sample.payload, InMemory) else self._read_back(entry)
+            self._read_back(entry) if isinstance(entry.sample.payload, InJournal) else entry.sample
             for entry in entries
         ]
 
     def _read_back(self, entry: Entry) -> Sample:
-        assert isinstance(entry.sample.payload, InJournal), "nothing else is admitted"
         return entry.sample._replace(payload=InMemory(self._barrier.fetch(entry.ticket)))
 
     # -- planning ---------------------------------------------------------------------------
@@ -435,6 +455,12 @@ class EffectRunner:
         self.perform(self._core.tick(self._clock()))
 
 
+def _any_here(step: OpenStep) -> Entry:
+    """A sample of the step that lies in no payload store, if there is one."""
+    here = (entry for entry in step.entries() if not isinstance(entry.sample.payload, Reference))
+    return next(here, next(step.entries()))
+
+
 def _log_given_up(effect: e.GroupGivenUp) -> None:
     log.warning(
         "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
@@ -468,6 +494,13 @@ def _unreadable(ragged: Iterable[str]) -> ProtocolError:
     return ProtocolError(
         f"the samples have fields that are ragged or text ({', '.join(ragged)}), which this DP "
         "rank cannot read; install the dispatcher's release of rollout-dispatcher where it runs"
+    )
+
+
+def _cannot_fetch() -> ProtocolError:
+    return ProtocolError(
+        "samples of the step lie in payload stores, from which this DP rank cannot fetch them; "
+        "install the dispatcher's release of rollout-dispatcher where it runs"
     )
 
 

@@ -227,7 +227,7 @@ class Index:
             state.schemas[int.from_bytes(key)] = schema_of(value)
         for _, rows in self._kept.items(read):
             for row in rows:
-                state.keep(Kept(*row))
+                state.keep(Kept.of(row))
         for key, value in self._steps.items(read):
             step = state.steps[int.from_bytes(key)] = StepRecord(*value)
             for ticket in step.tickets():

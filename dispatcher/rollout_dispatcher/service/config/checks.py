@@ -118,6 +118,17 @@ def _retain(config: "ServeConfig") -> Iterator[str]:
         )
 
 
+def _stores(config: "ServeConfig") -> Iterator[str]:
+    stores = config.payload_stores
+    if stores and config.journal_dir is None:
+        yield (
+            "--payload-stores keep what the dispatcher alone knows of, and the journal remembers "
+            "it across a crash; set --journal-dir, or leave --payload-stores out"
+        )
+    if twice := next((address for address in stores if stores.count(address) > 1), None):
+        yield f"--payload-stores names {twice} twice; name it once"
+
+
 def _access(config: "ServeConfig") -> Iterator[str]:
     try:
         config.access()
@@ -134,6 +145,7 @@ CHECKS: tuple[tuple[frozenset[str], Check], ...] = (
     (_BATCH | {"groups", "group_size", "micro_batch_size"}, _groups),
     (frozenset({"rank_timeout", "idle_timeout", "heartbeat_interval"}), _deadlines),
     (frozenset({"retain", "journal_dir"}), _retain),
+    (frozenset({"payload_stores", "journal_dir"}), _stores),
     (
         frozenset({
             "listen", "http", "token_file", "tls_cert", "tls_key", "tls_client_ca", "insecure",

@@ -27,6 +27,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
             nbytes=config.buffer_memory,
             max_sample_tokens=longest,
             held_bytes=config.held_memory,
+            stores=frozenset(config.payload_stores),
             micro_batch=_micro_batch(config),
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),

@@ -37,12 +37,15 @@ from rollout_dispatcher.service.config.themes.place import (
     AddressOptions,
     JournalOptions,
     SecurityOptions,
+    StoreOptions,
 )
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 
 #: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
 #: being received.
 BUFFER_SHARE, HELD_SHARE = 4, 16
+#: How many times as much may lie in payload stores, by default.
+REFERENCED_TIMES = 16
 #: What a config is validated with where some options are known to be wrong: their names.
 WRONG = "wrong"
 
@@ -50,6 +53,7 @@ WRONG = "wrong"
 class ServeConfig(  # pydantic has the fields of the last base first
     ObservabilityOptions,
     LimitOptions,
+    StoreOptions,
     JournalOptions,
     SecurityOptions,
     AddressOptions,
@@ -73,6 +77,7 @@ class ServeConfig(  # pydantic has the fields of the last base first
         "listen": "addresses",
         "token_file": "security",
         "journal_dir": "journal",
+        "payload_stores": "payloads by reference",
         "max_sample_tokens": "limits and deadlines",
         "record": "observability",
     }
@@ -108,6 +113,12 @@ class ServeConfig(  # pydantic has the fields of the last base first
         """Bytes that payloads of held pushes may take."""
         share = machine_memory() // HELD_SHARE
         return share if self.held_bytes is None else self.held_bytes
+
+    @property
+    def referenced_capacity(self) -> int:
+        """Bytes that payloads of buffered samples may take in payload stores."""
+        default = REFERENCED_TIMES * self.buffer_memory
+        return default if self.referenced_bytes is None else self.referenced_bytes
 
     @property
     def received_bytes(self) -> int:

@@ -4,6 +4,7 @@ Each is read from a flag, an environment variable and a TOML key alike, and a va
 read raises ValueError, to which pydantic adds the option's name. Quantities are in `units`.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -52,11 +53,24 @@ class LogFormat(StrEnum):
     TEXT = "text"
 
 
+#: What the address of a payload store begins with: its scheme.
+_STORE = re.compile(r"[a-z][a-z0-9+.-]*:.", re.ASCII)
+
+
 def _read_endpoint(value: object) -> object:
     try:
         return Endpoint.parse(value) if isinstance(value, str) else value
     except ConfigError as error:  # pydantic knows ValueError, and then tells which option it was
         raise ValueError(str(error)) from None
+
+
+def _read_store(value: str) -> str:
+    if _STORE.match(value) is None:
+        raise ValueError(
+            f"write the address of a payload store with its scheme, as in file:///mnt/rollouts, "
+            f"not {value!r}"
+        )
+    return value
 
 
 def _read_sync(value: str) -> str:
@@ -75,6 +89,7 @@ RUN_HEADER, VERSION_HEADER = "Rollout-Dispatcher-Run-Id", "Rollout-Dispatcher-Ve
 Address = Annotated[
     Endpoint, BeforeValidator(_read_endpoint), PlainSerializer(str, when_used="json")
 ]
+StoreAddress = Annotated[str, Field(max_length=1024), AfterValidator(_read_store)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
 #: A window, in dispatch batches.

@@ -117,3 +117,5 @@ DurationOrNothing = Annotated[
 ]
 #: Bytes, written `64MiB`; at least one.
 Size = Annotated[int, BeforeValidator(SIZE.parse), SIZE, Field(ge=1)]
+#: The same, or `0B`.
+SizeOrNothing = Annotated[int, BeforeValidator(SIZE.parse), SIZE, Field(ge=0)]

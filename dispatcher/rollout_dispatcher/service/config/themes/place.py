@@ -7,7 +7,14 @@ from pydantic import Field
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.service.config.themes.shared import Options
-from rollout_dispatcher.service.config.types import HTTP_PLANE, Address, JournalSync, Retain
+from rollout_dispatcher.service.config.types import (
+    HTTP_PLANE,
+    Address,
+    JournalSync,
+    Retain,
+    StoreAddress,
+)
+from rollout_dispatcher.service.config.units import Size, SizeOrNothing
 
 
 class AddressOptions(Options):
@@ -49,3 +56,21 @@ class JournalOptions(Options):
     retain: Retain = Retain.COMMIT
     """when a step's samples are freed: commit (once it is committed), checkpoint (once a trainer's
     checkpoint that covers it is saved; needs --journal-dir; takes disk, not the buffer's room)"""
+
+
+class StoreOptions(Options):
+    """Payloads by reference."""
+
+    payload_stores: Annotated[tuple[StoreAddress, ...], Field(max_length=16)] = ()
+    """payload stores that references may be into, file:///mnt/rollouts, say, repeatable; rollout
+    workers and DP ranks open no others, and the first is where producers put what is large; needs
+    --journal-dir; unset: every payload comes through the dispatcher"""
+    inline_limit: SizeOrNothing = 2**20
+    """producers put payloads of so many bytes and more into the payload store, each for itself, and
+    push smaller ones; 0B: all of them"""
+    prefetch_bytes: Size = 2**31
+    """what a DP rank fetches from payload stores for steps that it has not begun; the step that its
+    training loop waits for is fetched whole, however large it is"""
+    referenced_bytes: Size | None = None
+    """payload bytes in payload stores, of ready samples and of groups under way; producers wait
+    beyond it; those of open steps come on top; unset: sixteen times --buffer-bytes"""
