@@ -10,7 +10,7 @@ from rollout_dispatcher.errors import StoreFailed
 from rollout_workers.stores.interface import Missing
 from rollout_workers.stores.ray import RayStore
 from rollout_workers.stores.registry import open_store
-from tests.support.payload_stores import PayloadStoreTests, whole
+from tests.support.payload_stores import PayloadStoreTests, read, whole
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ class TestRay(PayloadStoreTests):
             assert time.monotonic() < deadline
         assert store.release([stored.key]) == []
         again = store.put("p.8/1", [b"abc"])
-        assert bytes(store.get([whole(again)])[0]) == b"abc"
+        assert read(store, whole(again)) == [b"abc"]
         store.release([again.key])
 
     def test_an_address_without_a_name_is_refused(self) -> None:

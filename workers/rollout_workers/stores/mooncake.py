@@ -95,7 +95,7 @@ class MooncakeStore(PayloadStore):
                 [[[reference.offset] for reference in references]],
                 [[[size] for size in sizes]],
             )
-        view = memoryview(memory)
+        view = memory.data
         return [
             self._part(view[start : start + size], got, reference)
             for start, size, (got,), reference in zip(

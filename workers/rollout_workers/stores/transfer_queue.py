@@ -82,11 +82,6 @@ class TransferQueueStore(PayloadStore):
     def close(self) -> None:
         """The connection is the process's, which may use it for more than this."""
 
-    def list(self, prefix: str) -> list[str]:
-        """Of the partition."""
-        found = self._asked(tq.kv_list, self._partition)
-        return [key for key in found.get(self._partition, ()) if key.startswith(prefix)]
-
     def _objects(self, keys: Sequence[str]) -> "Iterator[memoryview | Missing]":
         # A queue leaves out what it does not have, so what comes may be of other keys.
         rows = self._rows(keys)
@@ -117,10 +112,15 @@ class TransferQueueStore(PayloadStore):
         except (RayError, RuntimeError, TimeoutError, OSError) as error:
             raise StoreFailed(self._address, error) from error
 
+    def list(self, prefix: str) -> list[str]:
+        """Of the partition."""
+        found = self._asked(tq.kv_list, self._partition)
+        return [key for key in found.get(self._partition, ()) if key.startswith(prefix)]
+
 
 class _NotThere(StoreFailed):
     """The queue has none of the keys that it was asked for, or not all of their fields."""
 
 
 def _bytes(row: torch.Tensor) -> memoryview:
-    return memoryview(row.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(row.contiguous().reshape(-1).view(torch.uint8).numpy().data)
