@@ -249,10 +249,13 @@ def imbalance(cost: FloatArray) -> float:
     return straggler_excess(cost, Sync.STEP)
 
 
-def digest_of(number: int, counts: list[list[int]], samples: Sequence[int | str]) -> str:
+def digest_of(
+    number: int, counts: list[list[int]], samples: Sequence[int | str], attempt: int = 0
+) -> str:
     """Fingerprint of who trains on what and when in step `number`, 32 hex digits.
 
-    counts: samples of each micro-batch, [dp rank][micro-batch]. samples: in that order.
+    counts: samples of each micro-batch, [dp rank][micro-batch]. samples: in that order. attempt: at
+    a plan of that step; the first one's fingerprint is that of releases that knew no others.
     """
-    named = ascii((number, counts, list(samples))).encode()
+    named = ascii((number, counts, list(samples), *([attempt] if attempt else ()))).encode()
     return blake2b(named, digest_size=16).hexdigest()

@@ -161,7 +161,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.wanted = None
         self.perform(self.core.restore(self.memory.remembered(), self.now))
         assert_same_state(before, self.core)
-        self.perform(self.core.tick(self.now))  # as the service does: steps may be outgrown
+        self.perform(self.core.tick(self.now))  # as the service does: steps may be unplanned
         for rank, client in self.clients.items():
             known = before._ledger.ranks.get(rank)
             if known is None or known.client_id != client:
@@ -530,7 +530,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_step_for_other_ranks_is_on_its_way_to_a_new_plan(self) -> None:
-        assert self.core._ledger.outgrown is None or self.wanted is not None
+        assert self.core._ledger.unplanned is None or self.wanted is not None
 
     @invariant()
     def caps_hold(self) -> None:

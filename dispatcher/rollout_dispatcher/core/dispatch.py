@@ -37,7 +37,7 @@ from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.producers.standing import Standing
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.core.waiting import Reason
@@ -219,7 +219,7 @@ class Dispatch:
         the generation, this rank with it. All or nothing: nothing has changed where it raises.
         """
         effects = self._parts.joining.join(hello, self.run_id, now)
-        return self._decide(effects + self._consider(now))
+        return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
 
     def leave(
         self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
@@ -235,13 +235,20 @@ class Dispatch:
 
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
-        return self._decide(
-            self._ledger.demand(dp_rank, taken, hungry=hungry) + self._consider(now)
-        )
+        effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
+        return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
 
-    def prepared(self, dp_rank: int, step: int, digest: str, now: float) -> Decision:
-        """A rank holds a step's header."""
-        return self._decide(self._ledger.prepared(dp_rank, step, digest) + self._consider(now))
+    def prepared(
+        self, dp_rank: int, step: int, digest: str, now: float, *, attempt: int = 0
+    ) -> Decision:
+        """A rank can train a step."""
+        effects = self._ledger.prepared(dp_rank, step, digest, attempt)
+        return self._decide(effects + self._consider(now))
+
+    def unresolved(self, dp_rank: int, said: Unresolved, now: float) -> Decision:
+        """A rank cannot get samples of a step: they are dropped, and it is planned again."""
+        effects = self._parts.attempts.unresolved(dp_rank, said)
+        return self._decide(effects + self._relieve(now))
 
     def commit(self, dp_rank: int, step: int, now: float) -> Decision:
         """A rank has applied every step up to `step`."""

@@ -148,13 +148,15 @@ class PlanWanted:
 class ReplanWanted:
     """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
 
-    step: open, and planned for another number of DP ranks. entries: its samples, oldest first.
+    step: open, and without a plan for so many. entries: its samples and then `refill`, which is
+    still buffered and takes the place of samples that the step has lost; each oldest first.
     """
 
     step: OpenStep
     entries: tuple[Entry, ...]
     window: Window
     dp_size: int
+    refill: tuple[Entry, ...] = ()
 
     @property
     def take(self) -> int:
@@ -186,11 +188,15 @@ class RefuseRank:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on."""
+    """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on.
+
+    attempt: void once there is another.
+    """
 
     dp_rank: int
     step: int
     first_micro_batch: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +205,28 @@ class Release:
 
     dp_ranks: tuple[int, ...]
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawStep:
+    """Tell these DP ranks that a step that they may hold is none any more."""
+
+    dp_ranks: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesUnresolved:
+    """For the log: a DP rank cannot get samples of a step, so they are dropped, groups whole.
+
+    why: what their payload store has said.
+    """
+
+    dp_rank: int
+    step: int
+    samples: int
+    first: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +265,7 @@ class StepPlanned:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """For metrics: a step goes out again: a reconnect, a new generation or a rewind."""
+    """For metrics: a step goes out again: a reconnect, a new generation, a rewind or a loss."""
 
     step: int
     reason: str
@@ -325,6 +353,8 @@ Effect = (
     | RefuseRank
     | Deliver
     | Release
+    | WithdrawStep
+    | SamplesUnresolved
     | EndRanks
     | FailRanks
     | StepPlanned

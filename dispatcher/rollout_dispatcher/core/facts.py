@@ -23,6 +23,7 @@ class DropReason(StrEnum):
     SCHEMA = "schema"
     LAST_BATCH = "last-batch"
     SHUTDOWN = "shutdown"
+    UNRESOLVED = "unresolved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class ProducerSaid:
 class Planned:
     """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
 
-    Of a step that is open already it is the new plan.
+    Of a step that is open already it is the new plan. Without a digest it is none: the step has
+    lost its plan, and has these tickets now.
     """
 
     step: int
@@ -90,6 +92,17 @@ class Planned:
     planned_at: float
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
     passed_over: tuple[int, ...]
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The last step has nothing left, and is none; the next plan has its number, and is the attempt
+    after this one.
+    """
+
+    step: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +214,7 @@ Fact = (
     | GroupSized
     | ProducerSaid
     | Planned
+    | Withdrawn
     | Committed
     | Dropped
     | RunBegan
@@ -230,6 +244,7 @@ class RememberedStep:
     planned_at: float
     micro_batches: tuple[tuple[tuple[Entry, ...], ...], ...]
     rewound: bool = False
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +252,8 @@ class Remembered:
     """What facts add up to.
 
     entries: what is buffered, by ticket; of the youngest the journal alone may have the payloads.
-    steps: what is open, by number; retained: what is committed and retained. resumed: the step
+    steps: what is open, by number; retained: what is committed and retained. withdrawn: the last
+    attempt at each step that is withdrawn and not planned again. resumed: the step
     after which the current generation goes on, if it loaded a checkpoint; saved: the last step that
     a saved checkpoint covers. producers: floor and accepted numbers at or above it. words: of the
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
@@ -253,6 +269,7 @@ class Remembered:
     retained: tuple[RememberedStep, ...] = ()
     next_ticket: int = 0
     next_step: int = 0
+    withdrawn: Mapping[int, int] = field(default_factory=dict)
     run_id: str = ""
     generation: int = 0
     dp_size: int | None = None

@@ -36,6 +36,7 @@ from rollout_dispatcher.core.producers.presence import Presence
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.standing import Standings
 from rollout_dispatcher.core.ranks.joining import Joining
+from rollout_dispatcher.core.steps.attempts import Attempts
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.totals import Totals
@@ -84,6 +85,7 @@ class Parts:
         )
 
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
+        self.attempts = Attempts(self.ledger, self.dropping, note)
         self.measuring = Measuring(self.ledger, config.sync, config.max_open_steps)
         self.lifecycle = Lifecycle(
             self.buffer, self.ledger, self.dropping,

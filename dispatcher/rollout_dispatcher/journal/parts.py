@@ -87,13 +87,14 @@ class Stage(StrEnum):
 class StepRecord:
     """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
 
-    The order of the fields is the index's.
+    The order of the fields is the index's. digest: empty of a step that has lost its plan.
     """
 
     digest: str
     planned_at: float
     micro_batches: Sequence[Sequence[Sequence[int]]]
     stage: str = Stage.OPEN
+    attempt: int = 0
 
     def tickets(self) -> Iterator[int]:
         """Every ticket in it."""
@@ -142,10 +143,14 @@ class Live:
 
 @dataclass(slots=True)
 class Ledger:
-    """The single values."""
+    """The single values.
+
+    withdrawn: pairs of a step that was withdrawn and not planned again, and the last attempt at it.
+    """
 
     next_ticket: int = 0
     next_step: int = 0
+    withdrawn: list[tuple[int, int]] = field(default_factory=list)
     run_id: str = ""
     generation: int = 0
     resumed: int | None = None

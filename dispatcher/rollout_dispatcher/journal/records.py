@@ -31,6 +31,7 @@ from rollout_dispatcher.core.facts import (
     SchemaFixed,
     StreamEnded,
     VersionReported,
+    Withdrawn,
 )
 from rollout_dispatcher.payload import InMemory, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
@@ -42,6 +43,7 @@ Row = list[Any]
 SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
 OBJECT, REFERENCED = "object", "referenced"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
+WITHDRAWN = "withdrawn"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
@@ -154,8 +156,11 @@ class Encoder:
 
     def _row(self, fact: Fact) -> Row:
         match fact:
-            case Planned(step, digest, planned_at, parts, passed_over):
-                return [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
+            case Planned(step, digest, planned_at, parts, passed_over, attempt):
+                row = [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
+                return [*row, attempt] if attempt else row
+            case Withdrawn(step, attempt):
+                return [WITHDRAWN, step, attempt]
             case Committed(step, retained):
                 return [COMMITTED, step, retained]
             case Dropped(tickets, reason):

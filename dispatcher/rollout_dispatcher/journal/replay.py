@@ -125,6 +125,7 @@ def remembered(
         retained=steps(Stage.RETAINED),
         next_ticket=ledger.next_ticket,
         next_step=ledger.next_step,
+        withdrawn=dict(ledger.withdrawn),
         run_id=ledger.run_id,
         generation=ledger.generation,
         resumed=ledger.resumed,
@@ -162,7 +163,8 @@ def _step(
         for rank in step.micro_batches
     )
     at = from_wall(step.planned_at)
-    return RememberedStep(number, step.digest, at, micro_batches, step.stage == Stage.REWOUND)
+    rewound = step.stage == Stage.REWOUND
+    return RememberedStep(number, step.digest, at, micro_batches, rewound, step.attempt)
 
 
 def read_payload(reader: Reader, kept: Kept) -> bytes:

@@ -72,7 +72,7 @@ class State:
                 case records.MOVED:
                     self._move(row, segment, next(places))
                 case records.PLANNED:
-                    self._plan(*row[1:])
+                    self._plan(row)
                 case records.COMMITTED:
                     self._commit(*row[1:])
                 case records.RESUMED:
@@ -193,21 +193,16 @@ class State:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _plan(
-        self,
-        number: int,
-        digest: str,
-        planned_at: float,
-        micro_batches: Sequence[Sequence[Sequence[int]]],
-        passed_over: Sequence[int],
-    ) -> None:
-        step = StepRecord(digest, planned_at, micro_batches)
+    def _plan(self, row: Row) -> None:
+        _, number, digest, planned_at, micro_batches, passed_over, *attempt = row
+        step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *attempt)
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
         if number in self.steps:  # planned again: who is not in it any more is buffered
             step.stage = self.steps[number].stage
             for ticket in self.steps[number].tickets():
-                self.kept[ticket].step = -1
+                if self.kept[ticket].step == number:  # else the step before has taken it over
+                    self.kept[ticket].step = -1
         for kept in members:
             kept.step = number
         for kept in passed:
@@ -216,6 +211,20 @@ class State:
         self.steps[number] = step
         self.changed.steps.add(number)
         self.ledger.next_step = max(self.ledger.next_step, number + 1)
+        self.ledger.withdrawn = [pair for pair in self.ledger.withdrawn if pair[0] != number]
+
+    def _withdraw(self, number: int, attempt: int) -> None:
+        """The last step is none; samples that it had are in the one before it."""
+        members = self.steps[number].tickets()
+        if number != self.ledger.next_step - 1 or any(self._is_in(at, number) for at in members):
+            raise ValueError(f"step {number} is not the last, or has samples")
+        del self.steps[number]
+        self.changed.steps.add(number)
+        self.ledger.next_step = number
+        self.ledger.withdrawn.append((number, attempt))
+
+    def _is_in(self, ticket: int, number: int) -> bool:
+        return ticket in self.kept and self.kept[ticket].step == number
 
     def _commit(self, number: int, retained: bool = False) -> None:
         step = self.steps.get(number)
@@ -263,6 +272,8 @@ class State:
             case records.GENERATION:
                 _, self.ledger.generation, self.ledger.dp_size = row
                 self.ledger.resumed = None
+            case records.WITHDRAWN:
+                self._withdraw(*row[1:])
             case records.VERSION:
                 _, self.ledger.policy_version, self.ledger.policy_step = row
             case records.PHASE:

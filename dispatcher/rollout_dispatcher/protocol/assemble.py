@@ -87,6 +87,7 @@ def step_header(
     samples: Iterable[Sample],
     *,
     group_loss_tokens: Sequence[int] | None = None,
+    attempt: int = 0,
 ) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
     held = SamplesByField.of(samples)
@@ -102,12 +103,18 @@ def step_header(
             loss_samples=len(held.tokens) - held.loss_tokens.count(0),
             group_loss_tokens=None if group_loss_tokens is None else list(group_loss_tokens),
             num_referenced=count_references(held.payloads),
+            attempt=attempt,
         )
     )
 
 
 def micro_batch(
-    step: int, index: int, samples: Sequence[Sample], group_numbers: Sequence[int] | None = None
+    step: int,
+    index: int,
+    samples: Sequence[Sample],
+    group_numbers: Sequence[int] | None = None,
+    *,
+    attempt: int = 0,
 ) -> list[Buffer]:
     """The frame of one micro-batch: header and payload as buffers to write in order."""
     held = SamplesByField.of(samples)
@@ -118,6 +125,8 @@ def micro_batch(
         "loss_tokens": held.loss_tokens,
         "sample_ids": held.sample_ids,
     }
+    if attempt:
+        header["attempt"] = attempt
     if any(held.group_ids):
         header["group_ids"] = held.group_ids
     if held.policy_versions.count(None) < len(samples):
@@ -165,7 +174,7 @@ def _gather_inline(
     )
 
 
-def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
+def filler(step: int, index: int, sample: Sample, *, attempt: int = 0) -> list[Buffer]:
     """A micro-batch of one token, no rows and no loss, for a rank that has nothing to do.
 
     It is the sample's first token, or zeros if that is not here: a token that any model knows.
@@ -181,6 +190,7 @@ def filler(step: int, index: int, sample: Sample) -> list[Buffer]:
         step=step,
         index=index,
         is_filler=True,
+        attempt=attempt,
         tokens=[1],
         loss_tokens=[0],
         sample_ids=[sample.sample_id],

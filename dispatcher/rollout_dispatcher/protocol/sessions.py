@@ -79,7 +79,7 @@ FROM_RANK: Kinds = (
     m.Freed, m.Swept, m.Ping,
 )  # fmt: skip
 TO_RANK: Kinds = (
-    m.StepHeader, m.MicroBatch, m.Release, m.End, m.Free, m.Sweep, m.Pong,
+    m.StepHeader, m.MicroBatch, m.StepWithdrawn, m.Release, m.End, m.Free, m.Sweep, m.Pong,
 )  # fmt: skip
 
 #: Where the client has said Bye.

@@ -225,6 +225,10 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
     into.steps[key] = step
 
 
+def _withdrawn(into: Recording, header: Header, event: Event) -> None:
+    into.steps.pop((header.run, event["step"]), None)
+
+
 def _released(into: Recording, header: Header, event: Event) -> None:
     if (step := into.steps.get((header.run, event["step"]))) is not None and step.released is None:
         step.released = header.unix + event["at"]
@@ -285,6 +289,7 @@ _HANDLERS: Mapping[str, Callable[[Recording, Header, Event], None]] = {
     "accepted": _accepted,
     "dropped": _dropped,
     "planned": _planned,
+    "withdrawn": _withdrawn,
     "released": _released,
     "committed": _committed,
     "measured": _measured,

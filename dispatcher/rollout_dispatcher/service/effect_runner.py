@@ -60,7 +60,7 @@ AT_ONCE = (
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: Effects that are for the DP ranks of one generation.
-TO_RANKS = (e.Deliver, e.Release, e.EndRanks)
+TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.EndRanks)
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
 #: How long what the next step waits for is told in the same words.
@@ -117,6 +117,8 @@ class EffectRunner:
             e.RefuseRank: self._refuse_rank,
             e.Deliver: self._deliver,
             e.Release: self._release,
+            e.WithdrawStep: self._withdraw,
+            e.SamplesUnresolved: _log_unresolved,
             e.EndRanks: self._end,
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
@@ -275,8 +277,8 @@ class EffectRunner:
     def _deliver(self, effect: e.Deliver) -> None:
         rank = self._connections.welcomed_rank(self._core.client_of(effect.dp_rank))
         step = self._core.step(effect.step)
-        if rank is None or step is None:
-            return  # the rank is away: it gets the step when it comes back
+        if rank is None or step is None or step.attempt != effect.attempt:
+            return  # the rank is away and gets it when it comes back, or the step is planned again
         terms = rank.peer.terms
         told = self._announcements.of(step, terms)
         if told.ragged and RAGGED not in terms.capabilities:
@@ -297,6 +299,10 @@ class EffectRunner:
     def _release(self, effect: e.Release) -> None:
         self._chronicle.released(effect.step)
         self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
+
+    def _withdraw(self, effect: e.WithdrawStep) -> None:
+        self._chronicle.withdrawn(effect.step)
+        self._tell_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
 
     def _stop_waiting(self, client_ids: Iterable[str]) -> None:
         """These ranks are heard no more: they are not waiting for a step."""
@@ -390,8 +396,10 @@ class EffectRunner:
         try:
             if parts[index]:
                 numbers = None if groups is None else groups.numbers[dp_rank][index]
-                return micro_batch(step.number, index, self._samples(parts[index]), numbers)
-            return filler(step.number, index, *self._samples([_any_here(step)]))
+                samples = self._samples(parts[index])
+                return micro_batch(step.number, index, samples, numbers, attempt=step.attempt)
+            (sample,) = self._samples([_any_here(step)])
+            return filler(step.number, index, sample, attempt=step.attempt)
         except Exception as error:  # a payload cannot be read back, or a bug of ours
             self._failure.fail(error)
             return None
@@ -467,6 +475,15 @@ def _log_given_up(effect: e.GroupGivenUp) -> None:
         "cap (%d of %d) and none could become whole; raise --buffer-bytes, or use --journal-dir, "
         "or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+    )  # fmt: skip
+
+
+def _log_unresolved(effect: e.SamplesUnresolved) -> None:
+    log.warning(
+        "DP rank %d cannot get samples of step %d from their payload store: %d are dropped, groups "
+        "whole, sample %s first, and the step is planned again%s",
+        effect.dp_rank, effect.step, effect.samples, effect.first,
+        f" ({effect.why})" if effect.why else "",
     )  # fmt: skip
 
 

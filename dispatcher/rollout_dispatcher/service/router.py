@@ -13,7 +13,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import (
     ConnectionLimit,
@@ -287,6 +287,7 @@ class Router:
             committed=message.committed,
             hungry=message.hungry,
             received=dict(message.received),
+            attempts=dict(message.attempts),
             resume=_position(message.resume),
             saved=message.saved,
             run_id=message.run_id,
@@ -318,7 +319,11 @@ class Router:
                 self.perform(self.core.demand(dp_rank, message.taken, now, hungry=message.hungry))
                 self.chronicle.taken(dp_rank, message.taken, now)
             case m.Prepared():
-                self.perform(self.core.prepared(dp_rank, message.step, message.digest, now))
+                step, digest, attempt = message.step, message.digest, message.attempt
+                self.perform(self.core.prepared(dp_rank, step, digest, now, attempt=attempt))
+            case m.Unresolved(step=step, attempt=attempt, sample_ids=ids, why=why):
+                said = Unresolved(step, attempt, tuple(ids), why)
+                self.perform(self.core.unresolved(dp_rank, said, now))
             case m.Commit():
                 self.chronicle.rank_commits(dp_rank, message.step, now)
                 self.perform(self.core.commit(dp_rank, message.step, now))

@@ -45,7 +45,7 @@ def test_a_number_of_ranks_that_no_step_can_have_is_refused_and_nothing_changes(
     ledger = make_elastic_ledger()
     with pytest.raises(RankRefused, match="no steps for 3 DP ranks: an odd number"):
         join(ledger, RankHello("x", 0, 3, None), 0.0)
-    assert (ledger.generation.number, ledger.generation.dp_size, ledger.outgrown) == (1, 2, None)
+    assert (ledger.generation.number, ledger.generation.dp_size, ledger.unplanned) == (1, 2, None)
     assert ledger.generation.ready
     assert prepare(ledger, 1) == [Release((0, 1), 1)]
 

@@ -163,8 +163,8 @@ def grow(ledger: StepLedger, dp_size: int) -> list[Effect]:
 
 
 def replan(ledger: StepLedger) -> list[Effect]:
-    """Plan the first outgrown step again: its samples one by one to the ranks in turn."""
-    step = ledger.outgrown
+    """Plan the first unplanned step again: its samples one by one to the ranks in turn."""
+    step = ledger.unplanned
     assert step is not None
     entries = tuple(sorted(step.entries(), key=lambda entry: entry.ticket))
     places, size = np.arange(len(entries)), ledger.generation.dp_size
@@ -186,7 +186,7 @@ def test_steps_for_another_number_of_ranks_go_out_one_by_one_once_they_are_plann
     late = join(ledger, RankHello("new-3", 3, 4, ledger.generation.number), 2.0)
     assert [effect for effect in late if isinstance(effect, Deliver)] == [Deliver(3, 0)]
     assert replan(ledger) == [Deliver(rank, 1) for rank in range(4)]
-    assert ledger.outgrown is None
+    assert ledger.unplanned is None
     for number, step in ledger.steps.items():
         assert (step.dp_size, names(step)) == (4, names(before[number]))
         assert step.digest != before[number].digest

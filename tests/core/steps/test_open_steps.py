@@ -57,14 +57,14 @@ def test_a_checkpoint_commits_open_steps_and_those_that_wait() -> None:
     assert (list(steps), numbers(steps.uncommitted())) == ([], [2, 3])
 
 
-def test_the_first_open_step_for_another_number_of_ranks_is_outgrown_until_it_is_replaced() -> None:
+def test_the_first_open_step_for_other_ranks_is_unplanned_until_it_is_replaced() -> None:
     steps = opened(2)
-    assert steps.outgrown(2) is None
-    assert steps.outgrown(1) is steps[0]
+    assert steps.unplanned(2) is None
+    assert steps.unplanned(1) is steps[0]
     before = steps[0].digest
     first, second = two_samples()
     steps.replace(0, ((*first, *second),), 1)
-    assert steps.outgrown(1) is steps[1]
+    assert steps.unplanned(1) is steps[1]
     assert steps[0].digest != before
 
 
@@ -72,6 +72,6 @@ def test_what_an_earlier_process_had_open_is_open_unless_it_was_rewound() -> Non
     earlier = opened(2)
     for rewound, is_open, waiting in ((False, [0, 1], 0), (True, [], 2)):
         steps = OpenSteps()
-        steps.restore(earlier.uncommitted(), earlier.next_step, rewound=rewound)
+        steps.restore(earlier.uncommitted(), earlier.next_step, {}, rewound=rewound)
         assert (list(steps), steps.waiting, steps.next_step) == (is_open, waiting, 2)
         assert steps.committed == -1

@@ -38,6 +38,7 @@ _TO_PRODUCER: tuple[Kind, ...] = (
 _TO_RANK: tuple[Kind, ...] = (
     m.StepHeader,
     m.MicroBatch,
+    m.StepWithdrawn,
     m.Release,
     m.End,
     m.Free,

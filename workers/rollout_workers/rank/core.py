@@ -86,6 +86,7 @@ class RankCore:
             committed=self.committed,
             hungry=self.hungry,
             received=self._steps.received(),
+            attempts=self._steps.attempts(),
             policy_version=version.policy_version if version else None,
             policy_step=version.first_step if version else None,
             resume=self._resume,
@@ -136,6 +137,8 @@ class RankCore:
             case m.MicroBatch():
                 self._steps.receive(message, payload)
                 self._tell()
+            case m.StepWithdrawn():
+                self._steps.withdraw(message.step)
             case m.Release():
                 self._steps.release(message.step)
             case m.End():

@@ -1,6 +1,7 @@
 """The uncommitted steps that a DP rank holds: what has arrived of each, and where it stands.
 
     PREPARED --Release--> RELEASED --take--> TAKEN --commit--> (gone)
+        +--a later attempt--> PREPARED anew, or withdrawn --> (gone)
 
 Training sees a step only once it is RELEASED, whatever has arrived of it before. A message that the
 dispatcher cannot have sent raises ProtocolError and changes nothing; one that it repeats after a
@@ -154,6 +155,11 @@ class HeldSteps:
         """Whether it is still held, and nothing else came in its place."""
         return self._steps.get(held.header.step) is held
 
+    def attempts(self) -> list[tuple[int, int]]:
+        """At every step that is held, where it is not the first."""
+        held = ((number, held.header.attempt) for number, held in self._steps.items())
+        return [(number, attempt) for number, attempt in held if attempt]
+
     def received(self) -> list[tuple[int, int]]:
         """The steps that are held and resolved, with the number of micro-batches that are here.
 
@@ -174,10 +180,12 @@ class HeldSteps:
         if held is None:
             self._steps[header.step] = HeldStep(header)
             self._newest = header.step
+        elif header.attempt > held.header.attempt and held.state is HeldState.PREPARED:
+            self._steps[header.step] = HeldStep(header)  # in the place of the earlier one
         elif held.header != header:
             raise ProtocolError(
                 f"step {header.step} came twice and differs: digest {held.header.digest}, "
-                f"then {header.digest}"
+                f"then {header.digest}, attempt {held.header.attempt}, then {header.attempt}"
             )
         self._steps[header.step].told = False
         return True
@@ -189,6 +197,11 @@ class HeldSteps:
             if header.step <= self.committed:
                 return
             raise ProtocolError(f"a micro-batch of step {header.step}, which was not announced")
+        if header.attempt != held.header.attempt:
+            raise ProtocolError(
+                f"a micro-batch of attempt {header.attempt} at step {header.step}, of which "
+                f"attempt {held.header.attempt} was announced"
+            )
         due = len(held.micro_batches)
         if header.index < due:
             return
@@ -199,6 +212,14 @@ class HeldSteps:
             )
         _check_groups(held.header, header)
         held.receive(header, payload)
+
+    def withdraw(self, step: int) -> None:
+        """Nothing is left of this step, nor is any after it announced."""
+        held = self._steps.get(step)
+        if held is not None and (held.state is not HeldState.PREPARED or step < self._newest):
+            raise ProtocolError(f"step {step} is withdrawn, and it is {held.state} or not the last")
+        self._steps.pop(step, None)
+        self._newest = min(self._newest, step - 1)
 
     def release(self, step: int) -> None:
         """Every DP rank holds this step."""

@@ -37,6 +37,9 @@ class LeaderCore(RankCore):
                     self._relay.put(self._hello)
                 if (before is None or resuming) and not self.resuming:
                     self._relay.put(message)
+            case m.StepWithdrawn() if not resuming:
+                self._relay.forget(message.step)
+                self._relay.put(message)
             case m.StepHeader() | m.MicroBatch() | m.Release() | m.End() if not resuming:
                 self._relay.put(message, payload)
 

@@ -44,25 +44,30 @@ class Relay:
         self._channel = channel
         self._outbox: deque[Said] = deque()
         self._last: m.Message | None = None
-        #: Micro-batches that the peers have, by step: of steps that the leader has not committed.
-        self._told: dict[int, int] = {}
+        #: The attempt that the peers were told last, and how many micro-batches of it they have, by
+        #: step: of steps that the leader has not committed.
+        self._told: dict[int, tuple[int, int]] = {}
         self._epoch = 0
         self._thread = threading.Thread(target=self._run, name="dispatcher-relay", daemon=True)
         self._thread.start()
 
     def put(self, message: m.Message, payload: memoryview | None = None) -> None:
         """Tell this; hold `changed`. The payload stays as it is until `told` says so."""
-        if isinstance(message, m.StepHeader):
-            self._told.setdefault(message.step, 0)
+        if isinstance(message, m.StepHeader) and message.attempt != self._attempt(message.step):
+            self._told[message.step] = message.attempt, 0
         self._outbox.append(Said(message, payload, self._epoch))
         self.changed.notify_all()
 
     def told(self, step: int) -> int:
         """How many micro-batches of a step the peers have."""
-        return self._told.get(step, 0)
+        return self._told.get(step, (0, 0))[1]
+
+    def _attempt(self, step: int) -> int:
+        """The attempt at a step that the peers were told last, -1 for none."""
+        return self._told.get(step, (-1, 0))[0]
 
     def forget(self, step: int) -> None:
-        """The leader has committed a step."""
+        """The leader has committed a step, or it is withdrawn."""
         self._told.pop(step, None)
 
     def forget_all(self) -> None:
@@ -132,11 +137,12 @@ class Relay:
 
     def _note(self, said: Said) -> None:
         """The peers have a micro-batch: the leader's training loop may have it too."""
-        if not isinstance(said.message, m.MicroBatch):
+        message = said.message
+        if not isinstance(message, m.MicroBatch):
             return
         with self.changed:
-            if said.epoch == self._epoch and said.message.step in self._told:
-                self._told[said.message.step] = said.message.index + 1
+            if said.epoch == self._epoch and message.attempt == self._attempt(message.step):
+                self._told[message.step] = message.attempt, message.index + 1
                 self.changed.notify_all()
 
 

@@ -377,12 +377,13 @@ class SampleBuffer:
 
     def let_go(self, entries: Iterable[Entry]) -> None:
         """The payloads of these samples are in the journal: they leave memory, if still here."""
-        for entry in filter(self._holds, entries):
+        for entry in filter(self.holds, entries):
             self._held.nbytes -= entry.sample.memory_bytes
             entry.sample = entry.sample.in_journal()
         self.departures += 1
 
-    def _holds(self, entry: Entry) -> bool:
+    def holds(self, entry: Entry) -> bool:
+        """Whether a sample that was here still is."""
         group = self.groups.get(entry.sample.group_id or "")
         is_open = group is not None and group.number == entry.group
         return is_open or any(entry.ticket in lot.ready for lot in self.lots)

@@ -1,7 +1,8 @@
 """Accepted samples that will never be trained on: dropped from the buffer, counted, and a fact.
 
-Invariant: what leaves the buffer other than into a step leaves it here, with its reason; a group is
-dropped whole. A group that cannot be whole is dropped, or made whole of what has come (`keep`).
+Invariant: what leaves the buffer other than into a step, or an open step, leaves it here, with its
+reason; a group is dropped whole. A group that cannot be whole is dropped, or made whole of what has
+come (`keep`).
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from rollout_dispatcher.core.totals import Totals
 
 
 class Dropping:
-    """The only way out of the buffer but a step. keep: groups that lack members are trained on."""
+    """The only way out but training. keep: groups that lack members are trained on."""
 
     def __init__(
         self,
@@ -42,6 +43,13 @@ class Dropping:
         if entries:  # else nothing has left
             self._buffer.take(entries)
         return self._drop(reason, entries)
+
+    def planned(self, reason: DropReason, entries: Sequence[Entry]) -> None:
+        """Drop these samples of an open step, of which groups are whole.
+
+        Their lengths stay counted as dispatched.
+        """
+        self._drop(reason, entries, dispatched=True)
 
     def everything(self, reason: DropReason) -> None:
         """Drop what is left; open groups for being incomplete, whatever the reason."""
@@ -126,10 +134,13 @@ class Dropping:
         if group.entries and group.size is not None:
             self._note(GroupSized(group.tickets, group.told))
 
-    def _drop(self, reason: DropReason, entries: Sequence[Entry]) -> int:
+    def _drop(
+        self, reason: DropReason, entries: Sequence[Entry], *, dispatched: bool = False
+    ) -> int:
         if entries:
             self._totals.dropped[reason] += len(entries)
-            self._totals.dropped_lengths.add([entry.sample.tokens for entry in entries])
+            if not dispatched:
+                self._totals.dropped_lengths.add([entry.sample.tokens for entry in entries])
             self._memory.forget(entry.sample.sample_id for entry in entries)
             self.untold.setdefault(reason, []).extend(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))

@@ -35,9 +35,12 @@ class Phases:
         self._ended: list[_Phase] = []  # a heap
         self._versions: set[int] = set()
         self._looked_at = -1
+        #: Whether any phase has ended: samples of different versions are kept apart.
+        self.in_use = False
 
     def end(self, version: int) -> None:
         """Samples older than `version`, and unknown ones that are here, go before what is newer."""
+        self.in_use = True
         if version not in self._versions:
             self._buffer.lots.watch_versions()
             self._versions.add(version)

@@ -7,12 +7,12 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.freshness import Freshness
 from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted
-from rollout_dispatcher.core.facts import Note, Planned
+from rollout_dispatcher.core.facts import Note
 from rollout_dispatcher.core.planning.requests import report_plan
 from rollout_dispatcher.core.planning.schema_choice import SchemaChoice
 from rollout_dispatcher.core.planning.selection_bias import SelectionBias
 from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.steps.step import planned
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.plan import Plan
 
@@ -51,7 +51,7 @@ class Booking:
         if self._note is not None:
             gone = set(chosen)
             left = (entry.ticket for entry in wanted.entries if entry not in gone)
-            self._note(_fact(steps.newest, *left))
+            self._note(planned(steps.newest, *left))
         return [*decided, report, *effects]
 
     def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
@@ -66,13 +66,12 @@ class Booking:
         self._totals.small_steps += units < self._batch
 
     def replace(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
-        """An outgrown step's new plan."""
+        """An open step's new plan; it is not used if what it was to be filled up with has left."""
+        if not all(map(self._buffer.holds, wanted.refill)):
+            return []
+        self._totals.dispatched.add([entry.sample.tokens for entry in wanted.refill])
+        self._buffer.take(wanted.refill)
         effects = self._ledger.replan(wanted.step.number, plan, wanted.entries)
         if self._note is not None:
-            self._note(_fact(self._ledger.steps[wanted.step.number]))
+            self._note(planned(self._ledger.steps[wanted.step.number]))
         return effects
-
-
-def _fact(step: OpenStep, *passed_over: int) -> Planned:
-    """A step's plan; passed_over: tickets that it has left in the buffer."""
-    return Planned(step.number, step.digest, step.planned_at, step.tickets(), passed_over)

@@ -2,10 +2,11 @@
 
     nothing asked --wanted, and the trigger says go--> a plan of the next step --planned--+
     ^      |                                                                              |
-    |      +------------a step is outgrown-----------> a plan of that step ---replanned---+
+    |      +------------a step is unplanned----------> a plan of that step ---replanned---+
     +-------------------------------------------------------------------------------------+
 
-Invariants: one plan is asked for at a time; an outgrown step comes before the next one; a plan for
+A step is *unplanned* while it has no plan for as many DP ranks as there are, or has lost samples.
+Invariants: one plan is asked for at a time; an unplanned step comes before the next one; a plan for
 another number of DP ranks than there are by now is not used. When to ask is for `Timing`, what for
 `Selection`; what makes capacity on the way is `Relief`, and what is made of an answer `Booking`.
 """
@@ -62,8 +63,9 @@ class Planning:
             effects += ledger.open_waiting()
         if self._asked is not None:
             return effects
-        if (outgrown := ledger.outgrown) is not None:
-            self._asked = request_replan(outgrown, ledger.generation.dp_size)
+        if (unplanned := ledger.unplanned) is not None:
+            refill = self._selection.refill(unplanned)
+            self._asked = request_replan(unplanned, ledger.generation.dp_size, refill)
             return [*effects, self._asked]
         return effects + self._ask(now) if ledger.wanted else effects
 
@@ -96,10 +98,10 @@ class Planning:
         return self._booking.open(wanted, plan, now)
 
     def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
-        """The outgrown step's new plan, unless the number of ranks has changed once more."""
+        """The unplanned step's new plan, unless it or the number of ranks has changed once more."""
         self._answered(wanted)
         dp_size = self._ledger.generation.dp_size
-        if wanted.step is not self._ledger.outgrown or wanted.dp_size != dp_size:
+        if wanted.step is not self._ledger.unplanned or wanted.dp_size != dp_size:
             return []
         return self._booking.replace(wanted, plan)
 

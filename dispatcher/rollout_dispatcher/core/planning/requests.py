@@ -19,11 +19,11 @@ def request_plan(
     return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
 
 
-def request_replan(step: OpenStep, dp_size: int) -> ReplanWanted:
-    """Ask for another plan of exactly the samples of an open step."""
-    entries = sorted(step.entries(), key=lambda entry: entry.ticket)
+def request_replan(step: OpenStep, dp_size: int, refill: list[Entry]) -> ReplanWanted:
+    """Ask for another plan of exactly the samples of an open step, and those that fill it up."""
+    entries = [*sorted(step.entries(), key=lambda entry: entry.ticket), *refill]
     window = _window(entries, np.ones(len(entries), np.bool_))
-    return ReplanWanted(step, tuple(entries), window, dp_size)
+    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill))
 
 
 def _window(entries: list[Entry], must_go: BoolArray) -> Window:

@@ -1,10 +1,11 @@
 """What to plan: the window that the next step may choose from, and what may not be in it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import groupby
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.freshness import Freshness
+from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep
 from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import PlanWanted
@@ -12,6 +13,7 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.requests import request_plan
 from rollout_dispatcher.core.planning.trigger import Go
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.step import OpenStep
 
 
 class Selection:
@@ -49,6 +51,39 @@ class Selection:
         take = min(self._batch, self._buffer.units_of(entries))
         return request_plan(entries, due, take, self._ledger.generation.dp_size, go)
 
+    def refill(self, step: OpenStep) -> list[Entry]:
+        """The oldest samples, groups whole, that may take the place of those that a step has lost.
+
+        None for a step that has lost none. They do not count as chosen before others: nobody who is
+        younger is passed over.
+        """
+        missing = self._batch - self._buffer.units_of(list(step.entries()))
+        found: list[Entry] = []
+        if step.digest or missing <= 0:
+            return found
+        eligible = filter(self._may_join(step), self._phases.window(self._window))
+        for _, members in groupby(eligible, _unit):
+            unit = list(members)
+            if (units := self._buffer.units_of(unit)) <= missing:
+                found += unit
+                missing -= units
+        return found
+
+    def _may_join(self, step: OpenStep) -> Callable[[Entry], bool]:
+        """Which samples an open step may have: not too stale for it, and of no later phase."""
+        committed = self._ledger.steps.committed
+        oldest = self._freshness.oldest(NextStep(step.number, committed))
+        known = [entry.version for entry in step.entries() if entry.version is not None]
+        newest = max(known, default=-1) if self._phases.in_use else None
+
+        def may_join(entry: Entry) -> bool:
+            version = entry.version
+            if version is None:
+                return newest is None
+            return (oldest is None or version >= oldest) and (newest is None or version <= newest)
+
+        return may_join
+
     def units_of(self, wanted: PlanWanted) -> int:
         """How many units a plan was to choose from."""
         return self._buffer.units_of(wanted.entries)
@@ -60,3 +95,8 @@ class Selection:
             yield DropReason.OVERSIZE, lot.ages.too_long()
             if oldest is not None:
                 yield DropReason.STALE, lot.ages.older_than(oldest)
+
+
+def _unit(entry: Entry) -> tuple[int, int]:
+    """What goes together: members of a group, which follow each other, or one sample."""
+    return entry.group, entry.ticket if entry.group < 0 else -1

@@ -2,10 +2,11 @@
 
 A rank prepares, takes and commits steps in order, so its state is a few watermarks over step
 numbers. Invariant: no watermark is above the last step that the rank can have been given, whatever
-it says; within a generation none falls, unless the rank loads a checkpoint or another process takes
-its place.
+it says; within a generation none falls, unless the rank loads a checkpoint, another process takes
+its place, or a step that it is prepared for loses samples.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -14,9 +15,21 @@ from rollout_dispatcher.errors import ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
+class Unresolved:
+    """What a DP rank says it cannot get of an attempt at a step. why: in its store's words."""
+
+    step: int
+    attempt: int
+    sample_ids: tuple[str, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RankHello:
     """How a DP rank introduces itself; `generation=None` asks for a new one.
 
+    received: open steps that it is prepared for, and how many micro-batches it has of each.
+    attempts: at those, as far as they are not the first.
     run_id: of the run that welcomed it last, if any did. resume: the checkpoint that it has loaded.
     saved: the last step of a checkpoint that it has reported saved.
     """
@@ -30,6 +43,7 @@ class RankHello:
     committed: int = -1
     hungry: bool = False
     received: dict[int, int] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
     resume: CheckpointPosition | None = None
     saved: int = -1
     run_id: str | None = None
@@ -44,14 +58,17 @@ class RankHello:
         """The last step that it has taken or holds, -1 for none."""
         return max(self.taken, *self.received, -1)
 
-    def check(self, planned: int) -> None:
+    def check(self, planned: int, announced: int) -> None:
         """Raise ProtocolError if no rank can stand there.
 
-        planned: the last step that is, -1 for none.
+        planned: the last step that is, -1 for none; announced: that ever was.
         """
-        holds = max(self.received, default=-1)
-        for what, step in ("taken", self.taken), ("committed", self.committed), ("got", holds):
-            if step > planned:
+        said = (
+            ("taken", self.taken, planned), ("committed", self.committed, planned),
+            ("got", max(self.received, default=-1), announced),
+        )  # fmt: skip
+        for what, step, last in said:
+            if step > last:
                 raise ProtocolError(
                     f"DP rank {self.dp_rank} says that it has {what} step {step}, and the last one "
                     f"that this dispatcher knows of is {planned}: the rank is of another run, or "
@@ -66,7 +83,16 @@ class RankHello:
 
     def with_empty_hands(self) -> "RankHello":
         """The same of a rank that was never given a step."""
-        return replace(self, taken=-1, committed=-1, received={})
+        return replace(self, taken=-1, committed=-1, received={}, attempts={})
+
+    def of_attempts(self, attempts: Mapping[int, int]) -> "RankHello":
+        """The same without what it holds of other attempts than these, by step, and after it."""
+        mine = {step: self.attempts.get(step, 0) for step in self.received}
+        void = [step for step, attempt in mine.items() if attempts.get(step, attempt) != attempt]
+        if not void:
+            return self
+        kept = {step: count for step, count in self.received.items() if step < min(void)}
+        return replace(self, received=kept)
 
 
 @dataclass(slots=True)
@@ -74,6 +100,7 @@ class RankState:
     """What one DP rank of the current generation has said; -1 for no step yet.
 
     begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
+    unresolved: what it has said that it cannot get, and nobody has acted on, by step.
     """
 
     client_id: str
@@ -86,6 +113,7 @@ class RankState:
     committed: int = -1
     hungry: bool = False
     begun: bool = False
+    unresolved: dict[int, Unresolved] = field(default_factory=dict)
 
     @classmethod
     def introduced(cls, hello: RankHello, now: float, *, committed: int, ready: int) -> Self:
@@ -123,13 +151,18 @@ class RankState:
         )
 
     def came_back(self, hello: RankHello, now: float) -> None:
-        """The same process, on a new connection."""
+        """The same process, on a new connection, on which it repeats what it cannot get."""
+        self.unresolved.clear()
         self.connected, self.gone = True, False
         self.last_seen = now
         self.committed = max(self.committed, min(hello.committed, self.prepared))
         self.taken = max(self.taken, min(hello.taken, self.prepared))
         self.hungry = hello.hungry
         self.begun = hello.begun or self.begun
+
+    def lost_plan(self, step: int) -> None:
+        """This step is to be planned again: whatever it held of it, it is not prepared any more."""
+        self.prepared = min(self.prepared, step - 1)
 
     def went(self, *, for_good: bool) -> None:
         """Its connection is gone, `for_good` if it said goodbye."""

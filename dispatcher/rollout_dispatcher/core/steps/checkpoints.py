@@ -36,7 +36,7 @@ class Checkpoints:
         """Start from what an earlier process left open and retained."""
         steps = [_restored(step, StepState.PLANNED) for step in memory.steps]
         rewound = any(step.rewound for step in memory.steps)
-        self._ledger.steps.restore(steps, memory.next_step, rewound=rewound)
+        self._ledger.steps.restore(steps, memory.next_step, memory.withdrawn, rewound=rewound)
         self._ledger.generation.restore(memory.generation, memory.dp_size, memory.resumed)
         kept = [_restored(step, StepState.COMMITTED) for step in memory.retained]
         self.retained.restore(kept, memory.saved)
@@ -103,4 +103,6 @@ class Checkpoints:
 
 
 def _restored(step: RememberedStep, state: StepState) -> OpenStep:
-    return OpenStep(step.number, step.micro_batches, step.digest, step.planned_at, state)
+    return OpenStep(
+        step.number, step.micro_batches, step.digest, step.planned_at, state, attempt=step.attempt
+    )

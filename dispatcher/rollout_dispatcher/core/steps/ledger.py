@@ -2,9 +2,10 @@
 
 Invariants: a step is released only when every DP rank holds it and has said where it goes on; it is
 committed only when every DP rank has said so in one generation; a step that is delivered again is
-identical, unless a generation brought another number of DP ranks: then open steps are planned again
-one by one, in order, from the same samples, and from the first that is not yet (the *outgrown* one)
-on nothing is delivered. After a rewind, steps are opened one by one as ranks have room for them.
+identical, unless it has lost samples (`attempts`), or a generation brought another number of DP
+ranks: then steps are planned again one by one, in order, and from the first that is not yet (the
+*unplanned* one) on nothing is delivered. After a rewind, steps are opened one by one as ranks have
+room for them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from rollout_dispatcher.core.effects import (
     Effect,
     Redelivered,
     Release,
+    WithdrawStep,
 )
 from rollout_dispatcher.core.ranks.generation import Generation
 from rollout_dispatcher.core.ranks.rank_state import RankHello, RankState
@@ -49,10 +51,14 @@ class StepLedger:
         one that says what cannot be.
         """
         self.generation.check(hello)
-        hello.check(self.steps.next_step - 1)
+        hello.check(self.steps.next_step - 1, self.steps.announced)
         for number, count in hello.received.items():
             step = self.steps.get(number)
-            if step is not None and step.dp_size == hello.dp_size:
+            if step is None:
+                continue
+            attempt = hello.attempts.get(number, 0)
+            step.check_attempt(attempt, begun=number <= hello.taken)
+            if attempt == step.attempt and step.fits(hello.dp_size):
                 step.check_received(count)
         return self.generation.believed(hello)
 
@@ -70,10 +76,12 @@ class StepLedger:
         if known is not None and hello.resume is not None and not known.begun:
             known = None  # it has loaded a checkpoint since, and let go of what it was given
         effects: list[Effect] = []
+        if known is None and hello.begun:
+            effects += self._open_through(max(hello.prepared, hello.committed))
+        withdrawn = dict.fromkeys(self.steps.withdrawn, -1)
+        hello = hello.of_attempts(self.steps.attempts | withdrawn)
         received = hello.received
         if known is None:
-            if hello.begun:
-                effects += self._open_through(max(hello.prepared, hello.committed))
             rank = RankState.introduced(
                 hello, now, committed=self.steps.committed, ready=self._last_ready
             )
@@ -85,8 +93,10 @@ class StepLedger:
         self.generation.seat(hello.dp_rank, rank)
         if not self.generation.agrees(rank):
             return effects
+        effects += [WithdrawStep((hello.dp_rank,), number) for number in sorted(withdrawn)]
         for number in self._ready_after(rank.committed):
-            effects.append(Deliver(hello.dp_rank, number, received.get(number, 0)))
+            first, attempt = received.get(number, 0), self.steps[number].attempt
+            effects.append(Deliver(hello.dp_rank, number, first, attempt))
             if known is not None:
                 effects.append(Redelivered(number, "reconnect"))
         return effects
@@ -113,7 +123,7 @@ class StepLedger:
         Raises ProtocolError for a step that this rank cannot have. Fails the generation if others
         have loaded a checkpoint and this rank has not.
         """
-        rank = self._speaker(dp_rank)
+        rank = self.speaker(dp_rank)
         if taken > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} took step {taken} before it was prepared")
         if not self.generation.agrees(rank):
@@ -125,17 +135,20 @@ class StepLedger:
         self.generation.changed(dp_rank)
         return self.release_ready() if first else []
 
-    def prepared(self, dp_rank: int, number: int, digest: str) -> list[Effect]:
-        """A rank holds the header of step `number`; releases it if that was the last one missing.
+    def prepared(self, dp_rank: int, number: int, digest: str, attempt: int = 0) -> list[Effect]:
+        """A rank can train step `number`; releases it if that was the last one missing.
 
         A digest that is not ours fails the generation: no rank may train what others do not.
         """
-        rank = self._speaker(dp_rank)
-        if not self.generation.agrees(rank):
-            return []  # of a step that was open before the rewind
+        rank = self.speaker(dp_rank)
         step = self.steps.get(number)
+        if self.is_void(rank, number, attempt):
+            return []
+        if step is not None and number > rank.prepared + 1:
+            return []  # one before it is planned again, behind which this one is delivered again
         if step is None or number > self._last_ready:
             raise ProtocolError(f"DP rank {dp_rank} prepared step {number}, which is not open")
+        step.check_attempt(attempt, begun=False)
         if digest != step.digest:
             fenced = GenerationFenced(
                 f"DP rank {dp_rank} holds another plan of step {number} (digest {digest}, not "
@@ -147,6 +160,13 @@ class StepLedger:
         if step.state is StepState.RELEASED:
             return [Release((dp_rank,), number)]
         return self.release_ready()
+
+    def is_void(self, rank: RankState, number: int, attempt: int) -> bool:
+        """Whether what this rank says of a step is of a plan that is none any more."""
+        if not self.generation.agrees(rank):
+            return True  # of a step that was open before the rewind
+        step, withdrawn = self.steps.get(number), self.steps.withdrawn.get(number, -1)
+        return attempt <= withdrawn if step is None else attempt < step.attempt
 
     def release_ready(self) -> list[Effect]:
         """Release every step that all DP ranks hold, while all are connected and have begun."""
@@ -166,7 +186,7 @@ class StepLedger:
 
         Raises ProtocolError for a step that this rank was never given.
         """
-        rank = self._speaker(dp_rank)
+        rank = self.speaker(dp_rank)
         if number > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
         rank.committed = max(rank.committed, number)
@@ -176,7 +196,7 @@ class StepLedger:
             through += 1
         return self.steps.commit(through)
 
-    def _speaker(self, dp_rank: int) -> RankState:
+    def speaker(self, dp_rank: int) -> RankState:
         """Who says something. Raises what its generation has failed with: it is over then."""
         if self.generation.failed is not None:
             raise self.generation.failed
@@ -191,7 +211,7 @@ class StepLedger:
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
-        """Replace an outgrown step's plan; returns the delivery of what it held back."""
+        """Give an unplanned step a plan; returns the delivery of what it held back."""
         dp_size = self.generation.dp_size
         self.steps.replace(number, _lay_out(plan, entries), dp_size, plan.cost)
         return self._deliver_after(number - 1)
@@ -209,7 +229,7 @@ class StepLedger:
     def _deliver_after(self, number: int) -> list[Effect]:
         """Deliver what comes after that step to every rank that may have it."""
         return [
-            Deliver(dp_rank, ready)
+            Deliver(dp_rank, ready, attempt=self.steps[ready].attempt)
             for ready in self._ready_after(number)
             for dp_rank, rank in sorted(self.ranks.items())
             if self.generation.agrees(rank)
@@ -222,15 +242,15 @@ class StepLedger:
     @property
     def _last_ready(self) -> int:
         """The last step that ranks may hear of."""
-        outgrown = self.outgrown
-        return self.steps.last if outgrown is None else outgrown.number - 1
+        unplanned = self.unplanned
+        return self.steps.last if unplanned is None else unplanned.number - 1
 
     # -- steps are wanted -------------------------------------------------------------------
 
     @property
-    def outgrown(self) -> OpenStep | None:
-        """The first step that was planned for another number of DP ranks than there are now."""
-        return self.steps.outgrown(self.generation.dp_size)
+    def unplanned(self) -> OpenStep | None:
+        """The first step that has no plan for as many DP ranks as there are now."""
+        return self.steps.unplanned(self.generation.dp_size)
 
     @property
     def wanted(self) -> bool:

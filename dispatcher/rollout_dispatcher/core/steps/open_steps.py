@@ -9,9 +9,11 @@ that "committed" and "opened" are one number each.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, takewhile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain, pairwise, takewhile
 
+from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.freshness import NextStep
 from rollout_dispatcher.core.effects import Redelivered
 from rollout_dispatcher.core.steps.step import (
@@ -32,6 +34,8 @@ class OpenSteps(Mapping[int, OpenStep]):
         self._waiting: deque[OpenStep] = deque()
         #: The number of the next step to be planned.
         self.next_step = 0
+        #: Attempts at steps that were withdrawn, and are to be planned, by number.
+        self.withdrawn: dict[int, int] = {}
         # Open steps up to there need no look: they are released, and for that many DP ranks.
         self._released = self._fitting = -1
         self._fits = 0
@@ -45,9 +49,16 @@ class OpenSteps(Mapping[int, OpenStep]):
     def __len__(self) -> int:
         return len(self._open)
 
-    def restore(self, steps: Iterable[OpenStep], next_step: int, *, rewound: bool) -> None:
+    def restore(
+        self,
+        steps: Iterable[OpenStep],
+        next_step: int,
+        withdrawn: Mapping[int, int],
+        *,
+        rewound: bool,
+    ) -> None:
         """Start from what an earlier process had; after a rewind all of it waits."""
-        self.next_step = next_step
+        self.next_step, self.withdrawn = next_step, dict(withdrawn)
         if rewound:
             self._waiting = deque(steps)
         else:
@@ -94,15 +105,25 @@ class OpenSteps(Mapping[int, OpenStep]):
         """The last step that was opened, -1 for none."""
         return (self._waiting[0].number if self._waiting else self.next_step) - 1
 
-    def outgrown(self, dp_size: int) -> OpenStep | None:
-        """The first open step that was planned for another number of DP ranks."""
+    @property
+    def attempts(self) -> dict[int, int]:
+        """At each step that is planned and not committed."""
+        return {step.number: step.attempt for step in self._in_order()}
+
+    @property
+    def announced(self) -> int:
+        """The last step that ranks may ever have heard of, -1 for none."""
+        return max([self.next_step - 1, *self.withdrawn])
+
+    def unplanned(self, dp_size: int) -> OpenStep | None:
+        """The first open step that has no plan for so many DP ranks."""
         if dp_size != self._fits:
             self._fits, self._fitting = dp_size, -1
         if self._fitting >= self.last:  # as nearly always
             return None
         for number in self._after(self._fitting):
             step = self._open[number]
-            if step.dp_size != dp_size:
+            if not step.fits(dp_size):
                 return step
             self._fitting = step.number
         return None
@@ -136,8 +157,12 @@ class OpenSteps(Mapping[int, OpenStep]):
         """The next step was planned, at this cost; it is open at once unless others wait."""
         number = self.next_step
         self.next_step += 1
-        digest = step_digest(number, micro_batches)
-        step = OpenStep(number, micro_batches, digest, now, dp_size=dp_size, planned_cost=cost)
+        attempt = self.withdrawn.pop(number, -1) + 1
+        digest = step_digest(number, micro_batches, attempt)
+        step = OpenStep(
+            number, micro_batches, digest, now,
+            dp_size=dp_size, planned_cost=cost, attempt=attempt,
+        )  # fmt: skip
         if self._waiting:  # it was being planned when the trainer rewound
             self._waiting.append(step)
         else:
@@ -153,10 +178,51 @@ class OpenSteps(Mapping[int, OpenStep]):
     ) -> None:
         """An open step was planned again, for so many DP ranks, at this cost."""
         self._look_from(number - 1)
-        digest, planned_at = step_digest(number, micro_batches), self._open[number].planned_at
-        self._open[number] = OpenStep(
-            number, micro_batches, digest, planned_at, dp_size=dp_size, planned_cost=cost
-        )
+        before = self._open[number]
+        digest = step_digest(number, micro_batches, before.attempt)
+        self._open[number] = replace(
+            before, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
+            dp_size=dp_size, planned_cost=cost,
+        )  # fmt: skip
+
+    def lose(self, number: int, lost: Collection[Entry]) -> OpenStep:
+        """An unreleased step has lost samples and its plan; so those after it wait in PLANNED too.
+
+        Returns what is left of it.
+        """
+        for step in self._open.values():
+            if step.number >= number:
+                step.move(StepEvent.SAMPLES_LOST)
+        return self._fill(self._open[number], self._open[number].without(lost))
+
+    def close_up(self, number: int) -> list[OpenStep]:
+        """A step has lost all of its samples: it takes over those of the next one, and so on.
+
+        The last step is withdrawn with that. Returns the others, whose plans are lost.
+        """
+        after = [step for step in self._in_order() if step.number >= number]
+        moved = [self._fill(empty, full.micro_batches) for empty, full in pairwise(after)]
+        last = after[-1]
+        self.next_step = last.number
+        self.withdrawn[last.number] = last.attempt
+        if self._waiting:
+            self._waiting.pop()
+        else:
+            del self._open[last.number]
+        return moved
+
+    def _fill(self, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
+        """A step has these samples now, and no plan."""
+        self._look_from(step.number - 1)
+        found = replace(
+            step, micro_batches=micro_batches, digest="", planned_cost=None,
+            attempt=step.attempt + 1,
+        )  # fmt: skip
+        if step.number in self._open:
+            self._open[step.number] = found
+        else:
+            self._waiting[step.number - self._waiting[0].number] = found
+        return found
 
     def open_waiting(self) -> OpenStep:
         """Open the first step of those that wait; there has to be one."""

@@ -7,15 +7,20 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 COMMITTED <------------------- every rank committed -------------------+
     +------- the trainer rewound to a checkpoint ----> PLANNED
 
+PLANNED, PREPARED --samples of it, or of a step before it, are lost--> PLANNED
+
 After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
-of another number of DP ranks than there are now waits in PLANNED until a new plan replaces it.
+of another number of DP ranks than there are now, or that has lost samples and so its plan, waits in
+PLANNED until a new plan replaces it. Plans of one step number that ranks may have heard of are told
+apart by their *attempts*; none is used twice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rollout_dispatcher.core.buffer.entry import Entry, in_journal
+from rollout_dispatcher.core.facts import Planned
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
 from rollout_dispatcher.plan import FloatArray, digest_of
 from rollout_dispatcher.sample import Sample
@@ -38,6 +43,7 @@ class StepEvent(StrEnum):
     ALL_COMMITTED = "all-committed"
     NEW_GENERATION = "new-generation"
     REWOUND = "rewound"
+    SAMPLES_LOST = "samples-lost"
 
 
 NEXT: dict[tuple[StepState, StepEvent], StepState] = {
@@ -58,6 +64,11 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
         (state, StepEvent.REWOUND): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
     },
+    # What is released may be trained already: samples that are lost then fail the generation.
+    **{
+        (state, StepEvent.SAMPLES_LOST): StepState.PLANNED
+        for state in (StepState.PLANNED, StepState.PREPARED)
+    },
 }
 
 
@@ -69,6 +80,8 @@ MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
 class OpenStep:
     """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries.
 
+    digest: of its plan; empty of a step that has lost its plan, and then `micro_batches` only says
+    which samples it has. attempt: rises with every plan that is lost so.
     dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
     simulation has one rank that speaks for all, so the two may differ.
     planned_cost: float64[R, M], what its plan estimates for each micro-batch; None of a step that
@@ -82,6 +95,7 @@ class OpenStep:
     state: StepState = StepState.PLANNED
     dp_size: int = 0
     planned_cost: FloatArray | None = None
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         self.dp_size = self.dp_size or len(self.micro_batches)
@@ -93,10 +107,23 @@ class OpenStep:
             raise IllegalTransition(self.state, event)
         self.state = after
 
+    def fits(self, dp_size: int) -> bool:
+        """Whether it has a plan, for so many DP ranks."""
+        return bool(self.digest) and self.dp_size == dp_size
+
     @property
     def planned_rank_cost(self) -> FloatArray | None:
         """float64[R], what its plan estimates for each DP rank; None where `planned_cost` is."""
         return None if self.planned_cost is None else self.planned_cost.sum(axis=1)
+
+    def check_attempt(self, attempt: int, *, begun: bool) -> None:
+        """Raise ProtocolError for an attempt that no rank can hold, or not have begun to train."""
+        if attempt > self.attempt or (begun and attempt != self.attempt):
+            raise ProtocolError(
+                f"a DP rank {'trains' if begun else 'holds'} attempt {attempt} at step "
+                f"{self.number}, and the last one that this dispatcher knows of is {self.attempt}: "
+                "the journal is an older copy; restart all ranks"
+            )
 
     def check_received(self, count: int) -> None:
         """Raise ProtocolError if a rank cannot have so many of its micro-batches."""
@@ -123,6 +150,13 @@ class OpenStep:
         )
         return replace(self, micro_batches=micro_batches)
 
+    def without(self, lost: Collection[Entry]) -> MicroBatches:
+        """Its samples but for these."""
+        return tuple(
+            tuple(tuple(entry for entry in part if entry not in lost) for part in rank)
+            for rank in self.micro_batches
+        )
+
     def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """The tickets of its samples, in the same nesting."""
         return tuple(
@@ -141,8 +175,15 @@ class OpenStep:
         return sum(sample.nbytes for sample in self.samples())
 
 
-def step_digest(number: int, micro_batches: MicroBatches) -> str:
-    """Digest of who gets what: step number, and sample ids by DP rank and micro-batch."""
+def planned(step: OpenStep, *passed_over: int) -> Planned:
+    """What is to be remembered of a step; passed_over: tickets that its plan left in the buffer."""
+    return Planned(
+        step.number, step.digest, step.planned_at, step.tickets(), passed_over, step.attempt
+    )
+
+
+def step_digest(number: int, micro_batches: MicroBatches, attempt: int = 0) -> str:
+    """Digest of who gets what: step number, attempt, and sample ids by DP rank and micro-batch."""
     counts = [[len(part) for part in rank] for rank in micro_batches]
     names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
-    return digest_of(number, counts, names)
+    return digest_of(number, counts, names, attempt)

@@ -168,7 +168,10 @@ class Index:
             if step is None:
                 self._steps.delete(write, _key(number))
             else:
-                row = [step.digest, step.planned_at, step.micro_batches, step.stage]
+                row = [
+                    step.digest, step.planned_at, step.micro_batches, step.stage,
+                    *([step.attempt] if step.attempt else ()),
+                ]  # fmt: skip
                 self._steps.put(write, _key(number), row)
 
     def _put_producers(self, write: "_Transaction", state: State) -> None:

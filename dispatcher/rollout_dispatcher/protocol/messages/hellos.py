@@ -101,7 +101,9 @@ class HelloRank(Hello):
     taken: last step that its training loop has begun, -1 for none.
     committed: last step that it has committed in this generation, -1 for none.
     hungry: whether its training loop waits for a step.
-    received: open steps that it holds, as pairs of step and number of micro-batches received.
+    received: open steps that it is prepared for, as pairs of step and number of micro-batches
+        received.
+    attempts: at those, as pairs of step and attempt, where it is not 0.
     policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
@@ -118,6 +120,9 @@ class HelloRank(Hello):
     committed: Watermark = -1
     hungry: bool = False
     received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
+        default_factory=list, max_length=MAX_OPEN_STEPS
+    )
+    attempts: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
         default_factory=list, max_length=MAX_OPEN_STEPS
     )
     policy_version: Version | None = None

@@ -5,6 +5,7 @@ dispatcher               DP rank
 StepHeader     ------>
 MicroBatch     ------>   (once per micro-batch, payload attached)
 <------   Prepared, or Unresolved  (samples of it are gone: it is planned anew)
+StepWithdrawn  ------>   (nothing is left of it)
 Release        ------>   (every rank is prepared: training may see it)
 <------   Commit, CheckpointSaved
 <------   StepTimes                (what the step took, as soon as that is known)
@@ -117,7 +118,7 @@ class MicroBatch(HasSamples):
 
 
 class Prepared(Message):
-    """The rank holds a step's header and can train it.
+    """The rank holds a step's header and can train it. Said of steps in their order.
 
     step: which.
     digest: of its plan.
@@ -146,6 +147,18 @@ class Unresolved(Message):
     attempt: Count
     sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
     why: Annotated[str, Declared(max_length=400)] = ""
+
+
+class StepWithdrawn(Message):
+    """Nothing is left of a step that is not released, with the capability `references`.
+
+    The rank lets go of it, if it holds it. One of the same number may follow, as a later attempt.
+
+    step: which; none after it is announced.
+    """
+
+    type_code = 34
+    step: Count
 
 
 class Release(Message):

@@ -60,10 +60,15 @@ class Chronicle:
 
     def replanned(self, step: OpenStep, plan: Plan, now: float, generation: int) -> None:
         """An open step has another plan."""
-        seen = self.recent.replanned(step.number, plan, generation=generation)
+        seen = self.recent.replanned(step, plan, generation=generation)
         if self._recorder is not None:
             attempt = 2 if seen is None else seen.attempt
             self._recorder.replanned(step, attempt, plan, now, generation=generation)
+
+    def withdrawn(self, step: int) -> None:
+        """Nothing is left of a step, maybe told once more to a rank that came back."""
+        if self.recent.withdrawn(step) and self._recorder is not None:
+            self._recorder.withdrawn(step, self._clock())
 
     # -- steps on their way -----------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.effects import StepPlanned
+from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import FloatArray, Plan
 from rollout_dispatcher.record.measured import Measured
 
@@ -102,9 +103,15 @@ class RecentSteps:
             return None
         return self._steps.pop(next(iter(self._steps)))
 
-    def replanned(self, number: int, plan: Plan, *, generation: int) -> SeenStep | None:
-        """A step has another plan."""
-        if (seen := self._steps.get(number)) is not None:
+    def withdrawn(self, number: int) -> bool:
+        """It is no step any more; returns whether it was remembered."""
+        return self._steps.pop(number, None) is not None
+
+    def replanned(self, step: OpenStep, plan: Plan, *, generation: int) -> SeenStep | None:
+        """A step has another plan, and other samples if it has lost some."""
+        if (seen := self._steps.get(step.number)) is not None:
+            samples = step.samples()
+            seen.samples, seen.tokens = len(samples), sum(sample.tokens for sample in samples)
             seen.cost, seen.fifo_excess = plan.cost, plan.fifo_excess
             seen.lower_bound = plan.lower_bound
             seen.generation = generation

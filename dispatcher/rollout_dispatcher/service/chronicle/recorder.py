@@ -122,7 +122,7 @@ class Recorder:
     def replanned(
         self, step: OpenStep, attempt: int, plan: Plan, now: float, *, generation: int
     ) -> None:
-        """An open step has another plan, of the same samples."""
+        """An open step has another plan."""
         ranks = _tickets(step.micro_batches)
         self._plan(step.number, attempt, plan, ranks, now, generation=generation)
 
@@ -148,6 +148,10 @@ class Recorder:
             fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
             lower_bound=float(f"{plan.lower_bound:.9g}"),
         )
+
+    def withdrawn(self, step: int, now: float) -> None:
+        """Nothing is left of it."""
+        self._put("withdrawn", now, step=step)
 
     def released(self, step: int, now: float) -> None:
         """Every rank may train it."""

@@ -53,7 +53,7 @@ def _announcement(step: OpenStep, *, grouped: bool) -> Announcement:
     groups, samples = GroupTotals.of(step.micro_batches) if grouped else None, step.samples()
     header = step_header(
         step.number, step.digest, len(step.micro_batches[0]), samples,
-        group_loss_tokens=None if groups is None else groups.loss_tokens,
+        group_loss_tokens=None if groups is None else groups.loss_tokens, attempt=step.attempt,
     )  # fmt: skip
     num_referenced = count_references(sample.payload for sample in samples)
     return Announcement(step.digest, header, groups, samples[0].schema.ragged, num_referenced)

@@ -64,7 +64,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Label values that are known beforehand: their series begin at 0, so that the first event shows.
 _ROLES = ("producer", "rank")
 _STAGES = ("fifo", "planned")
-_REDELIVERIES = ("reconnect", "rewind", "new-generation", "new-size")
+_REDELIVERIES = ("reconnect", "rewind", "new-generation", "new-size", "unresolved")
 _ENDED_UNKNOWN = (
     "eof", "reset", "protocol", "version", "unauthorized", "tls", "frame-too-large", "made-room",
     "connection-limit",
