@@ -10,11 +10,13 @@ import pytest
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_workers.stores.interface import Missing, PayloadStore
 from rollout_workers.stores.registry import open_store
+from tests.support.referenced_run import train_on_references
 
 #: A process that puts an object, and is then gone at once.
 PUTS_AND_DIES = """
 import os, sys
 from rollout_workers.stores.registry import open_store
+from tests.support.referenced_run import train_on_references
 stored = open_store(sys.argv[1]).put(sys.argv[2], [b"left behind"])
 print(stored.key, flush=True)
 os.kill(os.getpid(), 9)
@@ -120,3 +122,10 @@ class PayloadStoreTests:
             data[: 1 << 20],
         ]
         store.release([stored.key])
+
+    @pytest.mark.e2e
+    def test_a_run_trains_on_what_lies_there_and_leaves_nothing(
+        self, store: PayloadStore, address: str, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        store.release(store.list(""))
+        train_on_references(tmp_path_factory.mktemp("run"), address)
