@@ -9,9 +9,10 @@ from rollout_dispatcher.payload import (
     Payload,
     Reference,
     StoredObject,
+    Taken,
     WithProducer,
     are_in_memory,
-    memory_bytes,
+    count_references,
 )
 from rollout_dispatcher.sample import Sample, SamplesByField, Schema
 from tests.support.samples import make_sample
@@ -53,13 +54,14 @@ def test_a_payload_without_bytes_is_somewhere_too() -> None:
 def test_only_what_is_in_memory_counts_as_memory() -> None:
     spans: list[Payload] = [InMemory(bytes(8)), InMemory(bytes(24))]
     assert are_in_memory(spans)
-    assert memory_bytes(spans) == 32
+    assert Taken.by(spans) == Taken(memory=32)
     assert not are_in_memory([*spans, InJournal(7)])
-    assert memory_bytes([*spans, *ELSEWHERE]) == 32
+    assert Taken.by([*spans, *ELSEWHERE]) == Taken(memory=32, referenced=32)
     assert are_in_memory([])
-    assert memory_bytes([]) == 0
+    assert Taken.by([]) == Taken()
+    assert (count_references(spans), count_references(ELSEWHERE)) == (0, 1)
 
 
 def test_some_of_which_only_a_part_is_in_memory_amount_to_that_part() -> None:
     samples = SamplesByField.of([make_sample(), *map(at, ELSEWHERE)])
-    assert Amount.of(samples) == Amount(samples=4, tokens=16, nbytes=32)
+    assert Amount.of(samples) == Amount(samples=4, tokens=16, nbytes=32, referenced=32)

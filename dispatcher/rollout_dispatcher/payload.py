@@ -9,9 +9,9 @@ Invariant: the type alone says where it is, and each has `nbytes`, its size ther
 anything of the place: a sample without fields, as a simulation has them, has 0 bytes in memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard, cast
+from typing import NamedTuple, Self, TypeAlias, TypeGuard, cast
 
 #: The span itself, without an object around it: there is one for every sample that arrives.
 InMemory: TypeAlias = memoryview
@@ -61,14 +61,22 @@ def are_in_memory(payloads: Sequence[Payload]) -> TypeGuard[Sequence[InMemory]]:
     return set(map(type, payloads)) <= {InMemory}
 
 
-def count_references(payloads: Iterable[Payload]) -> int:
+def count_references(payloads: Sequence[Payload]) -> int:
     """How many of them lie in payload stores."""
-    return [*map(type, payloads)].count(Reference)
+    return 0 if are_in_memory(payloads) else [*map(type, payloads)].count(Reference)
 
 
-def memory_bytes(payloads: Sequence[Payload]) -> int:
-    """Bytes of memory that these take."""
-    try:  # as a rule all are in memory, and to look at each type first takes as long again
-        return sum(map(len, cast("Sequence[InMemory]", payloads)))
-    except TypeError:  # nothing else has a length
-        return sum(payload.nbytes for payload in payloads if isinstance(payload, InMemory))
+class Taken(NamedTuple):
+    """Bytes of memory, and of payload stores, that payloads take; those in the journal neither."""
+
+    memory: int = 0
+    referenced: int = 0
+
+    @classmethod
+    def by(cls, payloads: Sequence[Payload]) -> Self:
+        """What these take."""
+        try:  # as a rule all are in memory, and to look at each type first takes as long again
+            return cls(sum(map(len, cast("Sequence[InMemory]", payloads))))
+        except TypeError:  # nothing else has a length
+            memory = sum(item.nbytes for item in payloads if isinstance(item, InMemory))
+            return cls(memory, sum(item.nbytes for item in payloads if isinstance(item, Reference)))

@@ -12,7 +12,7 @@ from itertools import count
 from math import prod
 from typing import NamedTuple, Self
 
-from rollout_dispatcher.payload import InJournal, InMemory, Payload, WithProducer
+from rollout_dispatcher.payload import InJournal, InMemory, Payload, Reference, WithProducer
 from rollout_dispatcher.spans import ROWS, SAMPLES, TOKENS, SpanLayout
 
 #: Group sizes that are no number of members: nobody has said; said when the group is closed.
@@ -219,6 +219,14 @@ class Sample(NamedTuple):
     def memory_bytes(self) -> int:
         """Bytes of memory that the payload takes."""
         return self.payload.nbytes if isinstance(self.payload, InMemory) else 0
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """Bytes of memory, and of a payload store, that the payload takes."""
+        payload = self.payload
+        if isinstance(payload, InMemory):
+            return payload.nbytes, 0
+        return 0, payload.nbytes if isinstance(payload, Reference) else 0
 
     def in_journal(self) -> "Sample":
         """The same with its payload in the journal alone, if it was in memory."""

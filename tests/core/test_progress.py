@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.balance.planner import plan
+from rollout_dispatcher.core.admission.capacity import HARD_CAPS
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
@@ -39,6 +40,8 @@ BATCH, TOKENS = 4, 4
 OTHERS = [Schema((Field(name, DType.INT64),)) for name in ("b", "c")]
 _schemas = st.sampled_from([IDS, IDS, *OTHERS])
 SAMPLE_BYTES = 8 * TOKENS
+#: Where payloads are, by turns: as they come, or in a payload store.
+_stores = st.sampled_from([[""], ["files"], ["", "files"]])
 GROUP_TIMEOUT, PRODUCER_TIMEOUT, MAX_WAIT = 20.0, 30.0, 1.0
 #: Rounds of a fair schedule for each sample that was ever pushed: it is pushed or let in, it may
 #: be recalled, its group may be given up for want of room, it is planned and it is committed.
@@ -62,17 +65,19 @@ class Progress(RuleBasedStateMachine):
 
     @initialize(drawn=st.data())
     def start(self, drawn: st.DataObject) -> None:
-        """Buffers of every tightness: soft caps, memory, memory of held pushes."""
+        """Buffers of every tightness: soft caps, memory, memory of held pushes, payload stores."""
         samples = drawn.draw(st.sampled_from([4, 6]), "ready samples or groups")
         tokens = drawn.draw(st.sampled_from([None, TOKENS, 5 * TOKENS]), "ready tokens")
         room = drawn.draw(st.sampled_from([1, 2, 5, 100]), "samples in memory")
         held = drawn.draw(st.sampled_from([1, 3, 100]), "samples of held pushes in memory")
+        stored = drawn.draw(st.sampled_from([1, 2, 5, 100]), "samples in payload stores")
         durable, keep, by_groups = (drawn.draw(st.booleans()) for _ in range(3))
         self.now = 0.0
         group = None if by_groups else BATCH
         limits = BufferLimits(
-            samples, group, tokens, room * SAMPLE_BYTES, TOKENS, held * SAMPLE_BYTES
-        )
+            samples, group, tokens, room * SAMPLE_BYTES, TOKENS, held * SAMPLE_BYTES,
+            stores=frozenset({"files"}), referenced_bytes=stored * SAMPLE_BYTES,
+        )  # fmt: skip
         self.core = Dispatch(
             DispatchConfig(
                 dp_size=2,
@@ -142,10 +147,11 @@ class Progress(RuleBasedStateMachine):
         order=st.randoms(use_true_random=False),
         at_close=st.booleans(),
         schema=_schemas,
+        stores=_stores,
     )
     def begin_groups(  # noqa: PLR0917
         self, sizes: list[int], by: list[str], lacking: int, order: object, at_close: bool,
-        schema: Schema,
+        schema: Schema, stores: list[str],
     ) -> None:  # fmt: skip
         """Prompts whose rollouts finish in any order, and of which one may never finish."""
         members: list[Sample] = []
@@ -159,6 +165,7 @@ class Progress(RuleBasedStateMachine):
                     schema=schema,
                     group_id=f"{self.groups}",
                     group_size=told,
+                    store=stores[at % len(stores)],
                 )
                 for at in range(size - (lacking if size > 1 else 0))
             ]
@@ -168,12 +175,14 @@ class Progress(RuleBasedStateMachine):
             if producer.alive:
                 producer.todo.append(sample)
 
-    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 5), schema=_schemas)
-    def begin_plain(self, by: str, count: int, schema: Schema) -> None:
+    @rule(by=st.sampled_from("pqr"), count=st.integers(1, 5), schema=_schemas, stores=_stores)
+    def begin_plain(self, by: str, count: int, schema: Schema, stores: list[str]) -> None:
         for at in range(count if self.producers[by].alive else 0):
             self.groups += 1
             self.producers[by].todo.append(
-                make_sample(f"{self.groups}.{at}", TOKENS, schema=schema)
+                make_sample(
+                    f"{self.groups}.{at}", TOKENS, schema=schema, store=stores[at % len(stores)]
+                )
             )
 
     @rule(by=st.sampled_from("pqr"), count=st.integers(1, 3))
@@ -252,7 +261,8 @@ class Progress(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         limits, held = self.core.config.limits, self.core._admission.held
         assert self.core._buffer.held_bytes <= limits.nbytes
-        with_payload = [push for push in held if push.samples[0].is_in_memory]
+        assert self.core._buffer.referenced_bytes <= limits.referenced_bytes
+        with_payload = [push for push in held if any(one.is_in_memory for one in push.samples)]
         assert held.nbytes <= limits.held_bytes or len(with_payload) == 1
 
     @invariant()
@@ -260,8 +270,9 @@ class Progress(RuleBasedStateMachine):
         """A push is held at a soft cap only while a step could be planned."""
         pressed = self.core._capacity.pressed
         if len(self.core._admission.held) and self.core._capacity.shortfall() > 0:
-            waits = [push for push in self.core._admission.held if push.samples[0].is_in_memory]
-            assert not waits or (pressed is not None and pressed.cap == "bytes")
+            held = self.core._admission.held
+            waits = [push for push in held if not held.is_emptied(push)]
+            assert not waits or (pressed is not None and pressed.cap in HARD_CAPS)
 
     @invariant()
     def the_books_balance(self) -> None:

@@ -43,6 +43,7 @@ from rollout_dispatcher.core.facts import (
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
+from rollout_dispatcher.payload import Payload, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from tests.support.samples import span_of
 
@@ -58,6 +59,7 @@ SCHEMAS = (
         )
     ),
 )
+OBJECTS = [StoredObject("file:///a", f"p.1/{at}", 1 << 20) for at in range(2)]
 #: Wall time minus the core's clock; a power of two keeps the arithmetic exact.
 WALL = 2.0**30
 PATIENCE = 20.0
@@ -77,12 +79,16 @@ def accepted(
     given_id: str | None = None,
     group: int = -1,
     version: int | None = None,
+    stored: StoredObject | None = None,
 ) -> Accepted:
-    """A sample of its own bytes enters the buffer."""
+    """A sample of its own bytes enters the buffer; stored: it lies in this object."""
     rows = tuple((ticket + at) % 5 for at in range(len(schema.ragged)))
+    nbytes = schema.nbytes(tokens, rows)
+    payload: Payload = payload_of(ticket, nbytes)
+    if stored is not None:
+        payload = Reference(stored, 8 * ticket, nbytes)
     sample = Sample(
-        given_id or f"s-{ticket}", tokens, tokens // 2, schema,
-        payload_of(ticket, schema.nbytes(tokens, rows)),
+        given_id or f"s-{ticket}", tokens, tokens // 2, schema, payload,
         None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version, rows,
     )  # fmt: skip
     return Accepted(Entry(sample, ticket, ticket / 8, group), producer, ticket, given_id)
@@ -270,8 +276,9 @@ class Model:
         return [t for rank in self.steps[number].micro_batches for part in rank for t in part]
 
     def payloads(self) -> dict[int, bytes]:
-        """Every payload that is neither dropped nor done with, by ticket."""
-        return {at: span_of(entry.sample).tobytes() for at, entry in self.entries.items()}
+        """Every payload of the log that is neither dropped nor done with, by ticket."""
+        here = {at: one for at, one in self.entries.items() if one.sample.is_in_memory}
+        return {at: span_of(entry.sample).tobytes() for at, entry in here.items()}
 
     def plain(self) -> dict[str, object]:
         """As `plain` shows what was remembered."""
@@ -474,6 +481,7 @@ class Player:
             given_id=f"näme-{ticket}" if named else None,
             group=ticket if random.random() < 0.3 else -1,
             version=self._version(),
+            stored=random.choice([None, None, *OBJECTS]),
         )
 
     def _version(self) -> int | None:

@@ -29,6 +29,7 @@ from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.sample import Schema
 from tests.journal.support import (
     BATCH,
+    OBJECTS,
     SCHEMAS,
     accepted,
     as_if_killed,
@@ -71,6 +72,40 @@ def test_a_sample_comes_back_whole(tmp_path: Path, schema: Schema) -> None:
     assert (entry.ticket, entry.arrived, entry.group, entry.skips) == (7, 7 / 8, 7, 0)
     assert found.next_ticket == 8
     assert found.given_ids == ("x",)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_where_a_sample_lies_comes_back(tmp_path: Path, schema: Schema) -> None:
+    facts = [
+        accepted(at, schema=schema, stored=stored, given_id=f"näme {at}")
+        for at, stored in enumerate([OBJECTS[0], None, OBJECTS[0], OBJECTS[1], OBJECTS[0]])
+    ]
+    found = after(tmp_path / "j", [*facts[:2]], [*facts[2:]])
+    assert [entry.sample for entry in found.entries] == [fact.entry.sample for fact in facts]
+
+
+def test_an_object_is_written_once_for_samples_that_follow_each_other() -> None:
+    stored, facts = OBJECTS[0], [accepted(at, stored=OBJECTS[0]) for at in range(3)]
+    encoder = Encoder({}, float)
+    for batch in (encoder.batch(1, facts, {}), encoder.batch(2, facts, {})):
+        kinds = [row[0] for row in batch.rows if row[0] != "schema"]
+        assert kinds == ["object", *3 * ["referenced"]]
+        assert ["object", stored.store, stored.key, stored.nbytes] in batch.rows
+        assert batch.nbytes == 0
+        assert batch.payloads == []
+
+
+def test_what_lies_elsewhere_keeps_no_segment(tmp_path: Path) -> None:
+    directory = tmp_path / "j"
+    with opened(directory, BATCH, segment_bytes=1 << 16) as (journal, listener, _):
+        journal.append([accepted(0, stored=OBJECTS[0])], {})
+        for at in range(1, 100):
+            gone = Dropped((at,), DropReason.STALE)
+            listener.wait(journal.append([accepted(at, tokens=512), gone], {}))
+        assert (journal.statistics().live_samples, journal.statistics().live_bytes) == (0, 0)
+        assert journal.statistics().segments <= 4
+    (entry,) = recovered(directory, segment_bytes=1 << 16).entries
+    assert entry.sample == accepted(0, stored=OBJECTS[0]).entry.sample
 
 
 def test_samples_come_back_in_the_order_of_their_tickets(tmp_path: Path) -> None:

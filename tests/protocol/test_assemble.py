@@ -1,6 +1,6 @@
 """Assembly: what a producer pushed is, byte for byte, what a rank finds in its micro-batch."""
 
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import (
@@ -37,6 +38,7 @@ NUMPY = NUMPY_DTYPES | {DType.BFLOAT16: np.dtype("uint16"), DType.STR: np.dtype(
 IDS = Field("input_ids", DType.INT64)
 PIXELS = Field("pixels", DType.UINT8, per_token=False, shape=(3,), ragged=True)
 ENV = Field.text("env")
+RAGGED = Schema((ENV, IDS, PIXELS))
 
 Values = dict[str, bytes]
 
@@ -171,6 +173,88 @@ def test_a_push_of_nothing_has_no_samples() -> None:
     assert pushed(push, payload) == ()
     push, payload = make_push("p", 0, [], group_ids=[])
     assert pushed(push, payload) == ()
+
+
+def referring(places: list[tuple[int, int] | None], *nbytes: int) -> m.Push:
+    """A push of samples of two tokens (32 bytes), in objects of so many bytes."""
+    push, _ = make_push("p", 0, [2] * len(places))
+    objects = [
+        m.ObjectHeader(store="file:///a", key=f"p.1/{at}", nbytes=size)
+        for at, size in enumerate(nbytes)
+    ]
+    return push.model_copy(update={"places": places, "objects": objects})
+
+
+def test_samples_of_a_push_lie_where_it_says() -> None:
+    push = referring([(0, 0), None, (1, 8), (0, 32)], 64, 40)
+    samples = pushed(push, make_span(1, 2))
+    first, second = (
+        StoredObject("file:///a", f"p.1/{at}", size) for at, size in ((0, 64), (1, 40))
+    )
+    assert samples[0].payload == Reference(first, 0, 32)
+    assert bytes(span_of(samples[1])) == make_span(1, 2)
+    assert samples[2].payload == Reference(second, 8, 32)
+    assert samples[3].payload == Reference(first, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("places", "nbytes", "words"),
+    [
+        ([(0, 0), (0, 33)], [64], r"p/1 has 32 bytes and begins at byte 33 of .* which has 64"),
+        ([(0, 2**52)], [64], "begins at byte 4503599627370496"),
+        ([(0, 0)], [8], "has 32 bytes and begins at byte 0"),
+        ([(1, 0)], [64, 64], "names an object that none of its samples lies in"),
+    ],
+)
+def test_samples_that_cannot_lie_where_a_push_says_are_refused(
+    places: list[tuple[int, int] | None], nbytes: list[int], words: str
+) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        pushed(referring(places, *nbytes), b"")
+
+
+@given(schema=schemas(), here=st.lists(st.booleans(), min_size=1, max_size=5), data=st.data())
+def test_a_micro_batch_has_the_payloads_that_are_here_and_says_where_others_are(
+    schema: Schema, here: list[bool], data: st.DataObject
+) -> None:
+    tokens = data.draw(st.lists(st.integers(1, 9), min_size=len(here), max_size=len(here)))
+    values = [random_values(schema, size, seed) for seed, size in enumerate(tokens)]
+    samples = pushed(*push_of(schema, values, tokens))
+    objects = [StoredObject("file:///a", f"p.1/{at}", 4096) for at in range(2)]
+    mixed = [
+        sample
+        if is_here
+        else sample._replace(payload=Reference(objects[at % 2], at, sample.nbytes))
+        for at, (sample, is_here) in enumerate(zip(samples, here, strict=True))
+    ]
+    header, received = sent(micro_batch(3, 1, mixed))
+    all_here, _ = sent(micro_batch(3, 1, samples))
+    assert isinstance(header, m.MicroBatch)
+    assert header.model_copy(update={"objects": None, "places": None}) == all_here
+    rest = list(compress(samples, here))
+    alone = sent(micro_batch(3, 1, rest))[1] if rest else b""
+    assert received == alone
+    found = header.objects or []
+    places = [place and (found[place[0]], place[1]) for place in header.places or [None] * 9]
+    for at, (place, is_here) in enumerate(zip(places, here, strict=False)):
+        told = m.ObjectHeader(store="file:///a", key=f"p.1/{at % 2}", nbytes=4096)
+        assert place == (None if is_here else (told, at))
+    assert (header.places is None) == all(here)
+    frame, _ = sent([step_header(3, "digest", 2, mixed)])
+    assert isinstance(frame, m.StepHeader)
+    assert frame.num_referenced == here.count(False)
+
+
+def test_a_filler_of_a_sample_that_is_not_here_is_a_zero_token() -> None:
+    values = random_values(RAGGED, 3, 0)
+    (sample,) = pushed(*push_of(RAGGED, [values], [3]))
+    away = sample._replace(payload=Reference(StoredObject("s:a", "k", 999), 0, sample.nbytes))
+    header, received = sent(filler(3, 1, away))
+    assert isinstance(header, m.MicroBatch)
+    assert (header.is_filler, header.tokens, header.loss_tokens) == (True, [1], [0])
+    assert (header.objects, header.places) == (None, None)
+    assert header.rows == {"env": [0], "pixels": [0]}
+    assert bytes(received) == bytes(RAGGED.nbytes(1, [0, 0]))
 
 
 @given(

@@ -44,6 +44,24 @@ def test_what_is_sent_is_received(kind: type[m.Message], data: st.DataObject) ->
     assert codec.decode(frame) == sent
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.WelcomeProducer(credits=1, max_payload_bytes=1, heartbeat_interval_s=1.0),
+        EXAMPLES[m.WelcomeRank].model_copy(update={"payload_stores": []}),
+        EXAMPLES[m.StepHeader].model_copy(update={"attempt": 0, "num_referenced": 0}),
+        EXAMPLES[m.MicroBatch].model_copy(update={"attempt": 0}),
+        EXAMPLES[m.Prepared].model_copy(update={"attempt": 0}),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_keys_of_references_are_left_out_where_there_are_none(message: m.Message) -> None:
+    (frame,) = FrameReader(LIMITS).feed(codec.encode(message))
+    sent = json.loads(bytes(frame.header))
+    assert not {"payload_stores", "attempt", "num_referenced"} & sent.keys()
+    assert codec.decode(frame) == message
+
+
 HELLOS = m.HelloProducer, m.HelloRank
 
 

@@ -11,7 +11,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.spans import aligned
 from tests.service.conftest import Serve
-from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, make_span
+from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, WireClient, make_span
 from tests.support.references import ABLE, STORE, make_references
 from tests.support.server import ServeProcess
 
@@ -88,6 +88,66 @@ def test_a_rank_is_told_where_its_samples_lie_and_gets_the_others(server: ServeP
             memoryview(make_span(int(head.sample_ids[at][2:]), head.tokens[at])) for at in here
         ]
         assert payload == gathered(spans, [head.tokens[at] for at in here])
+
+
+def test_who_cannot_fetch_may_not_join_and_who_cannot_hear_of_it_may_not_refer(
+    server: ServeProcess,
+) -> None:
+    rank = WireClient(server.endpoint)
+    rank.send(m.HelloRank(client_id="r", dp_rank=0, dp_size=2))
+    assert (
+        "start the dispatcher without --payload-stores" in rank.expect_error("rank-refused").message
+    )
+    unable = Producer(server.endpoint, "p")
+    assert unable.welcome.payload_stores == []
+    assert unable.welcome.inline_limit is None
+    unable.send(*make_references("p", 0, [5]))
+    assert "need the capability 'references'" in unable.expect_error("protocol").message
+
+
+def test_what_cannot_be_true_of_an_object_harms_nobody_else(server: ServeProcess) -> None:
+    bystander = Producer(server.endpoint, "q", capabilities=ABLE)
+    liar = Producer(server.endpoint, "p", capabilities=ABLE)
+    liar.send(*make_references("p", 0, [5, 3], places=[(0, 0), (0, 1 << 40)]))
+    assert (
+        "begins at byte 1099511627776 of the object p.1/0" in liar.expect_error("protocol").message
+    )
+    assert bystander.push([5]).outcomes == [Outcome.ACCEPTED]
+
+
+def test_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
+    elsewhere = m.ObjectHeader(store="file:///etc", key="p.1/0", nbytes=1 << 20)
+    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+        producer.send(*make_references("p", 0, [5, 3], (1,), objects=[elsewhere]))
+        pushed = producer.expect(m.Pushed)
+    assert pushed.outcomes == [Outcome.REFUSED, Outcome.ACCEPTED]
+    assert f"'file:///etc', which is not allowed here (allowed: {STORE})" in pushed.errors["0"]
+
+
+def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Start) -> None:
+    one = SCHEMA.nbytes(4)
+    server = start(referenced_bytes=f"{5 * one}B")
+    producer = Producer(server.endpoint, "p", capabilities=ABLE)
+    producer.send(*make_references("p", 0, [4] * 7))
+    blocked = producer.expect(m.Blocked)
+    assert (blocked.cap, blocked.held, blocked.capacity) == ("referenced-bytes", 5 * one, 5 * one)
+    scraped = server.scrape()
+    assert scraped["buffer_referenced_bytes"] == 5 * one
+    assert scraped["buffer_bytes"] == 0
+    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+        trainer.train()
+        assert producer.expect(m.Pushed).of_each(7) == [Outcome.ACCEPTED] * 7
+    server.await_scrape(lambda at: at["referenced_bytes_total"] == 7 * one, "all are counted")
+    scraped = server.scrape()
+    assert scraped["samples_referenced_total"] == 7
+    assert scraped["received_bytes_total"] == 0
+
+
+def test_a_larger_sample_than_payload_stores_may_hold_is_refused(start: Start) -> None:
+    server = start(referenced_bytes="64B")
+    pushed = push(server, [4, 400], (0,))
+    assert pushed.outcomes == [Outcome.ACCEPTED, Outcome.REFUSED]
+    assert "raise --referenced-bytes" in pushed.errors["1"]
 
 
 def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Start) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rollout_dispatcher.payload import InMemory
+from rollout_dispatcher.payload import InMemory, Payload, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 
 #: What most tests push: token ids and nothing else.
@@ -24,9 +24,15 @@ def make_sample(
     group_id: str | None = None,
     group_size: int = 1,
     policy_version: int | None = None,
+    store: str = "",
 ) -> Sample:
-    """A sample whose payload bytes count up, so that no two places look alike."""
+    """A sample whose payload bytes count up, so that no two places look alike.
+
+    store: that of a sample whose payload is an object there.
+    """
     nbytes = schema.nbytes(tokens)
-    payload = memoryview((np.arange(nbytes) % 251).astype(np.uint8).tobytes())
+    payload: Payload = memoryview((np.arange(nbytes) % 251).astype(np.uint8).tobytes())
+    if store:
+        payload = Reference(StoredObject(store, f"of/{sample_id}", nbytes), 0, nbytes)
     loss = tokens if loss_tokens is None else loss_tokens
     return Sample(sample_id, tokens, loss, schema, payload, group_id, group_size, policy_version)

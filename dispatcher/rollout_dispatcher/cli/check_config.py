@@ -25,6 +25,7 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
         "buffer_capacity": loaded.config.buffer_samples,
         "buffer_bytes": loaded.config.buffer_memory,
         "held_bytes": loaded.config.held_memory,
+        "referenced_bytes": loaded.config.referenced_capacity,
         "max_skips": loaded.config.skips_bound,
         "outlier_max_skips": loaded.config.skips_bound,
     }

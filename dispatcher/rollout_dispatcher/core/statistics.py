@@ -77,10 +77,13 @@ class Statistics:
     received: Mapping[Outcome, int]
     received_tokens: int
     received_bytes: int
+    samples_referenced: int
+    referenced_bytes: int
     lengths: LengthStatistics
     buffered: int
     buffered_tokens: int
     buffered_bytes: int
+    buffered_referenced_bytes: int
     ready: int
     open_groups: int
     open_group_samples: int
@@ -140,10 +143,13 @@ class Statistics:
             received=dict(totals.received),
             received_tokens=totals.arrived.tokens,
             received_bytes=totals.received_bytes,
+            samples_referenced=totals.samples_referenced,
+            referenced_bytes=totals.referenced_bytes,
             lengths=LengthStatistics.of(totals.arrived),
             buffered=len(buffer),
             buffered_tokens=buffer.held_tokens,
             buffered_bytes=buffer.held_bytes,
+            buffered_referenced_bytes=buffer.referenced_bytes,
             ready=buffer.num_ready,
             open_groups=len(buffer.groups),
             open_group_samples=buffer.groups.samples,

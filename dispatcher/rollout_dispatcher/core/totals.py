@@ -8,12 +8,13 @@ from typing import Any
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.lengths import LengthCounts
 from rollout_dispatcher.core.planning.trigger import Trigger
+from rollout_dispatcher.payload import Payload, Taken, count_references
 from rollout_dispatcher.sample import Outcome
 
 #: Counters that are one number.
 _PLAIN = (
-    "received_bytes", "small_steps", "steps_committed", "samples_committed", "steps_rewound",
-    "samples_rewound", "steps_not_rewound",
+    "received_bytes", "samples_referenced", "referenced_bytes", "small_steps", "steps_committed",
+    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound",
 )  # fmt: skip
 
 
@@ -21,14 +22,18 @@ _PLAIN = (
 class Totals:
     """Counts of samples or steps.
 
-    received: pushed samples by outcome. arrived, dispatched, dropped_lengths: lengths of accepted,
-    planned and dropped samples, in tokens; the last are not saved, they are what is left.
+    received: pushed samples by outcome. received_bytes: payloads that came with those that were
+    accepted. samples_referenced, referenced_bytes: of these, that lie in payload stores.
+    arrived, dispatched, dropped_lengths: lengths of accepted, planned and dropped samples, in
+    tokens; the last are not saved, they are what is left.
     small_steps: steps of fewer samples than a dispatch batch. *_rewound: of what was committed,
     that was taken back. steps_not_rewound: that should have been and could not.
     """
 
     received: Counter[Outcome] = field(default_factory=lambda: Counter(dict.fromkeys(Outcome, 0)))
     received_bytes: int = 0
+    samples_referenced: int = 0
+    referenced_bytes: int = 0
     arrived: LengthCounts = field(default_factory=LengthCounts)
     dispatched: LengthCounts = field(default_factory=LengthCounts)
     dropped_lengths: LengthCounts = field(default_factory=LengthCounts)
@@ -43,11 +48,14 @@ class Totals:
     samples_rewound: int = 0
     steps_not_rewound: int = 0
 
-    def accepted(self, tokens: Sequence[int], nbytes: int) -> None:
-        """Count samples that were accepted; nbytes: of all of them."""
+    def accepted(self, tokens: Sequence[int], payloads: Sequence[Payload], taken: Taken) -> None:
+        """Count samples that were accepted; taken: by the payloads of all of them."""
         self.received[Outcome.ACCEPTED] += len(tokens)
         self.arrived.add(tokens)
-        self.received_bytes += nbytes
+        self.received_bytes += taken.memory
+        if taken.referenced:
+            self.samples_referenced += count_references(payloads)
+            self.referenced_bytes += taken.referenced
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""

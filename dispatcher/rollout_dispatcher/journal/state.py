@@ -67,7 +67,7 @@ class State:
         """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
         for row in rows:
             match row[0]:
-                case records.ACCEPTED | records.REFERENCED:
+                case records.ACCEPTED | records.OBJECT | records.REFERENCED:
                     self._accept(row, segment, places)
                 case records.MOVED:
                     self._move(row, segment, next(places))
@@ -123,6 +123,9 @@ class State:
     # -- samples ----------------------------------------------------------------------------
 
     def _accept(self, row: Row, segment: int, places: Iterator[int]) -> None:
+        if row[0] == records.OBJECT:
+            self._stored = StoredObject(*row[1:])
+            return
         place: Row
         if row[0] == records.ACCEPTED:
             place = [segment, next(places), *row[records.ROWS :]]
@@ -265,8 +268,6 @@ class State:
 
     def _note(self, row: Row) -> None:
         match row[0]:
-            case records.OBJECT:
-                self._stored = StoredObject(*row[1:])
             case records.RUN:
                 self.ledger.run_id = row[1]
             case records.GENERATION:

@@ -6,7 +6,6 @@ lies in a payload store stays there: a micro-batch says where, and the rank fetc
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import compress, repeat
 
@@ -154,7 +153,8 @@ def _places(payloads: Iterable[Payload]) -> dict[str, object]:
         else None
         for payload in payloads
     ]
-    return {"objects": list(map(asdict, objects)), "places": places}
+    headers = [{"store": at.store, "key": at.key, "nbytes": at.nbytes} for at in objects]
+    return {"objects": headers, "places": places}
 
 
 def _gather_inline(

@@ -284,9 +284,6 @@ class EffectRunner:
         if told.ragged and RAGGED not in terms.capabilities:
             rank.peer.fail(_unreadable(told.ragged))
             return
-        if told.num_referenced and REFERENCES not in terms.capabilities:
-            rank.peer.fail(_cannot_fetch())
-            return
         rank.peer.write(told.header)
         self._deliveries.append((rank, step, told.groups, effect.first_micro_batch))
         if len(self._deliveries) > 1:
@@ -470,11 +467,12 @@ def _any_here(step: OpenStep) -> Entry:
 
 
 def _log_given_up(effect: e.GroupGivenUp) -> None:
+    refers = effect.cap.cap == "referenced-bytes"
     log.warning(
         "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
-        "cap (%d of %d) and none could become whole; raise --buffer-bytes, or use --journal-dir, "
-        "or have fewer groups under way",
+        "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+        "--referenced-bytes" if refers else "--buffer-bytes, or use --journal-dir",
     )  # fmt: skip
 
 
@@ -511,13 +509,6 @@ def _unreadable(ragged: Iterable[str]) -> ProtocolError:
     return ProtocolError(
         f"the samples have fields that are ragged or text ({', '.join(ragged)}), which this DP "
         "rank cannot read; install the dispatcher's release of rollout-dispatcher where it runs"
-    )
-
-
-def _cannot_fetch() -> ProtocolError:
-    return ProtocolError(
-        "samples of the step lie in payload stores, from which this DP rank cannot fetch them; "
-        "install the dispatcher's release of rollout-dispatcher where it runs"
     )
 
 

@@ -32,6 +32,7 @@ from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.padding import check_padding
+from rollout_dispatcher.service.config.references import check_push, check_rank
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.connections.pace import Pace
@@ -156,6 +157,7 @@ class Router:
                 self._introduce(peer, message)
                 self._rank_joins(peer, message, now)
             case m.Push():
+                check_push(peer.terms, message)
                 samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
                     peer.client_id, message.first_seq, samples, message.floor, message.named
@@ -277,6 +279,7 @@ class Router:
 
     def _rank_joins(self, peer: Peer, message: m.HelloRank, now: float) -> None:
         check_padding(self.config, peer.terms, message.packed_length)
+        check_rank(self.config, peer.terms)
         hello = RankHello(
             client_id=message.client_id,
             dp_rank=message.dp_rank,

@@ -112,6 +112,16 @@ def test_caps_drops_and_backpressure_are_shown_where_they_are() -> None:
     assert "2 connected, held back, 2 pushes wait for room" in one(found, "producers")
 
 
+def test_what_lies_in_payload_stores_is_shown_where_there_are_any() -> None:
+    config = {"dispatch_batch_groups": None, "buffer_tokens": None, "buffer_bytes": None}
+    stores = config | {"payload_stores": ["file:///a"], "referenced_bytes": None}
+    said = status(1, config=stores, buffered_referenced_bytes=2**30)
+    found = lines(history_of(reading(said, metrics())))
+    assert "9.38 KiB, 1.00 GiB in payload stores" in one(found, "held")
+    said["config"] = stores | {"referenced_bytes": 2**32}
+    assert "1.00 GiB of 4.00 GiB" in one(lines(history_of(reading(said, metrics()))), "stores")
+
+
 @pytest.mark.parametrize("ranks", [1, 4, 512])
 @pytest.mark.parametrize(
     ("width", "height"), [(80, 24), (160, 50), (100, 60), (40, 12), (200, 10), (20, 3)]

@@ -17,11 +17,13 @@ from rollout_dispatcher.sample import DType, Field, Schema
 from tests.support.core.admissions import Lobby
 from tests.support.samples import make_sample
 
-#: What caps a buffer first: samples, tokens or bytes (eight a token); what a sample may have.
+#: What caps a buffer first: samples, tokens, or bytes (eight a token), in memory or in payload
+#: stores; what a sample may have.
 LIMITS = [
     BufferLimits(samples=8, group=3, tokens=None, nbytes=1000, max_sample_tokens=15),
     BufferLimits(samples=20, group=3, tokens=25, nbytes=1000, max_sample_tokens=50),
     BufferLimits(samples=20, group=3, tokens=None, nbytes=200, max_sample_tokens=50),
+    BufferLimits(20, 3, None, 200, 50, stores=frozenset({"files"}), referenced_bytes=150),
 ]
 OTHER = Schema((Field("input_ids", DType.INT64), Field("reward", DType.FLOAT32, per_token=False)))
 
@@ -52,7 +54,8 @@ class Side:
             [_shown(effect) for effect in effects],
             [_shown(fact) for fact in self.facts],
             [(entry.ticket, entry.group, entry.sample.sample_id) for entry in buffer.ready(99)],
-            (len(buffer), buffer.held_tokens, buffer.held_bytes, len(buffer.groups)),
+            (len(buffer), buffer.held_tokens, buffer.held_bytes, buffer.referenced_bytes),
+            len(buffer.groups),
             str(self.admission.capacity.pressed),
             self.totals.as_json(),
             len(self.admission.held),
@@ -78,6 +81,9 @@ _odd = st.one_of(
     st.builds(dict, group_id=st.sampled_from(["g", "h"]), group_size=st.integers(1, 4)),
     st.just({"sample_id": "again"}),
     st.just({"sample_id": "again"}),
+    st.just({"store": "files"}),
+    st.just({"store": ""}),
+    st.just({"store": "nobody's"}),
 )
 
 
@@ -91,14 +97,16 @@ def _pushes(draw: st.DrawFn) -> Act:
     tokens = draw(st.lists(st.integers(1, 6), max_size=5))
     odd = draw(st.dictionaries(st.integers(0, 4), _odd, max_size=2))
     named, may_hold = draw(st.booleans()), draw(st.booleans())
+    store = draw(st.sampled_from(["", "", "files"]))
     back, floor = draw(st.sampled_from([0, 0, 0, 1, 5])), draw(st.sampled_from([0, 0, 5, 10]))
 
     def act(side: Side) -> Sequence[Effect]:
         side.next_number += 5
         first = max(0, side.next_number - back)
         samples = tuple(
-            make_sample(**{"sample_id": f"{first + at}", "tokens": count, **odd.get(at, {})})
+            make_sample(**{"sample_id": f"{first + at}", "tokens": count, "store": store} | odd_)
             for at, count in enumerate(tokens)
+            for odd_ in [odd.get(at, {})]
         )
         push = Push(producer, first, samples, max(0, side.next_number - floor), named)
         return side.admission.push(push, 1.0, may_hold=may_hold)

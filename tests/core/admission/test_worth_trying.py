@@ -13,7 +13,9 @@ from tests.support.core.admissions import Lobby
 from tests.support.samples import make_sample
 
 #: Eight bytes a token; a step is never ready, so that everybody in line is asked.
-LIMITS = BufferLimits(samples=99, group=5, tokens=None, nbytes=160, max_sample_tokens=20)
+LIMITS = BufferLimits(
+    99, 5, None, nbytes=160, max_sample_tokens=20, stores=frozenset({"files"}), referenced_bytes=160
+)
 BATCH = 99
 
 
@@ -31,7 +33,11 @@ class AsksEverybody(Admission):
 
 Act = Callable[[Lobby, int], Sequence[Effect]]
 _samples = st.lists(
-    st.tuples(st.integers(1, 12), st.sampled_from([None, None, "g", "h", "i"])),
+    st.tuples(
+        st.integers(1, 12),
+        st.sampled_from([None, None, "g", "h", "i"]),
+        st.sampled_from(["", "", "files"]),
+    ),
     min_size=1,
     max_size=3,
 )
@@ -43,8 +49,8 @@ def _pushes(draw: st.DrawFn) -> Act:
 
     def act(lobby: Lobby, at: int) -> Sequence[Effect]:
         samples = tuple(
-            make_sample(f"{at}-{index}", tokens, group_id=group, group_size=4)
-            for index, (tokens, group) in enumerate(given)
+            make_sample(f"{at}-{index}", tokens, group_id=group, group_size=4, store=store)
+            for index, (tokens, group, store) in enumerate(given)
         )
         return lobby.admission.push(Push(producer, 10 * at, samples), 1.0, may_hold=True)
 

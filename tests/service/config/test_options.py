@@ -82,6 +82,11 @@ def test_addresses_and_quantities_are_read() -> None:
         ({"max_skips": 2, "window_multiple": 5}, "raise it to 4"),
         ({"dispatch_batch_size": 9}, "use 8 or 12"),
         ({"retain": "checkpoint"}, "set --journal-dir"),
+        ({"payload_stores": ("file:///a",)}, "set --journal-dir, or leave --payload-stores out"),
+        (
+            {"payload_stores": ("file:///a",) * 2, "journal_dir": "/tmp/j"},
+            "--payload-stores names file:///a twice; name it once",
+        ),
         ({"groups": "micro-batch", "group_size": 4}, "raise it to 4 or more"),
     ],
 )
@@ -107,6 +112,14 @@ def test_a_contradiction_names_its_remedy(changes: dict[str, Any], remedy: str) 
         {"buffer_bytes": -1},
         {"listen": []},
         {"listen": ["7077"]},
+        {"payload_stores": ["/mnt/rollouts"]},
+        {"payload_stores": ["file://mnt/rollouts"]},
+        {"payload_stores": ["file:rollouts"]},
+        {"payload_stores": ["file:///"]},
+        {"payload_stores": ["none"]},
+        {"payload_stores": [f"file:///{at}" for at in range(17)]},
+        {"inline_limit": "1"},
+        {"prefetch_bytes": "0B"},
         {"max_skips": -1},
         {"layout": "stacked"},
         {"windw_multiple": 2},
@@ -115,6 +128,17 @@ def test_a_contradiction_names_its_remedy(changes: dict[str, Any], remedy: str) 
 def test_a_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         config(**changes)
+
+
+@pytest.mark.parametrize(
+    "stores",
+    ["file:///a, mooncake:host:7", ["file:///a,mooncake:host:7"], ["file:///a", "mooncake:host:7"]],
+)
+def test_payload_stores_are_given_in_any_way(stores: object) -> None:
+    read = config(payload_stores=stores, journal_dir="/tmp/j", inline_limit="0B")
+    assert read.payload_stores == ("file:///a", "mooncake:host:7")
+    assert read.inline_limit == 0
+    assert read.referenced_capacity == 16 * read.buffer_memory
 
 
 def test_a_config_does_not_change() -> None:

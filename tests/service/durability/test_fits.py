@@ -251,6 +251,22 @@ async def test_steps_with_other_fields_than_declared_are_trained_on_first(tmp_pa
     Life(tmp_path, fields=("input_ids:int64,logprobs:float32",)).end()
 
 
+async def test_samples_in_a_payload_store_need_it_until_they_are_trained_on(
+    tmp_path: Path,
+) -> None:
+    before = Life(tmp_path, payload_stores=("file:///a", "file:///b"))
+    await before.push(make_sample("a", store="file:///b"), make_sample("b"))
+    before.end()
+    words = refused(tmp_path)
+    assert "has 1 sample whose payloads lie in file:///b, which no rank may open" in words
+    assert "start with --payload-stores file:///b until they are trained on" in words
+    words = refused(tmp_path, payload_stores=("file:///a",))
+    assert "--payload-stores file:///a --payload-stores file:///b until" in words
+    after = Life(tmp_path, payload_stores=("file:///b",))
+    assert after.core.statistics().buffered_referenced_bytes == 32
+    after.end()
+
+
 async def test_what_only_waited_gives_way_to_declared_fields(tmp_path: Path) -> None:
     before = Life(tmp_path)
     await before.push(make_sample("a", schema=FLOATS), make_sample("b", schema=FLOATS))

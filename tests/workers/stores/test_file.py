@@ -40,7 +40,7 @@ def test_parts_of_objects_come_back_in_the_order_asked_for(store: FileStore) -> 
     one, other = store.put("p.1/0", SPANS), store.put("p.1/3", [b"x" * 24])
     asked = [part(one, 16, 16), part(other, 8, 16), part(one, 0, 8), part(one, 8, 0)]
     assert read(store, *asked) == [BYTES[16:], b"x" * 16, BYTES[:8], b""]
-    assert one == StoredObject(store._address, "p.1/0", 32)
+    assert one == StoredObject(store.address, "p.1/0", 32)
 
 
 def test_more_buffers_than_one_write_takes(store: FileStore) -> None:
@@ -64,7 +64,7 @@ def test_what_another_writer_of_safetensors_has_put_is_an_object(
 ) -> None:
     text = b'{"x":{"dtype":"I64","shape":[2],"data_offsets":[0,16]}}'
     (root / "theirs").write_bytes(len(text).to_bytes(8, "little") + text + BYTES[:16])
-    stored = StoredObject(store._address, "theirs", 16)
+    stored = StoredObject(store.address, "theirs", 16)
     assert read(store, part(stored, 8, 8)) == [BYTES[8:16]]
     assert store.list("") == ["theirs"]
 
@@ -83,7 +83,7 @@ def test_the_same_again_changes_nothing(store: FileStore, root: Path) -> None:
 
 
 def test_what_is_gone_is_named(store: FileStore) -> None:
-    gone, there = StoredObject(store._address, "p.1/9", 32), store.put("p.1/0", SPANS)
+    gone, there = StoredObject(store.address, "p.1/9", 32), store.put("p.1/0", SPANS)
     missing, found = store.get([part(gone, 0, 8), part(there, 0, 8)])
     assert isinstance(missing, Missing)
     assert "p.1/9" in missing.why
@@ -108,8 +108,9 @@ def test_what_is_no_file_is_missing(store: FileStore, root: Path) -> None:
     (root / "link").symlink_to("/etc/passwd")
     (root / "elsewhere").symlink_to("/etc")
     for key in ("pipe", "folder", "link", "elsewhere/passwd", "a" * 400):
-        stored = StoredObject(store._address, key, 8)
+        stored = StoredObject(store.address, key, 8)
         assert isinstance(store.get([part(stored, 0, 8)])[0], Missing), key
+    assert store.list("") == []
 
 
 def test_a_link_is_not_written_through(store: FileStore, root: Path, tmp_path: Path) -> None:
@@ -146,14 +147,14 @@ def test_what_a_killed_writer_leaves_is_listed_and_not_read_and_goes(
     store: FileStore, root: Path
 ) -> None:
     process = multiprocessing.get_context("fork").Process(
-        target=_begin_to_write, args=(store._address, 0)
+        target=_begin_to_write, args=(store.address, 0)
     )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert files(root) == ["p.1", "p.1/0" + PART]
     assert store.list("p.") == ["p.1/0"]
-    stored = StoredObject(store._address, "p.1/0", 0)
+    stored = StoredObject(store.address, "p.1/0", 0)
     assert isinstance(store.get([part(stored, 0, 0)])[0], Missing)
     assert store.release(["p.1/0"]) == []
     assert files(root) == []

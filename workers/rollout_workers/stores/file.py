@@ -42,12 +42,12 @@ _NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FileStore(PayloadStore):
-    """Objects below a directory; it has to be there, the same one on every machine."""
+    """Objects below the directory `root`, which has to be the same one on every machine."""
 
     scheme: ClassVar[str] = "file"
 
     def __init__(self, address: str, root: Path) -> None:
-        self._address, self._root = address, root
+        self.address, self.root = address, root
         self._inode = root.stat().st_ino
 
     @classmethod
@@ -87,7 +87,7 @@ class FileStore(PayloadStore):
             finally:
                 os.close(file)
                 os.close(at)
-        return StoredObject(self._address, key, nbytes)
+        return StoredObject(self.address, key, nbytes)
 
     def get(self, references: Sequence[Reference]) -> builtins.list[memoryview | Missing]:
         """Read each; what is read is this process's own."""
@@ -108,19 +108,18 @@ class FileStore(PayloadStore):
         left = [key for key in keys if not self._remove(*place(key))]
         for folder in {place(key)[0] for key in keys} - {None}:
             with suppress(OSError):  # there are others in it, or it is gone
-                (self._root / str(folder)).rmdir()
+                (self.root / str(folder)).rmdir()
         return left
 
     def list(self, prefix: str) -> builtins.list[str]:
         """Those that are being written are there as well."""
         found = set[str | None]()
         with self._told(f"listing {prefix or 'all'}"):
-            for item in os.scandir(self._root):
-                if not item.is_dir(follow_symlinks=False):
+            for item in os.scandir(self.root):
+                if item.is_file(follow_symlinks=False):
                     found.add(key_of(None, item.name))
-                elif may_have(item.name, prefix):
-                    with suppress(FileNotFoundError):  # it was empty, and is gone
-                        found.update(key_of(item.name, one.name) for one in Path(item).iterdir())
+                elif item.is_dir(follow_symlinks=False) and may_have(item.name, prefix):
+                    found.update(_keys_in(item.path, item.name))
         return sorted(key for key in found if key is not None and key.startswith(prefix))
 
     def close(self) -> None:
@@ -150,7 +149,7 @@ class FileStore(PayloadStore):
         if folder is None:
             return
         with suppress(FileExistsError):
-            (self._root / folder).mkdir()
+            (self.root / folder).mkdir()
             with self._folder(None) as root:
                 os.fsync(root)
 
@@ -166,11 +165,11 @@ class FileStore(PayloadStore):
             if error.errno not in _NO_FILE:
                 raise
             self._check_root()
-            return [Missing(f"{self._address} has no {stored.key}")] * len(references)
+            return [Missing(f"{self.address} has no {stored.key}")] * len(references)
         try:
             start = _start(file, stored.nbytes)
             if start is None:
-                why = f"{stored.key} in {self._address} is no object of {stored.nbytes} bytes"
+                why = f"{stored.key} in {self.address} is no object of {stored.nbytes} bytes"
                 return [Missing(why)] * len(references)
             return [_span(file, start, reference) for reference in references]
         finally:
@@ -186,7 +185,7 @@ class FileStore(PayloadStore):
         except OSError as error:
             if error.errno in _NO_FILE:
                 return True
-            log.warning("%s in %s stays: %s", name, self._root, error)
+            log.warning("%s in %s stays: %s", name, self.root, error)
             return False
         return True
 
@@ -202,8 +201,8 @@ class FileStore(PayloadStore):
         """A descriptor of a folder that is no link to elsewhere; the root may be, as it is told."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         if folder is None:
-            return os.open(self._root, flags)
-        return os.open(self._root / folder, flags | os.O_NOFOLLOW)
+            return os.open(self.root, flags)
+        return os.open(self.root / folder, flags | os.O_NOFOLLOW)
 
     def _check_root(self) -> None:
         """Raise StoreFailed where the directory is another than it was: nothing is known then.
@@ -212,18 +211,25 @@ class FileStore(PayloadStore):
         where it is not; of two mounts of the same it is the same.
         """
         try:
-            same = self._root.stat().st_ino == self._inode
+            same = self.root.stat().st_ino == self._inode
         except OSError as error:
-            raise StoreFailed(self._address, error) from error
+            raise StoreFailed(self.address, error) from error
         if not same:
-            raise StoreFailed(self._address, f"{self._root} is not what it was; is it mounted?")
+            raise StoreFailed(self.address, f"{self.root} is not what it was; is it mounted?")
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise StoreFailed(self._address, f"{doing}: {error}") from error
+            raise StoreFailed(self.address, f"{doing}: {error}") from error
+
+
+def _keys_in(path: str, folder: str) -> Iterator[str | None]:
+    with suppress(FileNotFoundError):  # it was empty, and is gone
+        for item in os.scandir(path):
+            if item.is_file(follow_symlinks=False):
+                yield key_of(folder, item.name)
 
 
 def _header(key: str, nbytes: int) -> bytes:

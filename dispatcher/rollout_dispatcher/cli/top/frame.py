@@ -186,7 +186,7 @@ def _levels(at: View, shape: Shape) -> list[Line]:
     ready, *held = at.levels
     lines = [_level(ready, shape, _window(ready))]
     lines += [_level(level, shape, _of_cap(level)) for level in held if level.cap]
-    more = [_amount(level) for level in held if not level.cap]
+    more = [_amount(level) + level.where for level in held if not level.cap]
     if at.open_groups:
         more.append(f"{at.open_groups} groups lack members")
     return [*lines, _labelled("held", ", ".join(more))] if more else lines

@@ -20,7 +20,7 @@ class Away:
 @dataclass(frozen=True, slots=True)
 class Level:
     """How much of a cap is taken. cap: None where there is none that is told. window: of samples,
-    where a full window lies if the cap is beyond.
+    where a full window lies if the cap is beyond. where: said behind an amount without its name.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Level:
     cap: float | None
     unit: str
     window: float | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,12 @@ def _levels(at: Reading) -> tuple[Level, ...]:
     said, config = at.status, at.status["config"]
     unit = "groups" if config["dispatch_batch_groups"] else "samples"
     window, capacity = at.value("window_samples"), at.value("buffer_capacity_samples")
-    return (
+    levels = (
         Level("ready", said["ready"], capacity, unit, window),
         Level("tokens", said["buffered_tokens"], config["buffer_tokens"], "tokens"),
         Level("bytes", said["buffered_bytes"], config["buffer_bytes"], "B"),
     )
+    if not config.get("payload_stores"):  # as with dispatchers of older releases
+        return levels
+    stored, cap = said["buffered_referenced_bytes"], config["referenced_bytes"]
+    return (*levels, Level("stores", stored, cap, "B", where=" in payload stores"))

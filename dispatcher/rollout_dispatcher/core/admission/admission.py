@@ -138,7 +138,7 @@ class Admission:
         if self.held.is_emptied(push):
             return self._recall(push, now)
         if not self.held.is_grouped(push):  # a member may be refused by now
-            full = self.capacity.holds_back_all(self.held.least_bytes(push))
+            full = self.capacity.holds_back_all(self.held.least(push))
             if full is not None:
                 self.capacity.press(full, now)
                 return []

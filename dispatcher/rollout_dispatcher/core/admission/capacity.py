@@ -2,8 +2,8 @@
 
 A sample is held back only
 
-    at the hard cap     if its bytes would exceed what may be in memory, or the journal has no
-                        capacity for it
+    at a hard cap       if its bytes would exceed what may be in memory, or in payload stores, or
+                        the journal has no capacity for it
     at a soft cap       if it is reached by ready samples, a step could be planned of what is
                         ready, and the sample belongs to no open group
 
@@ -12,16 +12,17 @@ that waits for us.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
 from rollout_dispatcher.errors import BufferFull
+from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Sample, SamplesByField
 
 #: Caps that nothing but leaving samples can lift.
-HARD_CAPS = ("bytes", "journal")
+HARD_CAPS = ("bytes", "journal", "referenced-bytes")
 #: A producer that cannot be held, as over HTTP, and has not asked again for so long has gone.
 ASKS_AGAIN_S = 5.0
 
@@ -53,53 +54,56 @@ class Capacity:
 
         amount: of all of them, which nearly always do.
         """
-        if self._admits(amount.samples, amount.nbytes, amount.tokens - samples.tokens[-1]):
+        if self._admits(amount.samples, amount.taken, amount.tokens - samples.tokens[-1]):
             return amount.samples
-        nbytes = list(accumulate(payload.nbytes for payload in samples.payloads))
+        each = [Taken.by((payload,)) for payload in samples.payloads]
+        sums = list(map(Taken, *(accumulate(column) for column in zip(*each, strict=True))))
         tokens = list(accumulate(samples.tokens, initial=0))
         return bisect_left(
             range(amount.samples),
             True,  # what comes in before a sample only ever holds it back
-            key=lambda at: not self._admits(at + 1, nbytes[at], tokens[at]),
+            key=lambda at: not self._admits(at + 1, sums[at], tokens[at]),
         )
 
-    def _admits(self, count: int, nbytes: int, tokens_before: int) -> bool:
+    def _admits(self, count: int, taken: Taken, tokens_before: int) -> bool:
         """Whether the last of so many samples comes in behind the others."""
-        if self._hard_cap(nbytes, count) is not None:
+        if self._hard_cap(*taken, count) is not None:
             return False
         before = count - 1
         return self._buffer.soft_cap(before, tokens_before) is None or self.shortfall() > before
 
     def holds_back(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now, if one does."""
-        full = self._hard_cap(sample.memory_bytes)
+        full = self._hard_cap(*sample.taken)
         if full is None and (full := self._buffer.soft_cap()) is not None:
             passes = self._buffer.is_expected(sample) or self.shortfall() > 0
             full = None if passes else full
         return full
 
-    def holds_back_all(self, least_bytes: int) -> BufferFull | None:
-        """The cap that holds back samples of so many bytes and more, whatever they are."""
-        return self._hard_cap(least_bytes)
+    def holds_back_all(self, least: Iterable[Taken]) -> BufferFull | None:
+        """The cap that holds back samples that take one of these and more, whatever they are."""
+        found = [self._hard_cap(*taken) for taken in least]
+        return found[0] if all(found) else None
 
-    def fits(self, nbytes: int) -> bool:
-        """Whether no hard cap holds back a sample of so many bytes."""
-        return self._hard_cap(nbytes) is None
+    def fits(self, taken: Taken) -> bool:
+        """Whether no hard cap holds back a sample that takes so much."""
+        return self._hard_cap(*taken) is None
 
     def holds_back_after(self, coming: int, sample: Sample) -> BufferFull | None:
         """The cap that holds a sample back whose payload is not here, behind so many others."""
-        full = self._hard_cap(sample.nbytes)
+        referenced = sample.taken[1]
+        full = self._hard_cap(sample.nbytes - referenced, referenced)
         if full is None and self.shortfall() <= coming and not self._buffer.is_expected(sample):
             full = self._buffer.soft_cap(coming)
         return full
 
-    def _hard_cap(self, nbytes: int, samples: int = 1) -> BufferFull | None:
+    def _hard_cap(self, nbytes: int, referenced: int, samples: int = 1) -> BufferFull | None:
         """The hard cap that so many samples and bytes more would exceed, if they would."""
         if self.journal_takes is not None:
             unnoted, held = self._unnoted, self._buffer.held_bytes
             if not self.journal_takes(samples + unnoted.samples, nbytes + unnoted.nbytes):
                 return BufferFull("journal", held, held)
-        return self._buffer.hard_cap(nbytes)
+        return self._buffer.hard_cap(nbytes, referenced)
 
     # -- what comes in ------------------------------------------------------------------------
 
@@ -126,6 +130,11 @@ class Capacity:
     def at_hard_cap(self) -> bool:
         """Whether a sample was held back that only leaving samples can let in."""
         return self.pressed is not None and self.pressed.cap in HARD_CAPS
+
+    @property
+    def refers(self) -> bool:
+        """Whether it is the cap of payload stores."""
+        return self.pressed is not None and self.pressed.cap == "referenced-bytes"
 
     @property
     def is_helped(self) -> bool:

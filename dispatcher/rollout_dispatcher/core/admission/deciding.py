@@ -38,7 +38,7 @@ MEMBER_LOST = frozenset(
 #: and now.
 OnLost = Callable[[str, int | None, str, float], None]
 
-_memory_bytes = attrgetter("memory_bytes")
+_nbytes = attrgetter("nbytes")
 
 
 class Deciding:
@@ -90,7 +90,10 @@ class Deciding:
     def _hold_back(self, push: Push, now: float) -> None:
         """What waits of a plain push, of which the first does not come in."""
         waiting = push.waiting
-        smallest, largest = (find(waiting, key=_memory_bytes) for find in (min, max))
+        if len({type(sample.payload) for sample in waiting}) > 1:  # of two sizes that differ
+            self.decide_each(push, now, in_line=False)
+            return
+        smallest, largest = (find(waiting, key=_nbytes) for find in (min, max))
         if (full := self._capacity.holds_back(smallest)) is None:
             self.decide_each(push, now, in_line=False)  # what is smaller may come in
             return

@@ -11,7 +11,6 @@ them: what is small enough, and members of groups of which something has changed
 """
 
 import sys
-from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +18,10 @@ from itertools import count, takewhile
 
 from rollout_dispatcher.core.admission.line import Line
 from rollout_dispatcher.core.indexes.lowest import Lowest
+from rollout_dispatcher.core.indexes.smallest import Smallest
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.payload import Reference, Taken
 from rollout_dispatcher.sample import Sample
 
 #: How long a payload that was asked for again keeps others from being asked for theirs.
@@ -34,15 +35,18 @@ _UNKNOWN = -sys.maxsize
 
 @dataclass(slots=True)
 class _Held:
-    """serial: tells it from others. nbytes: payload bytes in memory. least: of one sample.
+    """serial: tells it from others. nbytes: payload bytes in memory.
 
+    least, least_referenced: payload bytes of the smallest sample that would take memory, and of
+    that which lies in a payload store; None: there is none.
     groups: whose members it has, and how many, which others decide on. asked: its payload comes.
     """
 
     serial: int
     groups: Counter[str]
     nbytes: int = 0
-    least: int = 0
+    least: int | None = None
+    least_referenced: int | None = None
     emptied: bool = False
     asked: bool = False
 
@@ -60,7 +64,8 @@ class HeldPushes:
         self._emptied: dict[tuple[str, int], Push] = {}
         self._asked: dict[Push, float] = {}  # since when, in that order
         self._serials = count()
-        self._by_least: list[tuple[int, int, Push]] = []
+        self._by_least: Smallest[Push] = Smallest()
+        self._by_least_referenced: Smallest[Push] = Smallest()
         self._unsettled: dict[Push, None] = {}  # of whose groups something has changed
         self._unexcused: dict[Push, None] = {}
         self._excused: Lowest[int] = Lowest()  # the oldest version that waits, by serial
@@ -105,14 +110,14 @@ class HeldPushes:
         """It was looked at, as everything is now."""
         self._unsettled.pop(push, None)
 
-    def worth_trying(self, fits: Callable[[int], bool]) -> list[Push]:
+    def worth_trying(self, fits: Callable[[Taken], bool]) -> list[Push]:
         """Whose fate may have changed since it was last tried, as they stand in line.
 
         fits: whether so many bytes do; if not, no more do either.
         """
-        fitting = bisect_left(self._by_least, True, key=lambda entry: not fits(entry[0]))
-        found = {push: None for _, _, push in self._by_least[:fitting]} | self._unsettled
-        return self._line.in_order(found)
+        found = dict.fromkeys(self._by_least.fitting(lambda nbytes: fits(Taken(nbytes))))
+        refers = self._by_least_referenced.fitting(lambda nbytes: fits(Taken(0, nbytes)))
+        return self._line.in_order(found | dict.fromkeys(refers) | self._unsettled)
 
     def members(self, group_id: str) -> int:
         """How many samples of this group wait."""
@@ -126,7 +131,6 @@ class HeldPushes:
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
         held = self._held[push] = _Held(next(self._serials), self._groups(push))
-        insort(self._by_least, (held.least, held.serial, push))
         self._line.add(push, push.producer, len(push.samples))
         self._unexcused[push] = None
         self._of_producer[push.producer][push] = None
@@ -154,7 +158,7 @@ class HeldPushes:
         self._unmark(push)
         self.departures += 1
         held = self._held.pop(push)
-        del self._by_least[bisect_left(self._by_least, (held.least, held.serial))]
+        self._set_least(push, held, None, None)
         self._unsettled.pop(push, None)
         self.nbytes -= held.nbytes
         self._unexcused.pop(push, None)
@@ -171,9 +175,11 @@ class HeldPushes:
         held, waiting = self._held[push], push.waiting
         if push.excused:
             self._excused.set(held.serial, _oldest(waiting))
-        sizes = [sample.memory_bytes for sample in waiting]
+        refer = [sample.nbytes for sample in waiting if isinstance(sample.payload, Reference)]
+        here = [sample for sample in waiting if not isinstance(sample.payload, Reference)]
+        sizes = [sample.memory_bytes for sample in here]
         before, held.nbytes = held.nbytes, sum(sizes)
-        self._set_least(push, held, min(sizes, default=0))
+        self._set_least(push, held, min(sizes, default=None), min(refer, default=None))
         self.nbytes += held.nbytes - before
         if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
             push.samples = tuple(map(Sample.with_producer, push.samples))
@@ -182,11 +188,13 @@ class HeldPushes:
             self.nbytes -= held.nbytes
             held.nbytes = 0
 
-    def _set_least(self, push: Push, held: _Held, nbytes: int) -> None:
-        if held.least != nbytes:
-            del self._by_least[bisect_left(self._by_least, (held.least, held.serial))]
-            held.least = nbytes
-            insort(self._by_least, (held.least, held.serial, push))
+    def _set_least(
+        self, push: Push, held: _Held, nbytes: int | None, referenced: int | None
+    ) -> None:
+        self._by_least.move(push, held.serial, held.least, nbytes)
+        before, held.least_referenced = held.least_referenced, referenced
+        self._by_least_referenced.move(push, held.serial, before, referenced)
+        held.least = nbytes
 
     # -- when a phase, or the stream, ends ----------------------------------------------------
 
@@ -204,9 +212,14 @@ class HeldPushes:
 
     # -- what it is -----------------------------------------------------------------------------
 
-    def least_bytes(self, push: Push) -> int:
-        """What the smallest of its samples that wait takes of memory."""
-        return self._held[push].least
+    def least(self, push: Push) -> list[Taken]:
+        """What the smallest of its samples that wait take: of memory, of a payload store."""
+        held, found = self._held[push], []
+        if held.least is not None:
+            found.append(Taken(held.least))
+        if held.least_referenced is not None:
+            found.append(Taken(referenced=held.least_referenced))
+        return found
 
     def is_grouped(self, push: Push) -> bool:
         """Whether some of its samples are members of groups, whatever becomes of these."""

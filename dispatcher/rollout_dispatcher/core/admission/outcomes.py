@@ -13,6 +13,7 @@ from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Outcome, Sample, SamplesByField
 
 
@@ -46,7 +47,7 @@ class Outcomes:
         entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
         self._remember(push, entries, push.numbers[these])
         push.outcomes[these] = [Outcome.ACCEPTED] * len(entries)
-        self._totals.accepted(samples.tokens, amount.nbytes)
+        self._totals.accepted(samples.tokens, samples.payloads, amount.taken)
         return entries
 
     def accept(self, push: Push, index: int, sample: Sample, now: float) -> Entry:
@@ -58,8 +59,9 @@ class Outcomes:
 
     def count(self, accepted: Sequence[Sample]) -> None:
         """These have come in one by one."""
-        nbytes = sum(sample.memory_bytes for sample in accepted)
-        self._totals.accepted([sample.tokens for sample in accepted], nbytes)
+        payloads = [sample.payload for sample in accepted]
+        tokens = [sample.tokens for sample in accepted]
+        self._totals.accepted(tokens, payloads, Taken.by(payloads))
 
     def settle(self, push: Push, index: int, outcome: Outcome) -> None:
         """One sample of a push does not come in."""

@@ -1,9 +1,10 @@
 """The sample buffer: what is accepted and not yet planned.
 
 Invariants: a sample is here from its acceptance until it is taken or dropped; only samples without
-a group and samples of complete groups are *ready*; payload bytes in memory never exceed the hard
-cap. Samples are counted in *units*: as they are, or by groups where a batch is counted so. Those of
-different schemas are held apart (`lots`), and a plan may choose from the lot that leads.
+a group and samples of complete groups are *ready*; payload bytes, in memory and in payload stores,
+never exceed the hard caps. Samples are counted in *units*: as they are, or by groups where a batch
+is counted so. Those of different schemas are held apart (`lots`), and a plan may choose from the
+lot that leads.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.buffer.lots import Lot, Lots
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
 from rollout_dispatcher.errors import BufferFull, SampleRefused
-from rollout_dispatcher.payload import Reference, are_in_memory
+from rollout_dispatcher.payload import InMemory, Payload, Reference, are_in_memory
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField
 
 
@@ -66,6 +67,11 @@ class SampleBuffer:
     def held_bytes(self) -> int:
         """Payload bytes in memory."""
         return self._held.nbytes
+
+    @property
+    def referenced_bytes(self) -> int:
+        """Payload bytes in payload stores."""
+        return self._held.referenced
 
     @property
     def num_ready(self) -> int:
@@ -130,7 +136,7 @@ class SampleBuffer:
         if not self.lots.takes(sample.schema):
             raise self.lots.refusal(sample)
         if isinstance(sample.payload, Reference):
-            self._check_store(sample.sample_id, sample.payload.stored.store)
+            self._check_reference(sample.sample_id, sample.payload)
         if sample.memory_bytes > self.limits.nbytes:
             raise SampleRefused(
                 "larger-than-buffer",
@@ -138,9 +144,15 @@ class SampleBuffer:
                 f"buffer of {self.limits.nbytes}; raise --buffer-bytes",
             )
 
-    def _check_store(self, sample_id: str, store: str) -> None:
-        """Raise SampleRefused unless references into this store are taken."""
-        if store not in self.limits.stores:
+    def _check_reference(self, sample_id: str, reference: Reference) -> None:
+        """Raise SampleRefused for one into a store that is not allowed, or that never fits."""
+        if reference.nbytes > self.limits.referenced_bytes:
+            raise SampleRefused(
+                "larger-than-buffer",
+                f"sample {sample_id} has {reference.nbytes} bytes in a payload store, where all "
+                f"may have {self.limits.referenced_bytes}; raise --referenced-bytes",
+            )
+        if (store := reference.stored.store) not in self.limits.stores:
             known = ", ".join(sorted(self.limits.stores)) or "none"
             raise SampleRefused(
                 "unknown-store",
@@ -237,10 +249,13 @@ class SampleBuffer:
             return 0
         return max(0, limits.samples - self._all_ready_units)
 
-    def hard_cap(self, nbytes: int) -> BufferFull | None:
-        """The hard cap, if so many bytes more would exceed it."""
-        if self._held.nbytes + nbytes > self.limits.nbytes:
-            return BufferFull("bytes", self._held.nbytes, self.limits.nbytes)
+    def hard_cap(self, nbytes: int, referenced: int = 0) -> BufferFull | None:
+        """The hard cap that so many bytes more, here and in stores, would exceed, if any."""
+        held, limits = self._held, self.limits
+        if held.nbytes + nbytes > limits.nbytes:
+            return BufferFull("bytes", held.nbytes, limits.nbytes)
+        if referenced and held.referenced + referenced > limits.referenced_bytes:
+            return BufferFull("referenced-bytes", held.referenced, limits.referenced_bytes)
         return None
 
     def are_plain(self, samples: SamplesByField) -> bool:
@@ -253,8 +268,19 @@ class SampleBuffer:
             and min(samples.tokens) >= 1
             and max(samples.tokens) <= self.limits.max_sample_tokens
             and all(map(le, samples.loss_tokens, samples.tokens))
-            and are_in_memory(samples.payloads)
-            and max(map(len, samples.payloads)) <= self.limits.nbytes
+            and self._fit_alone(samples.payloads)
+        )
+
+    def _fit_alone(self, payloads: Sequence[Payload]) -> bool:
+        """Whether each of these may be here, if nothing else is."""
+        limits = self.limits
+        if are_in_memory(payloads):
+            return max(map(len, payloads)) <= limits.nbytes
+        return all(
+            payload.nbytes <= limits.referenced_bytes and payload.stored.store in limits.stores
+            if isinstance(payload, Reference)
+            else isinstance(payload, InMemory) and payload.nbytes <= limits.nbytes
+            for payload in payloads
         )
 
     # -- they come in -----------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from rollout_dispatcher.payload import memory_bytes
+from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Sample, SamplesByField
 
 
@@ -38,38 +38,48 @@ def in_journal(entry: Entry) -> Entry:
 
 @dataclass(slots=True)
 class Amount:
-    """Samples, their tokens, and the bytes of their payloads in memory."""
+    """Samples, their tokens, and the bytes of their payloads: in memory, and in payload stores."""
 
     samples: int = 0
     tokens: int = 0
     nbytes: int = 0
+    referenced: int = 0
 
     @classmethod
     def of(cls, samples: SamplesByField) -> Self:
         """What these samples take up together."""
-        return cls(len(samples.tokens), sum(samples.tokens), memory_bytes(samples.payloads))
+        return cls(len(samples.tokens), sum(samples.tokens), *Taken.by(samples.payloads))
 
     @classmethod
     def of_entries(cls, entries: Iterable[Entry]) -> Self:
         """What these entries take up together."""
         samples = [entry.sample for entry in entries]
-        nbytes = memory_bytes([sample.payload for sample in samples])
-        return cls(len(samples), sum([sample.tokens for sample in samples]), nbytes)
+        taken = Taken.by([sample.payload for sample in samples])
+        return cls(len(samples), sum([sample.tokens for sample in samples]), *taken)
+
+    @property
+    def taken(self) -> Taken:
+        """The bytes."""
+        return Taken(self.nbytes, self.referenced)
 
     def add(self, sample: Sample) -> None:
         """Add a sample."""
         self.samples += 1
         self.tokens += sample.tokens
-        self.nbytes += sample.memory_bytes
+        nbytes, referenced = sample.taken
+        self.nbytes += nbytes
+        self.referenced += referenced
 
     def __iadd__(self, other: Self) -> Self:
         self.samples += other.samples
         self.tokens += other.tokens
         self.nbytes += other.nbytes
+        self.referenced += other.referenced
         return self
 
     def __isub__(self, other: Self) -> Self:
         self.samples -= other.samples
         self.tokens -= other.tokens
         self.nbytes -= other.nbytes
+        self.referenced -= other.referenced
         return self

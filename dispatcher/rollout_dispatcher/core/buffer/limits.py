@@ -1,8 +1,8 @@
 """The caps of the sample buffer.
 
 Two are *soft*: they count ready samples only, so that beginnings of groups stop nobody, and they
-hold producers back only while a step could be planned of what is ready. One is *hard*: payload
-bytes in memory, whatever they belong to.
+hold producers back only while a step could be planned of what is ready. Two are *hard*: payload
+bytes in memory, and in payload stores, whatever they belong to.
 """
 
 from collections.abc import Iterable
@@ -44,8 +44,8 @@ class BufferLimits:
 
     group: samples of the largest group, None: any. tokens=None: not capped. nbytes: hard.
     max_sample_tokens: of one sample. held_bytes: payloads of pushes that are held back.
-    stores: addresses of those that references may be into. micro_batch: for groups that have to
-    stay in one.
+    stores: addresses of those that references may be into; referenced_bytes: there, hard.
+    micro_batch: for groups that have to stay in one.
     """
 
     samples: int
@@ -55,6 +55,7 @@ class BufferLimits:
     max_sample_tokens: int
     held_bytes: int = 1 << 30
     stores: frozenset[str] = frozenset()
+    referenced_bytes: int = 1 << 40
     micro_batch: MicroBatchLimits = NO_LIMITS
 
     def too_large(self, size: int) -> str:

@@ -68,6 +68,11 @@ class OpenGroup:
         return SIZE_AT_CLOSE if self.size is None else max(1, self.size - self.lost)
 
     @property
+    def referenced_bytes(self) -> int:
+        """Payload bytes in payload stores."""
+        return sum(entry.sample.taken[1] for entry in self.entries)
+
+    @property
     def tickets(self) -> tuple[int, ...]:
         """Of the members that have come."""
         return tuple(entry.ticket for entry in self.entries)
@@ -194,9 +199,16 @@ class OpenGroups:
             found += self._untracked
         return sorted(found, key=_serial)
 
-    def youngest(self) -> OpenGroup:
-        """The group with members that was opened last; there has to be one."""
-        return next(group for group in reversed(self._groups.values()) if group.entries)
+    def youngest(self, *, refers: bool) -> OpenGroup:
+        """The group with members that was opened last; there has to be one.
+
+        refers: one of which a member lies in a payload store, if there is any.
+        """
+        youngest_first = (group for group in reversed(self._groups.values()) if group.entries)
+        first = next(youngest_first)
+        if not refers or first.referenced_bytes:
+            return first
+        return next((group for group in youngest_first if group.referenced_bytes), first)
 
     def in_memory(self) -> list[Entry]:
         """Members whose payloads are in memory, group by group."""

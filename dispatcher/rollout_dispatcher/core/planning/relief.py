@@ -84,16 +84,18 @@ class Relief:
         return effects
 
     def give_up_youngest(self, now: float) -> list[Effect]:
-        """Beginnings of groups fill the memory: the youngest is given up, and its producers told.
+        """Beginnings of groups fill a hard cap: the youngest is given up, and its producers told.
 
         There is one with samples, or nobody would be held back.
         """
         cap = self._capacity.pressed
         # What a journal can take then shows after a while, but not after all of the wait again.
         self._capacity.last_moved = now - self._max_wait * (1 - RELIEF_SHOWS_AFTER)
-        youngest = self._buffer.groups.youngest()
+        refers, groups = self._capacity.refers, self._buffer.groups
+        youngest = groups.youngest(refers=refers)
         given_up = len(youngest.entries)
-        why = "there was no room for all open groups; raise --buffer-bytes or use a journal"
+        remedy = "--referenced-bytes" if refers else "--buffer-bytes or use a journal"
+        why = f"there was no room for all open groups; raise {remedy}"
         self._dropping.forbid(youngest, why, DropReason.NO_ROOM, now)
         effects = self._admission.retry(now)
         assert cap is not None

@@ -34,6 +34,8 @@ class Message(Part):
     """Base of all messages; a class that has a `type_code` can be sent."""
 
     type_code: ClassVar[int]
+    #: Keys of a capability, which a peer without it would refuse: left out while they say nothing.
+    optional: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -142,6 +142,7 @@ class Welcome(Message):
         `references`: a client opens no others.
     """
 
+    optional = ("payload_stores",)
     version: Extent = OURS.versions[1]
     capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float

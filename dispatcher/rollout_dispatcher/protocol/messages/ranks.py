@@ -80,6 +80,7 @@ class StepHeader(HasFields):
     """
 
     type_code = 13
+    optional = ("attempt", "num_referenced")
     step: Count
     digest: Name
     num_micro_batches: Extent
@@ -105,6 +106,7 @@ class MicroBatch(HasSamples):
     """
 
     type_code = 14
+    optional = ("attempt",)
     each = (*HasSamples.each, "group_numbers")
     step: Count
     index: Count
@@ -126,6 +128,7 @@ class Prepared(Message):
     """
 
     type_code = 15
+    optional = ("attempt",)
     step: Count
     digest: Name
     attempt: Count = 0

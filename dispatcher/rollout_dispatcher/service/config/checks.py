@@ -122,8 +122,8 @@ def _stores(config: "ServeConfig") -> Iterator[str]:
     stores = config.payload_stores
     if stores and config.journal_dir is None:
         yield (
-            "--payload-stores keep what the dispatcher alone knows of, and the journal remembers "
-            "it across a crash; set --journal-dir, or leave --payload-stores out"
+            "what lies in --payload-stores outlives a dispatcher that crashes, and only a journal "
+            "knows then what is still needed; set --journal-dir, or leave --payload-stores out"
         )
     if twice := next((address for address in stores if stores.count(address) > 1), None):
         yield f"--payload-stores names {twice} twice; name it once"

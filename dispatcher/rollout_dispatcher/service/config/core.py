@@ -28,6 +28,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
             max_sample_tokens=longest,
             held_bytes=config.held_memory,
             stores=frozenset(config.payload_stores),
+            referenced_bytes=config.referenced_capacity,
             micro_batch=_micro_batch(config),
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),

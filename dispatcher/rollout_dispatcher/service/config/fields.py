@@ -98,16 +98,6 @@ def format_field(field: Field) -> str:
     return f"{field.name}:{field.dtype}{shape}{'' if is_plain else where}"
 
 
-def split_fields(value: object) -> object:
-    """Each text may hold several fields, with commas between them."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list | tuple):
-        return value
-    parts = (part.split(",") if isinstance(part, str) else [part] for part in value)
-    return tuple(part for several in parts for part in several)
-
-
 def schema_of(fields: Iterable[str]) -> Schema | None:
     """What every sample has, in the order in which producers send it; None if nothing was said.
 

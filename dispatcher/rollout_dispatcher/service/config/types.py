@@ -53,8 +53,9 @@ class LogFormat(StrEnum):
     TEXT = "text"
 
 
-#: What the address of a payload store begins with: its scheme.
-_STORE = re.compile(r"[a-z][a-z0-9+.-]*:.", re.ASCII)
+#: What the address of a payload store begins with: its scheme. What follows is known to workers
+#: alone, but that of files is mistyped so easily (`file://mnt`) that it is looked at here.
+_STORE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*:.|file:(//(localhost)?)?/[^/]", re.ASCII)
 
 
 def _read_endpoint(value: object) -> object:
@@ -64,13 +65,23 @@ def _read_endpoint(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
+def split_commas(value: object) -> object:
+    """Each text may hold several values, with commas between them."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        return value
+    parts = (part.split(",") if isinstance(part, str) else [part] for part in value)
+    return tuple(part for several in parts for part in several)
+
+
 def _read_store(value: str) -> str:
-    if _STORE.match(value) is None:
+    if _STORE.match(value.strip()) is None:
         raise ValueError(
-            f"write the address of a payload store with its scheme, as in file:///mnt/rollouts, "
-            f"not {value!r}"
+            "write the address of a payload store with its scheme, and a directory by its whole "
+            f"path, as in file:///mnt/rollouts, not {value!r}"
         )
-    return value
+    return value.strip()
 
 
 def _read_sync(value: str) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from rollout_dispatcher.core.steps.group_totals import GroupTotals
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.payload import count_references
 from rollout_dispatcher.protocol.assemble import step_header
 from rollout_dispatcher.protocol.versions import GROUP_TOTALS, Terms
 
@@ -16,15 +15,13 @@ from rollout_dispatcher.protocol.versions import GROUP_TOTALS, Terms
 class Announcement:
     """Of one plan. header: its frame. groups: None where there are none, or they are not told.
 
-    ragged: the names of the fields that only ranks with that capability can read. num_referenced:
-    samples that lie in payload stores, and only ranks with that capability can fetch.
+    ragged: the names of the fields that only ranks with that capability can read.
     """
 
     digest: str
     header: bytes
     groups: GroupTotals | None
     ragged: tuple[str, ...]
-    num_referenced: int
 
 
 class Announcements:
@@ -55,5 +52,4 @@ def _announcement(step: OpenStep, *, grouped: bool) -> Announcement:
         step.number, step.digest, len(step.micro_batches[0]), samples,
         group_loss_tokens=None if groups is None else groups.loss_tokens, attempt=step.attempt,
     )  # fmt: skip
-    num_referenced = count_references(sample.payload for sample in samples)
-    return Announcement(step.digest, header, groups, samples[0].schema.ragged, num_referenced)
+    return Announcement(step.digest, header, groups, samples[0].schema.ragged)

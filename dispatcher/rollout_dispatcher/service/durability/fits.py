@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import Remembered
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.plan import Grouping, Oversize, round_up
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -24,6 +25,7 @@ def fit(config: ServeConfig, memory: Remembered) -> None:
     """
     _check_lengths(config, memory)
     _check_fields(config, memory)
+    _check_stores(config, memory)
     if config.groups is Grouping.IGNORE:
         for entry in (*memory.entries, *_in_steps(memory)):
             entry.group = -1
@@ -71,6 +73,20 @@ def _check_fields(config: ServeConfig, memory: Remembered) -> None:
             f"{_held(config, len(others))} with other fields than --fields says, such as "
             f"{others[0].sample_id} ({declared.difference(others[0].schema)}): start without "
             "--fields until they are trained on"
+        )
+
+
+def _check_stores(config: ServeConfig, memory: Remembered) -> None:
+    """DP ranks open no other payload stores than those that they are told of."""
+    payloads = [entry.sample.payload for entry in (*memory.entries, *_in_steps(memory))]
+    stores = [payload.stored.store for payload in payloads if isinstance(payload, Reference)]
+    if lacking := sorted({*stores} - {*config.payload_stores}):
+        count = sum(map(stores.count, lacking))
+        raise ConfigError(
+            f"{_held(config, count)} whose payloads lie in {', '.join(lacking)}, which no rank may "
+            "open: start with --payload-stores "
+            f"{' --payload-stores '.join([*config.payload_stores, *lacking])} until they are "
+            "trained on"
         )
 
 

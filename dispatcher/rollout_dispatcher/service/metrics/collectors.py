@@ -99,7 +99,13 @@ class CoreCollector:
         yield labelled("steps_planned", "Steps, by trigger.", "trigger", at.steps_planned)
         for name, text, value in (
             ("received_tokens", "Tokens of accepted samples.", at.received_tokens),
-            ("received_bytes", "Payload bytes of accepted samples.", at.received_bytes),
+            ("received_bytes", "Payload bytes that came with accepted samples.", at.received_bytes),
+            (
+                "samples_referenced",
+                "Accepted samples whose payloads lie in payload stores.",
+                at.samples_referenced,
+            ),
+            ("referenced_bytes", "Bytes of these payloads.", at.referenced_bytes),
             ("small_steps", "Steps of fewer samples than a batch.", at.small_steps),
             ("steps_committed", "Steps that every rank applied.", at.steps_committed),
             ("samples_committed", "Samples of committed steps.", at.samples_committed),
@@ -122,6 +128,11 @@ class CoreCollector:
             ("buffer_samples", "Samples held.", at.buffered),
             ("buffer_tokens", "Tokens held.", at.buffered_tokens),
             ("buffer_bytes", "Payload bytes held in memory.", at.buffered_bytes),
+            (
+                "buffer_referenced_bytes",
+                "Payload bytes of held samples that lie in payload stores.",
+                at.buffered_referenced_bytes,
+            ),
             (
                 "buffer_capacity_samples",
                 "Ready samples (or groups) at which producers wait.",
@@ -151,7 +162,11 @@ class CoreCollector:
                 at.steps_retained,
             ),
             ("samples_retained", "Samples of retained steps.", at.samples_retained),
-            ("retained_bytes", "Payload bytes of retained steps, on disk.", at.retained_bytes),
+            (
+                "retained_bytes",
+                "Payload bytes of retained steps, on disk and in payload stores.",
+                at.retained_bytes,
+            ),
             ("generation", "Process groups that have joined so far.", at.generation),
             ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
-from rollout_dispatcher.service.config.fields import DeclaredField, split_fields
+from rollout_dispatcher.service.config.fields import DeclaredField
 from rollout_dispatcher.service.config.themes.shared import Options, SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.types import (
     IncompleteGroups,
@@ -15,6 +15,7 @@ from rollout_dispatcher.service.config.types import (
     NotNegative,
     Positive,
     Ratio,
+    split_commas,
 )
 from rollout_dispatcher.service.config.units import Duration, Size
 
@@ -63,7 +64,7 @@ class WindowOptions(Options):
 class SampleOptions(Options):
     """Samples."""
 
-    fields: Annotated[tuple[DeclaredField, ...], BeforeValidator(split_fields)] = ()
+    fields: Annotated[tuple[DeclaredField, ...], BeforeValidator(split_commas)] = ()
     """what every sample has, as name:dtype, name:dtype:per-sample, name:dtype:ragged or name:str,
     repeatable or with commas; others are refused; unset: what the samples of the first step have"""
     allow_non_finite: bool = False

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.service.config.themes.shared import Options
@@ -13,6 +13,7 @@ from rollout_dispatcher.service.config.types import (
     JournalSync,
     Retain,
     StoreAddress,
+    split_commas,
 )
 from rollout_dispatcher.service.config.units import Size, SizeOrNothing
 
@@ -61,10 +62,13 @@ class JournalOptions(Options):
 class StoreOptions(Options):
     """Payloads by reference."""
 
-    payload_stores: Annotated[tuple[StoreAddress, ...], Field(max_length=16)] = ()
-    """payload stores that references may be into, file:///mnt/rollouts, say, repeatable; rollout
-    workers and DP ranks open no others, and the first is where producers put what is large; needs
-    --journal-dir; unset: every payload comes through the dispatcher"""
+    payload_stores: Annotated[
+        tuple[StoreAddress, ...], BeforeValidator(split_commas), Field(max_length=16)
+    ] = ()
+    """payload stores that references may be into, file:///mnt/rollouts, say, repeatable or with
+    commas; rollout workers and DP ranks open no others, and the first that a producer can open is
+    where it puts what is large; needs --journal-dir; unset: every payload comes through the
+    dispatcher"""
     inline_limit: SizeOrNothing = 2**20
     """producers put payloads of so many bytes and more into the payload store, each for itself, and
     push smaller ones; 0B: all of them"""

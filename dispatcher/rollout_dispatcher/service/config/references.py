@@ -1,0 +1,24 @@
+"""Whether a client can do what payloads by reference ask of it."""
+
+from rollout_dispatcher.errors import ProtocolError, RankRefused
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import REFERENCES, Terms
+from rollout_dispatcher.service.config.options import ServeConfig
+
+
+def check_rank(config: ServeConfig, terms: Terms) -> None:
+    """Raise RankRefused for a DP rank that would be given what it cannot fetch."""
+    if config.payload_stores and REFERENCES not in terms.capabilities:
+        raise RankRefused(
+            "samples may lie in payload stores, from which this rank's release cannot fetch them; "
+            "install a newer release of rollout-dispatcher where it runs, or start the dispatcher "
+            "without --payload-stores"
+        )
+
+
+def check_push(terms: Terms, push: m.Push) -> None:
+    """Raise ProtocolError for references of a producer that would not hear what becomes of them."""
+    if push.objects is not None and REFERENCES not in terms.capabilities:
+        raise ProtocolError(
+            f"samples that lie in payload stores need the capability {REFERENCES!r} in the hello"
+        )
