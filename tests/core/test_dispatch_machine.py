@@ -22,27 +22,33 @@ from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
     Deliver,
+    Effect,
+    FailRanks,
     PlanWanted,
     PushAnswered,
     Release,
     ReplanWanted,
     Rewound,
+    SamplesDropped,
     StepCommitted,
     StepPlanned,
+    WithdrawStep,
 )
 from rollout_dispatcher.core.facts import DropReason, Remembered
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
-from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
+from rollout_dispatcher.payload import InJournal
 from rollout_dispatcher.plan import Grouping, PlanConfig
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.memory import Memory
 from tests.support.samples import make_sample
 
 DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3
+STORE = "file:///store"
 MAX_DP_SIZE = 4
 GROUP_TIMEOUT, PRODUCER_TIMEOUT = 20.0, 30.0
 
@@ -64,7 +70,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.core = Dispatch(
             DispatchConfig(
                 dp_size=DP_SIZE,
-                limits=BufferLimits(capacity, BATCH, None, 1 << 20, 64),
+                limits=BufferLimits(capacity, BATCH, None, 1 << 20, 64, stores=frozenset({STORE})),
                 trigger=TriggerConfig(BATCH, window, max_wait=1.0),
                 group_timeout=GROUP_TIMEOUT,
                 producer_timeout=PRODUCER_TIMEOUT,
@@ -94,9 +100,13 @@ class DispatchMachine(RuleBasedStateMachine):
         self.resume: CheckpointPosition | None = None
         self.size = DP_SIZE
         self.wanted: PlanWanted | ReplanWanted | None = None
-        self.digests: dict[int, str] = {}
-        self.content: dict[int, list[str]] = {}
-        self.holds: dict[int, set[int]] = {}
+        #: By step and attempt.
+        self.digests: dict[tuple[int, int], str] = {}
+        self.content: dict[tuple[int, int], list[str]] = {}
+        self.stored: set[str] = set()
+        #: By rank: the attempt at each step that it holds.
+        self.holds: dict[int, dict[int, int]] = {}
+        self.unresolved: set[str] = set()
         self.released: dict[int, set[int]] = {}
         self.clients: dict[int, str] = {}
         self.births = 0
@@ -122,32 +132,53 @@ class DispatchMachine(RuleBasedStateMachine):
                 case PlanWanted() | ReplanWanted():
                     assert self.wanted is None, "two plans at a time"
                     self.wanted = effect
-                case Deliver():
-                    step = self.core._ledger.steps[effect.step]
-                    known = self.digests.setdefault(step.number, step.digest)
-                    assert known == step.digest, "a redelivered step is not the same"
-                    names = sorted(sample.sample_id for sample in step.samples())
-                    same = self.content.setdefault(step.number, names) == names
-                    assert same, "a step that is planned again has other samples"
-                    assert step.dp_size == self.size, "a step for other ranks is delivered"
-                    self.holds.setdefault(effect.dp_rank, set()).add(effect.step)
+                case SamplesDropped():
+                    gone = effect.dropped.get(DropReason.UNRESOLVED, ())
+                    self.unresolved |= {entry.sample.sample_id for entry in gone}
                 case Rewound():
                     self.rewound(effect)
-                case Release():
-                    assert all(rank.begun for rank in self.core._ledger.ranks.values())
-                    assert all(
-                        effect.step in self.holds.get(rank, set())
-                        or self.core._ledger.ranks[rank].committed >= effect.step
-                        for rank in range(self.size)
-                    ), "released too early"
-                    for rank in effect.dp_ranks:
-                        self.released.setdefault(rank, set()).add(effect.step)
                 case StepPlanned():
                     assert all(wait >= 0 for wait in effect.waits), "a negative wait"
                 case StepCommitted():
                     assert effect.seconds >= 0, "committed before it was planned"
                 case _:
-                    pass
+                    self.tell_ranks(effect)
+
+    def tell_ranks(self, effect: Effect) -> None:
+        match effect:
+            case Deliver():
+                self.delivered(effect)
+            case WithdrawStep():
+                for rank in effect.dp_ranks:
+                    self.holds.get(rank, {}).pop(effect.step, None)
+                    assert effect.step not in self.released.get(rank, set())
+            case Release():
+                assert all(rank.begun for rank in self.core._ledger.ranks.values())
+                attempt = self.core._ledger.steps[effect.step].attempt
+                assert all(
+                    self.holds.get(rank, {}).get(effect.step) == attempt
+                    or self.core._ledger.ranks[rank].committed >= effect.step
+                    for rank in range(self.size)
+                ), "released too early"
+                for rank in effect.dp_ranks:
+                    self.released.setdefault(rank, set()).add(effect.step)
+
+    def delivered(self, effect: Deliver) -> None:
+        step, held = self.core._ledger.steps[effect.step], self.holds.setdefault(effect.dp_rank, {})
+        plan = step.number, step.attempt
+        assert step.attempt == effect.attempt
+        assert self.digests.setdefault(plan, step.digest) == step.digest, (
+            "a redelivered step is not the same"
+        )
+        names = sorted(sample.sample_id for sample in step.samples())
+        assert self.content.setdefault(plan, names) == names, (
+            "a step that is planned again for other ranks has other samples"
+        )
+        assert step.dp_size == self.size, "a step for other ranks is delivered"
+        before = held.get(step.number, -1)
+        assert before <= step.attempt
+        assert before == step.attempt or step.number not in self.released.get(effect.dp_rank, ())
+        held[step.number] = step.attempt
 
     # -- the dispatcher itself --------------------------------------------------------------
 
@@ -171,7 +202,8 @@ class DispatchMachine(RuleBasedStateMachine):
                 client, rank, self.size, self.core._ledger.generation.number,
                 taken=known.taken if begun else -1,
                 committed=(known.taken if unheard else known.committed) if begun else -1,
-                received=dict.fromkeys(self.holds.get(rank, set()), 1),
+                received=dict.fromkeys(self.holds.get(rank, {}), 1),
+                attempts=dict(self.holds.get(rank, {})),
                 resume=self.resume if begun else None,
             )  # fmt: skip
             uncommitted = self.core._ledger.steps.uncommitted()
@@ -233,7 +265,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.core._ledger.steps.committed >= position.step
 
     def load(self, rank: int, position: CheckpointPosition) -> None:
-        self.holds[rank] = set()
+        self.holds[rank] = {}
         generation = self.core._ledger.generation.number
         hello = RankHello(self.clients[rank], rank, self.size, generation, resume=position)
         before = self.core._ledger.steps.uncommitted()
@@ -259,11 +291,14 @@ class DispatchMachine(RuleBasedStateMachine):
         producer=st.sampled_from("pq"),
         lengths=st.lists(st.integers(1, 64), min_size=1, max_size=3),
         version=st.one_of(st.none(), st.integers(0, 6)),
+        store=st.sampled_from(["", STORE]),
     )
-    def push(self, producer: str, lengths: list[int], version: int | None) -> None:
+    def push(
+        self, producer: str, lengths: list[int], version: int | None, store: str = STORE
+    ) -> None:
         first = self.next_seq[producer]
         samples = tuple(
-            make_sample(f"{producer}/{first + at}", tokens, policy_version=version)
+            make_sample(f"{producer}/{first + at}", tokens, policy_version=version, store=store)
             for at, tokens in enumerate(lengths)
         )
         self.send(producer, samples)
@@ -272,7 +307,12 @@ class DispatchMachine(RuleBasedStateMachine):
     def push_group(self, producer: str, size: int, missing: int) -> None:
         first = self.next_seq[producer]
         samples = tuple(
-            make_sample(f"{producer}/{first + at}", group_id=f"g{producer}{first}", group_size=size)
+            make_sample(
+                f"{producer}/{first + at}",
+                group_id=f"g{producer}{first}",
+                group_size=size,
+                store=STORE if at else "",
+            )
             for at in range(size - missing)
         )
         self.send(producer, samples)
@@ -281,6 +321,7 @@ class DispatchMachine(RuleBasedStateMachine):
         first = self.next_seq[producer]
         self.next_seq[producer] += len(samples)
         self.pushes[producer, first] = samples
+        self.stored |= {one.sample_id for one in samples if not one.is_in_memory}
         self.perform(self.core.push(Push(producer, first, samples), self.now))
 
     @precondition(lambda self: self.pushes)
@@ -372,20 +413,60 @@ class DispatchMachine(RuleBasedStateMachine):
         if not same:
             self.births += 1
             self.clients[rank] = f"{rank}.{self.births}"
-            self.holds[rank], self.released[rank] = set(), set()
+            self.holds[rank], self.released[rank] = {}, set()
         hello = RankHello(self.clients[rank], rank, self.size, self.core._ledger.generation.number)
         self.perform(self.core.join(hello, self.now))
-
-    def open_steps(self, rank: int) -> list[OpenStep]:
-        held = self.holds.get(rank, set())
-        return [step for step in self.core._ledger.steps.values() if step.number in held]
 
     @precondition(lambda self: self.clients)
     @rule(rank=st.integers(0, MAX_DP_SIZE - 1))
     def prepare(self, rank: int) -> None:
         rank %= self.size
-        for step in self.open_steps(rank):
-            self.perform(self.core.prepared(rank, step.number, step.digest, self.now))
+        for number, attempt in list(self.holds.get(rank, {}).items()):
+            if number in self.core._ledger.steps:
+                self.prepare_one(rank, number, attempt)
+
+    def prepare_one(self, rank: int, number: int, attempt: int) -> None:
+        digest = self.digests[number, attempt]
+        self.perform(self.core.prepared(rank, number, digest, self.now, attempt=attempt))
+
+    @precondition(lambda self: any(self.holds.values()))
+    @rule(data=st.data(), all_of_them=st.booleans(), stale=st.integers(0, 1))
+    def lose_samples(self, data: st.DataObject, all_of_them: bool, stale: int) -> None:
+        """A rank cannot get samples of a step that it holds; maybe an attempt too late."""
+        rank = data.draw(st.sampled_from([at for at, held in self.holds.items() if held]))
+        number, attempt = data.draw(st.sampled_from(sorted(self.holds[rank].items())))
+        attempt = max(0, attempt - stale)
+        names = [one for one in self.content.get((number, attempt), []) if one in self.stored]
+        if number not in self.core._ledger.steps or not names:
+            return
+        names = names if all_of_them else names[:1]
+        before = self.core._ledger.steps[number]
+        trained = before.state is StepState.RELEASED and before.attempt == attempt
+        trained &= self.core._ledger.generation.agrees(self.core._ledger.ranks[rank])
+        decision = self.core.unresolved(rank, Unresolved(number, attempt, tuple(names)), self.now)
+        self.perform(decision)
+        failed = any(isinstance(effect, FailRanks) for effect in decision.effects)
+        assert failed or not trained
+        if failed:
+            assert self.core._ledger.generation.failed is not None
+            self.begin_generation(self.size)
+
+    @precondition(lambda self: self.clients)
+    @rule(steps=st.integers(1, 3), empty=st.booleans(), data=st.data())
+    def lose_of_several(self, steps: int, empty: bool, data: st.DataObject) -> None:
+        """With steps ahead; and the rank's word that it holds the next one is on its way."""
+        for _ in range(steps):
+            self.push("p", [3, 9, 4, 7], None)
+        for rank in range(self.size):
+            self.go_hungry(rank)
+        while self.wanted is not None:
+            self.answer_the_planner()
+        late = [(rank, *item) for rank, held in self.holds.items() for item in held.items()]
+        if late:
+            self.lose_samples(data, all_of_them=empty, stale=0)
+        for rank, number, attempt in late:
+            if number in self.holds.get(rank, {}) and number in self.core._ledger.steps:
+                self.prepare_one(rank, number, attempt)
 
     @precondition(lambda self: self.clients)
     @rule(rank=st.integers(0, MAX_DP_SIZE - 1))
@@ -520,12 +601,18 @@ class DispatchMachine(RuleBasedStateMachine):
     def nothing_is_trained_on_twice(self) -> None:
         assert all(count <= 1 for count in self.trained.values())
         assert all(count >= 0 for count in self.trained.values())
+        assert not any(self.trained[name] for name in self.unresolved), "lost, and trained on"
+
+    @invariant()
+    def a_step_without_samples_is_none(self) -> None:
+        assert all(step.num_samples for step in self.core._ledger.steps.uncommitted())
 
     @invariant()
     def what_only_the_journal_has_can_be_read_back(self) -> None:
         steps = self.core._ledger.steps.uncommitted()
         for entry in (entry for step in steps for entry in step.entries()):
-            assert entry.sample.is_in_memory or self.memory.payload(entry.ticket)
+            if isinstance(entry.sample.payload, InJournal):
+                assert self.memory.payload(entry.ticket)
         assert len(self.core._ledger.steps) <= self.core.config.max_open_steps
 
     @invariant()
@@ -562,9 +649,11 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
             found for found in groups if found[0] in {g.group_id for g in after._buffer.groups}
         ]
     assert [(group.group_id, group.tickets) for group in after._buffer.groups] == groups
-    assert {step.number: step.digest for step in after._ledger.steps.uncommitted()} == {
-        step.number: step.digest for step in before._ledger.steps.uncommitted()
-    }
+    steps, others = after._ledger.steps, before._ledger.steps
+    assert [(step.number, step.digest, step.attempt) for step in steps.uncommitted()] == [
+        (step.number, step.digest, step.attempt) for step in others.uncommitted()
+    ]
+    assert (steps.next_step, steps.withdrawn) == (others.next_step, others.withdrawn)
     assert after._ledger.generation.number == before._ledger.generation.number
     assert after._ledger.generation.dp_size == before._ledger.generation.dp_size
     assert after._ledger.generation.resumed == before._ledger.generation.resumed

@@ -27,10 +27,11 @@ from rollout_dispatcher.core.effects import (
     PushAnswered,
     PushHeld,
     PushRecalled,
+    ReplanWanted,
 )
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.plan import PlanConfig
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
 from tests.support.samples import IDS, make_sample
@@ -104,7 +105,7 @@ class Progress(RuleBasedStateMachine):
         self.accepted: set[str] = set()
         self.recalled: deque[PushRecalled] = deque()
         self.to_journal: deque[PayloadsToJournal] = deque()
-        self.wanted: PlanWanted | None = None
+        self.wanted: PlanWanted | ReplanWanted | None = None
         self.perform(self.core.join(RankHello("0", 0, 2, None), self.now))
         self.perform(self.core.join(RankHello("1", 1, 2, 1), self.now))
 
@@ -115,7 +116,7 @@ class Progress(RuleBasedStateMachine):
     def perform(self, decision: Decision) -> None:
         for effect in decision.effects:
             match effect:
-                case PlanWanted():
+                case PlanWanted() | ReplanWanted():
                     assert self.wanted is None
                     self.wanted = effect
                 case PayloadsToJournal():
@@ -228,17 +229,35 @@ class Progress(RuleBasedStateMachine):
     @rule()
     def answer_the_planner(self) -> None:
         wanted, self.wanted = self.wanted, None
-        if wanted is not None:
-            answer = plan(wanted.window, self.plan_config, wanted.take)
+        if wanted is None:
+            return
+        again = isinstance(wanted, ReplanWanted)
+        answer = plan(wanted.window, self.plan_config, wanted.take, whole=again)
+        if isinstance(wanted, ReplanWanted):
+            self.perform(self.core.replanned(wanted, answer, self.now))
+        else:
             self.perform(self.core.planned(wanted, answer, self.now))
+
+    @rule(rank=st.integers(0, 1), which=st.integers(0, 2), count=st.integers(1, BATCH))
+    def lose_samples(self, rank: int, which: int, count: int) -> None:
+        """A rank cannot get samples of an open step: those of a group go together."""
+        steps = [step for step in self.core._ledger.steps.values() if step.digest][which:]
+        for step in steps[:1]:
+            stored = [one.sample_id for one in step.samples() if not one.is_in_memory][:count]
+            if stored:
+                said = Unresolved(step.number, step.attempt, tuple(stored))
+                self.perform(self.core.unresolved(rank, said, self.now))
 
     @rule()
     def train(self) -> None:
         """Both ranks prepare, take and commit what they were given, and ask for more."""
-        for number in list(self.core._ledger.steps):
-            digest = self.core._ledger.steps[number].digest
+        for number, step in list(self.core._ledger.steps.items()):
+            if not step.digest:
+                break  # it is to be planned again
             for rank in (0, 1):
-                self.perform(self.core.prepared(rank, number, digest, self.now))
+                self.perform(
+                    self.core.prepared(rank, number, step.digest, self.now, attempt=step.attempt)
+                )
             for rank in (0, 1):
                 self.perform(self.core.demand(rank, number, self.now, hungry=False))
             for rank in (0, 1):

@@ -71,7 +71,7 @@ class State:
                     self._accept(row, segment, places)
                 case records.MOVED:
                     self._move(row, segment, next(places))
-                case records.PLANNED:
+                case records.PLANNED | records.WITHDRAWN:
                     self._plan(row)
                 case records.COMMITTED:
                     self._commit(*row[1:])
@@ -197,6 +197,10 @@ class State:
     # -- steps ------------------------------------------------------------------------------
 
     def _plan(self, row: Row) -> None:
+        """A step has a plan, or another one, or has lost it, or is none any more."""
+        if row[0] == records.WITHDRAWN:
+            self._withdraw(*row[1:])
+            return
         _, number, digest, planned_at, micro_batches, passed_over, *attempt = row
         step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *attempt)
         members = [self._known(ticket) for ticket in step.tickets()]
@@ -273,8 +277,6 @@ class State:
             case records.GENERATION:
                 _, self.ledger.generation, self.ledger.dp_size = row
                 self.ledger.resumed = None
-            case records.WITHDRAWN:
-                self._withdraw(*row[1:])
             case records.VERSION:
                 _, self.ledger.policy_version, self.ledger.policy_step = row
             case records.PHASE:
@@ -290,7 +292,26 @@ class State:
                 self.ledger.posted = row[1]
             case records.ENDED:
                 self.ledger.ended = True
-            case kind:
+            case _:
+                self._note_of_stores(row)
+
+    def _note_of_stores(self, row: Row) -> None:
+        """In which object samples lie; which are unneeded or gone; whose may be there."""
+        ledger = self.ledger
+        match row:
+            case [records.OBJECT, *stored]:
+                self._stored = StoredObject(*stored)
+            case [records.UNNEEDED, objects]:
+                for store, key, nbytes in objects:
+                    ledger.unneeded.setdefault(store, {})[key] = nbytes
+            case [records.FORGOTTEN, names]:
+                for store, key in names:
+                    ledger.unneeded.get(store, {}).pop(key, None)
+            case [records.INCARNATION, producer, incarnation]:
+                ledger.incarnations[incarnation] = producer
+            case [records.SWEPT, incarnation]:
+                ledger.incarnations.pop(incarnation, None)
+            case [kind, *_]:
                 raise ValueError(f"a row of kind {kind!r} is not known")
 
     def _producer(self, name: str) -> ProducerRecord:

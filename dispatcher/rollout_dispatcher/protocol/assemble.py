@@ -101,8 +101,8 @@ def step_header(
             loss_tokens=sum(held.loss_tokens),
             loss_samples=len(held.tokens) - held.loss_tokens.count(0),
             group_loss_tokens=None if group_loss_tokens is None else list(group_loss_tokens),
-            num_referenced=count_references(held.payloads),
             attempt=attempt,
+            num_referenced=count_references(held.payloads),
         )
     )
 

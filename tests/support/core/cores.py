@@ -11,6 +11,7 @@ from rollout_dispatcher.core.effects import (
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
+    ReplanWanted,
     StepPlanned,
 )
 from rollout_dispatcher.core.facts import DropReason, Fact
@@ -21,6 +22,9 @@ from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.memory import Memory
 from tests.support.samples import make_sample
+
+#: Where payloads of references are.
+STORE = "files"
 
 
 class Bench:
@@ -34,6 +38,7 @@ class Bench:
         capacity: int = 6,
         nbytes: int = 1 << 20,
         held_bytes: int = 1 << 20,
+        stores: frozenset[str] = frozenset({STORE}),
         **options: object,
     ) -> None:
         self.now = 100.0
@@ -47,7 +52,7 @@ class Bench:
         self.syncs = True
         config = DispatchConfig(
             dp_size=2,
-            limits=BufferLimits(capacity, batch, None, nbytes, 1000, held_bytes),
+            limits=BufferLimits(capacity, batch, None, nbytes, 1000, held_bytes, stores=stores),
             trigger=TriggerConfig(batch, window, max_wait=2.0),
             **options,  # type: ignore[arg-type]
         )
@@ -73,6 +78,9 @@ class Bench:
             if isinstance(effect, PlanWanted):
                 answer = plan(effect.window, self.plan_config, effect.take)
                 self.perform(self.core.planned(effect, answer, self.now))
+            if isinstance(effect, ReplanWanted):
+                answer = plan(effect.window, self.plan_config, effect.take, whole=True)
+                self.perform(self.core.replanned(effect, answer, self.now))
 
     def join(self) -> None:
         self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))
@@ -113,8 +121,10 @@ class Bench:
     def train(self, step: int) -> None:
         """Both ranks prepare, take and commit a step."""
         for rank in (0, 1):
-            digest = self.core._ledger.steps[step].digest
-            self.perform(self.core.prepared(rank, step, digest, self.now))
+            held = self.core._ledger.steps[step]
+            self.perform(
+                self.core.prepared(rank, step, held.digest, self.now, attempt=held.attempt)
+            )
         for rank in (0, 1):
             self.perform(self.core.demand(rank, step, self.now, hungry=False))
         for rank in (0, 1):

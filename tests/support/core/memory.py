@@ -6,6 +6,7 @@ from typing import Any
 
 from rollout_dispatcher.core import facts as f
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 from tests.support.samples import span_of
 
@@ -20,6 +21,7 @@ class Memory:
         self._rewound: set[int] = set()
         self._run_id = ""
         self._resumed: int | None = None
+        self._withdrawn: dict[int, int] = {}
         self._saved = -1
         self._accepted: dict[str, set[int]] = {}
         self._floors: dict[str, int] = {}
@@ -36,6 +38,8 @@ class Memory:
         self._schema: Schema | None = None
         self._set_by = ""
         self._totals: Mapping[str, Any] = {}
+        self._unneeded: dict[StoredObject, None] = {}
+        self._incarnations: dict[str, str] = {}
 
     def note(self, facts: Iterable[f.Fact], totals: Mapping[str, Any]) -> None:
         """Remember facts and the totals after them."""
@@ -61,6 +65,7 @@ class Memory:
             saved=self._saved,
             next_ticket=self._next_ticket,
             next_step=self._next_step,
+            withdrawn=dict(self._withdrawn),
             generation=self._generation,
             dp_size=self._dp_size,
             policy_version=self._version,
@@ -78,6 +83,8 @@ class Memory:
             left=frozenset(self._left),
             given_ids=tuple(self._given_ids),
             totals=self._totals,
+            unneeded=tuple(self._unneeded),
+            incarnations=dict(self._incarnations),
         )
 
     def payload(self, ticket: int) -> memoryview:
@@ -90,7 +97,9 @@ class Memory:
             for rank in plan.micro_batches
         )
         rewound = plan.step in self._rewound
-        return f.RememberedStep(plan.step, plan.digest, plan.planned_at, micro_batches, rewound)
+        return f.RememberedStep(
+            plan.step, plan.digest, plan.planned_at, micro_batches, rewound, plan.attempt
+        )
 
     def _note_one(self, fact: f.Fact) -> None:
         match fact:
@@ -107,6 +116,7 @@ class Memory:
             case f.Planned():
                 self._steps[fact.step] = fact
                 self._next_step = max(self._next_step, fact.step + 1)
+                self._withdrawn.pop(fact.step, None)
                 for ticket in fact.passed_over:
                     self._entries[ticket].skips += 1
             case f.Committed():
@@ -117,6 +127,7 @@ class Memory:
                     self._forget(_tickets(plan))
             case f.Dropped():
                 self._forget(fact.tickets)
+                self._steps = {at: _without(fact.tickets, of) for at, of in self._steps.items()}
             case f.GroupSized():
                 for ticket in fact.tickets:
                     entry = self._entries[ticket]
@@ -128,6 +139,9 @@ class Memory:
 
     def _note_single(self, fact: f.Fact) -> None:
         match fact:
+            case f.Withdrawn():
+                del self._steps[fact.step]
+                self._next_step, self._withdrawn[fact.step] = fact.step, fact.attempt
             case f.RunBegan():
                 self._run_id = fact.run_id
             case f.GenerationBegan():
@@ -148,6 +162,20 @@ class Memory:
                 self._schema, self._set_by = fact.schema, fact.set_by
             case f.StreamEnded():
                 self._ended = True
+            case _:
+                self._note_objects(fact)
+
+    def _note_objects(self, fact: f.Fact) -> None:
+        match fact:
+            case f.Unneeded():
+                self._unneeded |= dict.fromkeys(fact.objects)
+            case f.Forgotten():
+                for stored in fact.objects:
+                    self._unneeded.pop(stored, None)
+            case f.IncarnationBegan():
+                self._incarnations[fact.incarnation] = fact.producer
+            case f.IncarnationSwept():
+                self._incarnations.pop(fact.incarnation, None)
 
     def _note_checkpoint(self, fact: f.Resumed | f.CheckpointSaved) -> None:
         if isinstance(fact, f.CheckpointSaved):
@@ -169,6 +197,14 @@ class Memory:
 
 def _tickets(plan: f.Planned) -> list[int]:
     return [ticket for rank in plan.micro_batches for part in rank for ticket in part]
+
+
+def _without(tickets: tuple[int, ...], plan: f.Planned) -> f.Planned:
+    kept = tuple(
+        tuple(tuple(ticket for ticket in part if ticket not in tickets) for part in rank)
+        for rank in plan.micro_batches
+    )
+    return replace(plan, micro_batches=kept)
 
 
 def _copy(entry: Entry) -> Entry:

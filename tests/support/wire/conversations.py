@@ -271,6 +271,11 @@ def _training_on_references() -> Iterator[Vector]:
     rest = m.MicroBatch(step=0, index=0, tokens=[2], loss_tokens=[1], sample_ids=["p/1"], attempt=1)
     yield Vector(other, rest, "what is left", ids + mask)
     yield Vector(it, m.Prepared(step=0, digest="0c55", attempt=1), "it holds the new attempt")
+    second = header.model_copy(update={"step": 1, "digest": "9f20"})
+    yield Vector(other, second, "of step 1 a sample lies there, too")
+    gone = m.Unresolved(step=1, attempt=0, sample_ids=["p/2"], why="no such object")
+    yield Vector(it, gone, "which is gone")
+    yield Vector(other, m.StepWithdrawn(step=1), "nothing is left of the step: it is none")
 
 
 def _refusal() -> Iterator[Vector]:

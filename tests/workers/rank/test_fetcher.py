@@ -156,6 +156,20 @@ def test_objects_are_freed_and_listed_when_asked(
     assert peer.expect(m.Swept) == m.Swept(number=2, keys=["p.1/1"])
 
 
+def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
+    joined: tuple[RankClient, Peer], threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    client, peer = joined
+    put(store, "p.1/0", ONE)
+    closing = threads.submit(client.close)
+    peer.expect(m.Bye)
+    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
+    assert peer.expect(m.Freed) == m.Freed(number=1)
+    peer.send(m.Bye())
+    closing.result(PATIENCE_S)
+    assert store.list("") == []
+
+
 def test_a_stream_closes_at_once_while_a_store_is_away(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
 ) -> None:

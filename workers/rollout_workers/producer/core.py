@@ -181,7 +181,11 @@ class ProducerCore:
         """The first message of a connection."""
         able = sorted(OF_PRODUCERS)
         return m.HelloProducer(
-            client_id=self.client_id, token=self.token, key=self._key, capabilities=able
+            client_id=self.client_id,
+            token=self.token,
+            key=self._key,
+            incarnation=self.objects.incarnation,
+            capabilities=able,
         )
 
     def lost(self) -> None:
@@ -211,6 +215,10 @@ class ProducerCore:
             self.control(told)
         for message in self._controls.take(self._pushes.keys()):
             yield message, ()
+        yield from self.take_answers()
+
+    def take_answers(self) -> Iterator[Outgoing]:
+        """What the dispatcher has asked of this process's payload stores is done."""
         for answer in self.objects.requests.take_answers():
             yield answer, ()
 

@@ -110,8 +110,12 @@ class RankCore:
         while self._connected and self._outbox:
             yield self._outbox.pop(0), ()
         if self._connected:
-            for answer in self.store_requests.take_answers():
-                yield answer, ()
+            yield from self.take_answers()
+
+    def take_answers(self) -> Iterator[Outgoing]:
+        """What the dispatcher has asked of this process's payload stores is done."""
+        for answer in self.store_requests.take_answers():
+            yield answer, ()
 
     def ping(self) -> m.Ping:
         """A Ping to send at once."""

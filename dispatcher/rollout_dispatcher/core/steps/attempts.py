@@ -52,6 +52,9 @@ class Attempts:
         if self._may_be_trained(step):
             return [*ledger.generation.fail(_too_late(dp_rank, said))]
         rank.unresolved[said.step], self._waiting = said, True
+        rank.lost_plan(said.step)
+        ledger.generation.changed(dp_rank)
+        ledger.steps.hold_back(said.step)
         return self.settle()
 
     def settle(self) -> list[Effect]:

@@ -142,7 +142,7 @@ class StepLedger:
         """
         rank = self.speaker(dp_rank)
         step = self.steps.get(number)
-        if self.is_void(rank, number, attempt):
+        if self.is_void(rank, number, attempt) or number in rank.unresolved:
             return []
         if step is not None and number > rank.prepared + 1:
             return []  # one before it is planned again, behind which this one is delivered again

@@ -185,14 +185,16 @@ class OpenSteps(Mapping[int, OpenStep]):
             dp_size=dp_size, planned_cost=cost,
         )  # fmt: skip
 
-    def lose(self, number: int, lost: Collection[Entry]) -> OpenStep:
-        """An unreleased step has lost samples and its plan; so those after it wait in PLANNED too.
-
-        Returns what is left of it.
-        """
+    def hold_back(self, number: int) -> None:
+        """This step, which is not released, has lost samples: none is prepared from it on."""
+        self._look_from(number - 1)
         for step in self._open.values():
             if step.number >= number:
                 step.move(StepEvent.SAMPLES_LOST)
+
+    def lose(self, number: int, lost: Collection[Entry]) -> OpenStep:
+        """These samples are gone, and the step's plan with them; returns what is left of it."""
+        self.hold_back(number)
         return self._fill(self._open[number], self._open[number].without(lost))
 
     def close_up(self, number: int) -> list[OpenStep]:

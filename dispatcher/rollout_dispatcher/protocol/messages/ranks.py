@@ -74,9 +74,9 @@ class StepHeader(HasFields):
     group_loss_tokens: of each group, by its number in the step, with the capability `group-totals`;
         a sample without a group is one of its own. Left out where no sample has one.
     attempt: how often the step was planned anew because samples could not be resolved; what was
-        said of an earlier attempt is void. With the capability `references`.
-    num_referenced: samples of all ranks that lie in payload stores. If there are any, a rank is
-        prepared once it holds all of its micro-batches, those samples fetched.
+        said of an earlier attempt is void. With the capability `references`; left out if 0.
+    num_referenced: samples of all ranks that lie in payload stores; left out if 0. If there are
+        any, a rank is prepared once it holds all of its micro-batches, those samples fetched.
     """
 
     type_code = 13
@@ -102,7 +102,7 @@ class MicroBatch(HasSamples):
         of the step, with no loss tokens.
     group_numbers: which entry of the step's `group_loss_tokens` is of each sample's group; left out
         where there are none, and of a filler.
-    attempt: of the step, as in its header.
+    attempt: of the step, as in its header; left out if 0.
     """
 
     type_code = 14
@@ -124,7 +124,7 @@ class Prepared(Message):
 
     step: which.
     digest: of its plan.
-    attempt: of the step, as in its header; of an earlier one it is void.
+    attempt: of the step, as in its header; left out if 0. Of an earlier one it is void.
     """
 
     type_code = 15

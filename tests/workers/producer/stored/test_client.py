@@ -72,6 +72,20 @@ def test_what_a_push_refers_to_is_there_when_it_arrives(
     closing.result(PATIENCE_S)
 
 
+def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    producer, peer = join(dispatcher, threads, store)
+    store.put("p.1/0", [b"x"])
+    closing = threads.submit(producer.close)
+    peer.expect(m.Bye)
+    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
+    assert peer.expect(m.Freed) == m.Freed(number=1)
+    peer.send(m.Bye())
+    closing.result(PATIENCE_S)
+    assert store.list("") == []
+
+
 def test_references_to_what_lies_there_are_pushed_as_they_are(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
 ) -> None:
