@@ -16,7 +16,6 @@ from tests.support.referenced_run import train_on_references
 PUTS_AND_DIES = """
 import os, sys
 from rollout_workers.stores.registry import open_store
-from tests.support.referenced_run import train_on_references
 stored = open_store(sys.argv[1]).put(sys.argv[2], [b"left behind"])
 print(stored.key, flush=True)
 os.kill(os.getpid(), 9)
