@@ -78,6 +78,7 @@ class PayloadStoreTests:
         assert store.list("p.2/") == keys[2:]
         assert store.list("p.20/") == []
         assert store.release(keys) == []
+        assert store.release(keys) == store.release([]) == []
         assert store.list("p.2/") == []
 
     def test_what_was_read_stays_as_it_is(self, store: PayloadStore) -> None:

@@ -10,6 +10,7 @@ process that begins one takes it along when it ends, which no worker should be.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -75,8 +76,9 @@ class TransferQueueStore(PayloadStore):
         return [part_of(found[reference.stored.key], reference) for reference in references]
 
     def release(self, keys: Sequence[str]) -> list[str]:
-        """All at once; a queue that is gone has nothing any more."""
-        self._asked(tq.kv_clear, list(keys), self._partition)
+        """All at once; a queue that has none of them says so by an error."""
+        with suppress(_NotThere):
+            self._asked(tq.kv_clear, list(keys), self._partition)
         return []
 
     def close(self) -> None:
