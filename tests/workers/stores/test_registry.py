@@ -1,6 +1,7 @@
 """Stores are found by the scheme of their address; third parties name theirs in an entry point."""
 
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,11 @@ def test_ours(tmp_path: Path) -> None:
     assert type(registry.open_store(f"file://{tmp_path}")) is FileStore
 
 
-def test_every_store_of_ours_loads_and_has_its_scheme() -> None:
+def test_every_store_of_ours_whose_engine_is_here_has_its_scheme() -> None:
+    engines = {"mooncake": "mooncake", "ray": "ray", "transferqueue": "transfer_queue"}
     for scheme in registry.BUILT_IN:
-        assert registry.store_class(f"{scheme}:").scheme == scheme
+        if scheme not in engines or find_spec(engines[scheme]):
+            assert registry.store_class(f"{scheme}:").scheme == scheme
 
 
 def test_a_third_partys(installed: None) -> None:

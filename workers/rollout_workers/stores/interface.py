@@ -70,3 +70,13 @@ class PayloadStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of what this process holds of the engine; objects stay."""
+
+
+def part_of(found: memoryview | Missing, reference: Reference) -> memoryview | Missing:
+    """What a reference means of the whole object."""
+    if isinstance(found, Missing):
+        return found
+    part = found[reference.offset : reference.offset + reference.nbytes]
+    if part.nbytes == reference.nbytes:
+        return part
+    return Missing("it has fewer bytes than its reference says")

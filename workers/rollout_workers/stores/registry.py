@@ -18,6 +18,9 @@ ENTRY_POINTS = "rollout_dispatcher.payload_stores"
 #: Ours: the module and the class of each, loaded when an address asks for it, as engines are large.
 BUILT_IN = {
     "file": ("rollout_workers.stores.file", "FileStore"),
+    "mooncake": ("rollout_workers.stores.mooncake", "MooncakeStore"),
+    "ray": ("rollout_workers.stores.ray", "RayStore"),
+    "transferqueue": ("rollout_workers.stores.transfer_queue", "TransferQueueStore"),
 }
 
 

@@ -1,0 +1,131 @@
+"""What every payload store has to do, whichever its engine: a test class to inherit from."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_workers.stores.interface import Missing, PayloadStore
+from rollout_workers.stores.registry import open_store
+from tests.support.referenced_run import train_on_references
+
+#: A process that puts an object, and is then gone at once.
+PUTS_AND_DIES = """
+import os, sys
+from rollout_workers.stores.registry import open_store
+stored = open_store(sys.argv[1]).put(sys.argv[2], [b"left behind"])
+print(stored.key, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def whole(stored: StoredObject) -> Reference:
+    """All of an object."""
+    return Reference(stored, 0, stored.nbytes)
+
+
+def read(store: PayloadStore, *references: Reference) -> list[bytes | str]:
+    """Bytes, and "missing" for what is not there."""
+    found = store.get(references)
+    return ["missing" if isinstance(item, Missing) else bytes(item) for item in found]
+
+
+class PayloadStoreTests:
+    """Inherit, and give `address` and, if there is more to do, `store` as fixtures."""
+
+    @pytest.fixture
+    def address(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, address: str) -> PayloadStore:
+        return open_store(address)
+
+    def test_what_was_put_is_there_whole_and_in_parts(
+        self, store: PayloadStore, address: str
+    ) -> None:
+        stored = store.put("p.1/0", [b"abc", memoryview(b""), bytearray(b"defgh")])
+        assert (stored.store, stored.nbytes) == (address, 8)
+        assert stored.key.startswith("p.1/0")
+        other = open_store(address)
+        wanted = [Reference(stored, 2, 3), whole(stored), Reference(stored, 7, 1)]
+        assert read(other, *wanted) == [b"cde", b"abcdefgh", b"h"]
+        store.release([stored.key])
+
+    def test_a_key_that_was_put_has_its_bytes_for_ever(self, store: PayloadStore) -> None:
+        stored = store.put("p.1/1", [b"first"])
+        assert store.put("p.1/1", [b"first"]) == stored
+        assert read(store, whole(stored)) == [b"first"]
+        store.release([stored.key])
+
+    def test_what_is_not_there_or_not_whole_is_missing(self, store: PayloadStore) -> None:
+        stored = store.put("p.1/2", [b"abc"])
+        gone = store.put("p.1/3", [b"abc"])
+        assert store.release([gone.key]) == []
+        found = read(store, whole(gone), whole(stored), Reference(stored, 1, 3))
+        assert found == ["missing", b"abc", "missing"]
+        store.release([stored.key])
+
+    def test_what_is_released_is_gone_and_may_be_released_again(self, store: PayloadStore) -> None:
+        stored = [store.put(f"p.2/{at}", [b"x"]) for at in range(3)]
+        keys = [item.key for item in stored]
+        assert sorted(store.list("p.2/")) == sorted(keys)
+        assert store.release(keys[:2]) == []
+        assert store.release(keys[:2]) == []
+        assert store.list("p.2/") == keys[2:]
+        assert store.list("p.20/") == []
+        assert store.release(keys) == []
+        assert store.release(keys) == store.release([]) == []
+        assert store.list("p.2/") == []
+
+    def test_what_was_read_stays_as_it_is(self, store: PayloadStore) -> None:
+        data = os.urandom(1 << 20)
+        stored = store.put("p.3/0", [data])
+        (held,) = store.get([whole(stored)])
+        store.release([stored.key])
+        store.release([store.put(f"p.3/{at}", [bytes(1 << 20)]).key for at in range(1, 5)])
+        assert not isinstance(held, Missing)
+        assert bytes(held) == data
+
+    def test_an_object_outlives_the_process_that_has_put_it(
+        self, store: PayloadStore, address: str
+    ) -> None:
+        ended = subprocess.run(
+            [sys.executable, "-c", PUTS_AND_DIES, address, "q.7/0"],
+            check=False, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert ended.returncode == -9, ended.stderr
+        key = ended.stdout.split()[-1]
+        assert store.list("q.7/") == [key]
+        assert read(store, whole(StoredObject(address, key, 11))) == [b"left behind"]
+        store.release([key])
+
+    def test_many_threads_put_and_read_at_once(self, store: PayloadStore) -> None:
+        def once(at: int) -> bool:
+            data = os.urandom(50_000 + at)
+            stored = store.put(f"p.4/{at}", [data[:1000], data[1000:]])
+            same = read(store, whole(stored), Reference(stored, 1000, 9)) == [data, data[1000:1009]]
+            return same and store.release([stored.key]) == []
+
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(once, range(32)))
+        assert store.list("p.4/") == []
+
+    def test_a_large_object_is_there_as_it_was(self, store: PayloadStore) -> None:
+        data = os.urandom(1 << 20) * 64
+        stored = store.put("p.5/0", [data])
+        assert read(store, whole(stored), Reference(stored, 1 << 25, 1 << 20)) == [
+            data,
+            data[: 1 << 20],
+        ]
+        store.release([stored.key])
+
+    @pytest.mark.e2e
+    def test_a_run_trains_on_what_lies_there_and_leaves_nothing(
+        self, store: PayloadStore, address: str, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        store.release(store.list(""))
+        train_on_references(tmp_path_factory.mktemp("run"), address)

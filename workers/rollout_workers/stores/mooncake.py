@@ -1,0 +1,152 @@
+"""Payloads in a Mooncake Store: `mooncake://HOST:PORT?admin=HOST:PORT`, the master's addresses.
+
+    mooncake_master -rpc_address HOST -rpc_port PORT ...     knows which objects there are
+    mooncake_client -master_server_address HOST:PORT ...     has their bytes, one on each node
+    producers, DP ranks                                      put and fetch; they lend no memory
+
+Objects are pinned: Mooncake is a cache, and would evict what it takes for cold. Further words of an
+address: `metadata` (default P2PHANDSHAKE: no metadata server), `protocol` (tcp or rdma),
+`devices` of RDMA, `hostname` under which this process is reached by the others (default 127.0.0.1).
+"""
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+from urllib.error import URLError
+from urllib.parse import parse_qsl, urlsplit
+from urllib.request import urlopen
+
+import numpy as np
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_workers.stores.interface import Missing, PayloadStore
+
+#: Of Mooncake's error codes `OBJECT_NOT_FOUND`, and `INVALID_PARAMS` for bytes beyond an object.
+NOT_FOUND, NOT_IN_IT = -704, -600
+#: Memory for what Mooncake copies on its way; payloads themselves go from and to their own.
+LOCAL_BUFFER_BYTES = 16 << 20
+#: Words of an address, and what they are if it does not say.
+WORDS = {
+    "admin": "127.0.0.1:9003",
+    "metadata": "P2PHANDSHAKE",
+    "protocol": "tcp",
+    "devices": "",
+    "hostname": "127.0.0.1",
+}
+TIMEOUT_S = 30.0
+
+
+class MooncakeStore(PayloadStore):
+    """A client of one master."""
+
+    scheme: ClassVar[str] = "mooncake"
+
+    def __init__(self, address: str, client: Any, admin: str) -> None:
+        self._address, self._client, self._admin = address, client, admin
+        self._pinned = ReplicateConfig()
+        self._pinned.with_hard_pin = True
+        #: Mooncake registers a region once, and two threads may have the same one.
+        self._registering = threading.Lock()
+
+    @classmethod
+    def open(cls, address: str) -> Self:
+        """Connect to the master."""
+        parts = urlsplit(address)
+        given = dict(parse_qsl(parts.query))
+        if not parts.netloc or parts.path.strip("/") or (given.keys() - WORDS.keys()):
+            raise StoreFailed(
+                address, f"an address is mooncake://HOST:PORT, and may say ?{'=&'.join(WORDS)}="
+            )
+        words = WORDS | given
+        _check_answers(address, parts.hostname, parts.port)
+        client = MooncakeDistributedStore()
+        code = client.setup(
+            words["hostname"], words["metadata"], 0, LOCAL_BUFFER_BYTES, words["protocol"],
+            words["devices"], parts.netloc,
+        )  # fmt: skip
+        if code:
+            raise StoreFailed(address, f"the master does not answer (code {code})")
+        return cls(address, client, words["admin"])
+
+    def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """From one piece of memory, as the engine reads it."""
+        value = np.frombuffer(b"".join(spans), np.uint8)
+        with self._registered(value):
+            code = self._client.put_from(key, value.ctypes.data, value.nbytes, self._pinned)
+        if code:
+            raise StoreFailed(self._address, f"{key} cannot be put (code {code})")
+        return StoredObject(self._address, key, value.nbytes)
+
+    def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
+        """Ranges of objects, all at once, into memory of this process."""
+        sizes = [reference.nbytes for reference in references]
+        starts = np.cumsum([0, *sizes]).tolist()
+        memory = np.empty(starts[-1], np.uint8)
+        with self._registered(memory):
+            (found,) = self._client.get_into_ranges(
+                [memory.ctypes.data],
+                [[reference.stored.key for reference in references]],
+                [[[start] for start in starts[:-1]]],
+                [[[reference.offset] for reference in references]],
+                [[[size] for size in sizes]],
+            )
+        view = memory.data
+        return [
+            self._part(view[start : start + size], got, reference)
+            for start, size, (got,), reference in zip(
+                starts, sizes, found, references, strict=False
+            )
+        ]
+
+    def release(self, keys: Sequence[str]) -> list[str]:
+        """Pins and leases notwithstanding."""
+        codes = self._client.batch_remove(list(keys), True)
+        return [key for key, code in zip(keys, codes, strict=True) if code not in (0, NOT_FOUND)]
+
+    def close(self) -> None:
+        """Leave the master."""
+        self._client.close()
+
+    @contextmanager
+    def _registered(self, memory: np.ndarray) -> Iterator[None]:
+        """Memory that the engine may read and write while the context lasts."""
+        with self._registering:
+            code = self._client.register_buffer(memory.ctypes.data, memory.nbytes)
+        if code:
+            raise StoreFailed(self._address, f"memory cannot be registered (code {code})")
+        try:
+            yield
+        finally:
+            with self._registering:
+                self._client.unregister_buffer(memory.ctypes.data)
+
+    def _part(self, view: memoryview, got: int, reference: Reference) -> memoryview | Missing:
+        if got == reference.nbytes:
+            return view
+        if got == NOT_FOUND:
+            return Missing("the master does not know it")
+        if got >= 0 or got == NOT_IN_IT:
+            return Missing("it has fewer bytes than its reference says")
+        raise StoreFailed(self._address, f"{reference.stored.key} cannot be had (code {got})")
+
+    def list(self, prefix: str) -> list[str]:
+        """As the master's administration tells it: its clients have no way to ask."""
+        try:
+            with urlopen(f"http://{self._admin}/get_all_keys", timeout=TIMEOUT_S) as answer:
+                keys = answer.read().decode().split("\n")
+        except (URLError, TimeoutError, ValueError) as error:
+            raise StoreFailed(self._address, f"{self._admin} does not answer: {error}") from error
+        return [key for key in keys if key and key.startswith(prefix)]
+
+
+def _check_answers(address: str, host: str | None, port: int | None) -> None:
+    """Raise StoreFailed if nobody listens there: the engine would try for a minute and a half."""
+    try:
+        socket.create_connection((host or "", port or 0), TIMEOUT_S).close()
+    except OSError as error:
+        raise StoreFailed(address, f"the master does not answer ({error})") from error

@@ -1,0 +1,213 @@
+"""Payloads in Ray's object store: `ray://NAMESPACE/NAME`, in the cluster that `RAY_ADDRESS` names.
+
+A raw object id keeps nothing alive, and an object dies with the process that owns it, which a
+producer soon is. So on each node an actor (a *holder*) owns what is put there:
+
+    producer --ray.put--> object --Holder.keep--> a copy that the holder owns, on the same node
+    DP rank  --Holder.find--> its id --ray.get--> a view of it, fetched from node to node by Ray
+
+Which holder has an object is said by its key, `<key>@<node>`. Holders are detached: they stay when
+the job that has made them ends, and hold what was not released; a node that is lost takes its
+objects with it. `ray.get` unpickles what the holders have: whoever may put objects into the cluster
+may run code there anyway.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_workers.stores.interface import Missing, PayloadStore, part_of
+
+#: How long a holder may take to answer, in seconds, before it is asked again later.
+TIMEOUT_S = 60.0
+
+
+class Holder:
+    """An actor that owns the objects of its node."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def keep(self, key: str, value: Any) -> None:
+        """Own a copy of `value`, which is the producer's."""
+        if key not in self._held:
+            self._held[key] = ray.put(value)
+
+    def find(self, keys: Sequence[str]) -> list[Any]:
+        """The id of each object, None where there is none."""
+        return [self._held.get(key) for key in keys]
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Own these no more; Ray frees what nobody looks at."""
+        for key in keys:
+            self._held.pop(key, None)
+
+    def keys(self, prefix: str) -> list[str]:
+        """What is held under keys that begin so."""
+        return [key for key in self._held if key.startswith(prefix)]
+
+
+class RayStore(PayloadStore):
+    """The holders of one name, and the process's connection to Ray."""
+
+    scheme: ClassVar[str] = "ray"
+
+    def __init__(self, address: str, namespace: str, name: str) -> None:
+        self._address, self._namespace, self._name = address, namespace, name
+        self._node = ray.get_runtime_context().get_node_id()
+        self._holders: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, address: str) -> Self:
+        """Connect to the cluster, unless this process is in one already."""
+        parts = urlsplit(address)
+        namespace, name = parts.netloc, parts.path.strip("/")
+        if not namespace or not name or "/" in name:
+            raise StoreFailed(address, "an address of Ray is ray://NAMESPACE/NAME")
+        try:
+            if not ray.is_initialized():
+                ray.init("auto", namespace=namespace, log_to_driver=False)
+            return cls(address, namespace, name)
+        except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+            raise StoreFailed(
+                address, f"there is no Ray cluster to join ({error}); set RAY_ADDRESS"
+            ) from error
+
+    def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """On this node."""
+        value = np.frombuffer(b"".join(spans), np.uint8)
+        kept = f"{key}@{self._node}"
+        self._asked(self._holder(self._node).keep.remote(kept, value))
+        return StoredObject(self._address, kept, value.nbytes)
+
+    def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
+        """Views of the objects where they are on this node, and else of Ray's copies of them."""
+        found = self._find({reference.stored.key for reference in references})
+        return [part_of(found[reference.stored.key], reference) for reference in references]
+
+    def release(self, keys: Sequence[str]) -> list[str]:
+        """Tell the holders; one that is gone has nothing any more."""
+        for node, there in _by_node(keys).items():
+            if (holder := self._known(node)) is not None:
+                try:
+                    self._asked(holder.drop.remote(there))
+                except _HolderGone:
+                    continue
+        return []
+
+    def close(self) -> None:
+        """The connection is the process's, which may use it for more than this."""
+        self._holders.clear()
+
+    # -- holders
+
+    def _actor(self, node: str) -> str:
+        return f"{self._name}@{node}"
+
+    def _nodes(self) -> list[str]:
+        """Those that have a holder."""
+        try:
+            named = ray.util.list_named_actors(all_namespaces=True)
+        except RayError as error:
+            raise StoreFailed(self._address, error) from error
+        begin = self._actor("")
+        return [
+            actor["name"].removeprefix(begin)
+            for actor in named
+            if actor["namespace"] == self._namespace and actor["name"].startswith(begin)
+        ]
+
+    def _holder(self, node: str) -> Any:
+        """The holder of a node, made if there is none."""
+        if node not in self._holders:
+            self._holders[node] = (
+                ray.remote(Holder)
+                .options(
+                    name=self._actor(node),
+                    namespace=self._namespace,
+                    lifetime="detached",
+                    get_if_exists=True,
+                    num_cpus=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                )
+                .remote()
+            )
+        return self._holders[node]
+
+    def _known(self, node: str) -> Any | None:
+        """The holder of a node, None if there is none."""
+        if node not in self._holders:
+            try:
+                self._holders[node] = ray.get_actor(self._actor(node), self._namespace)
+            except ValueError:
+                return None
+        return self._holders[node]
+
+    def _asked(self, answer: Any) -> Any:
+        """What a holder answers. Raises _HolderGone if it has ended, StoreFailed for the rest."""
+        try:
+            return ray.get(answer, timeout=TIMEOUT_S)
+        except RayActorError as error:
+            self._holders.clear()
+            raise _HolderGone(self._address, error) from error
+        except RayError as error:
+            raise StoreFailed(self._address, error) from error
+
+    # -- objects
+
+    def _find(self, keys: Iterable[str]) -> dict[str, "memoryview | Missing"]:
+        found: dict[str, memoryview | Missing] = {}
+        for node, there in _by_node(keys).items():
+            found |= dict(zip(there, self._fetch(node, there), strict=True))
+        return found
+
+    def _fetch(self, node: str, keys: list[str]) -> "list[memoryview | Missing]":
+        gone = Missing(f"the actor {self._actor(node)} that held it has ended")
+        if (holder := self._known(node)) is None:
+            return [gone] * len(keys)
+        try:
+            ids = self._asked(holder.find.remote(keys))
+        except _HolderGone:
+            return [gone] * len(keys)
+        return list(map(self._view, ids))
+
+    def _view(self, held: Any) -> "memoryview | Missing":
+        if held is None:
+            return Missing("nobody holds it")
+        try:
+            return memoryview(ray.get(held, timeout=TIMEOUT_S))
+        except ObjectLostError as error:
+            return Missing(f"Ray has lost it ({type(error).__name__})")
+        except RayError as error:
+            raise StoreFailed(self._address, error) from error
+
+    def list(self, prefix: str) -> list[str]:
+        """Of all nodes."""
+        found: list[str] = []
+        for node in self._nodes():
+            if (holder := self._known(node)) is not None:
+                try:
+                    found += self._asked(holder.keys.remote(prefix))
+                except _HolderGone:
+                    continue
+        return found
+
+
+class _HolderGone(StoreFailed):
+    """A holder has ended, and what it held with it."""
+
+
+def _by_node(keys: Iterable[str]) -> dict[str, list[str]]:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        found[key.rpartition("@")[2]].append(key)
+    return found
