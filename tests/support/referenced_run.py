@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ def trained_on(endpoint: str) -> dict[str, torch.Tensor]:
 
 def train_on_references(folder: Path, address: str) -> None:
     """Assert that everything that is pushed is trained on once, as it was, and then freed."""
-    options = {
+    options: dict[str, Any] = {
         "dp_size": 1,
         "dispatch_batch_size": BATCH,
         "micro_batch_size": 4,
