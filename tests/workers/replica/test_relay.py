@@ -20,7 +20,7 @@ class Peers(Channel):
     def say(self, message: m.Message, payload: memoryview | None = None) -> None:  # noqa: ARG002
         self.heard.append(message)
 
-    def agree(self, leaves_at: int | None) -> None:  # noqa: ARG002
+    def agree(self, leaving: int | None = None) -> None:  # noqa: ARG002
         return None
 
     def close(self) -> None:
