@@ -9,7 +9,7 @@ Invariant: the type alone says where it is, and each has `nbytes`, its size ther
 anything of the place: a sample without fields, as a simulation has them, has 0 bytes in memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeAlias, TypeGuard, cast
 
@@ -61,9 +61,9 @@ def are_in_memory(payloads: Sequence[Payload]) -> TypeGuard[Sequence[InMemory]]:
     return set(map(type, payloads)) <= {InMemory}
 
 
-def count_references(payloads: Iterable[Payload]) -> int:
+def count_references(payloads: Sequence[Payload]) -> int:
     """How many of them lie in payload stores."""
-    return [*map(type, payloads)].count(Reference)
+    return 0 if are_in_memory(payloads) else [*map(type, payloads)].count(Reference)
 
 
 class Taken(NamedTuple):

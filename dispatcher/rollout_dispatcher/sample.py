@@ -221,9 +221,12 @@ class Sample(NamedTuple):
         return self.payload.nbytes if isinstance(self.payload, InMemory) else 0
 
     @property
-    def referenced_bytes(self) -> int:
-        """Bytes of a payload store that the payload takes."""
-        return self.payload.nbytes if isinstance(self.payload, Reference) else 0
+    def taken(self) -> tuple[int, int]:
+        """Bytes of memory, and of a payload store, that the payload takes."""
+        payload = self.payload
+        if isinstance(payload, InMemory):
+            return payload.nbytes, 0
+        return 0, payload.nbytes if isinstance(payload, Reference) else 0
 
     def in_journal(self) -> "Sample":
         """The same with its payload in the journal alone, if it was in memory."""

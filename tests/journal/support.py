@@ -25,9 +25,12 @@ from rollout_dispatcher.core.facts import (
     DropReason,
     Fact,
     FloorRaised,
+    Forgotten,
     GenerationBegan,
     GroupSized,
     GroupSizeSet,
+    IncarnationBegan,
+    IncarnationSwept,
     PhaseEnded,
     Planned,
     PostedSetting,
@@ -39,6 +42,7 @@ from rollout_dispatcher.core.facts import (
     Resumed,
     RunBegan,
     StreamEnded,
+    Unneeded,
     VersionReported,
     Withdrawn,
 )
@@ -228,6 +232,8 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "left": set(remembered.left),
         "given_ids": remembered.given_ids,
         "totals": dict(remembered.totals),
+        "unneeded": set(remembered.unneeded),
+        "incarnations": dict(remembered.incarnations),
     }  # fmt: skip
 
 
@@ -260,6 +266,8 @@ class Model:
         self.left: set[str] = set()
         self.given_ids: OrderedDict[str, None] = OrderedDict()
         self.totals: dict[str, object] = {}
+        self.unneeded: set[StoredObject] = set()
+        self.incarnations: dict[str, str] = {}
 
     def apply(self, facts: Sequence[Fact], totals: dict[str, object]) -> None:
         for fact in facts:
@@ -306,6 +314,8 @@ class Model:
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
             "totals": self.totals,
+            "unneeded": self.unneeded,
+            "incarnations": self.incarnations,
         }  # fmt: skip
 
     def _plain_step(self, number: int) -> tuple[object, ...]:
@@ -420,6 +430,14 @@ class Model:
                 self.posted = posted
             case StreamEnded():
                 self.ended = True
+            case Unneeded(objects):
+                self.unneeded |= {*objects}
+            case Forgotten(objects):
+                self.unneeded -= {*objects}
+            case IncarnationBegan(producer, incarnation):
+                self.incarnations[incarnation] = producer
+            case IncarnationSwept(incarnation):
+                self.incarnations.pop(incarnation, None)
 
 
 def without(tickets: Sequence[int], step: Planned) -> Planned:
@@ -480,12 +498,20 @@ class Player:
             PhaseEnded(max(self.model.phases, default=0) + random.randrange(2)),
             StreamEnded(),
             RunBegan("run"),
+            Unneeded(tuple(self._stored() for _ in range(random.randrange(3)))),
+            Forgotten(tuple(self._stored() for _ in range(random.randrange(3)))),
+            IncarnationBegan(producer, f"{producer}.{random.randrange(2)}"),
+            IncarnationSwept(f"{producer}.{random.randrange(2)}"),
             GroupSizeSet(random.choice([None, 4])),
             Configured(
                 tuple(PostedSetting(f"s{at}", 1.5, None, "me") for at in range(random.randrange(3)))
             ),
         ]
         return [random.choice(others)]
+
+    def _stored(self) -> StoredObject:
+        store, number = f"file:///{self.random.randrange(2)}", self.random.randrange(4)
+        return StoredObject(store, f"schlüssel/{number}", 1000 * number)
 
     def _checkpoint(self) -> Fact:
         step = self.random.choice(sorted(self.model.retained))

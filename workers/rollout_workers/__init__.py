@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollout_workers.producer.asynchronous import AsyncRolloutProducer
     from rollout_workers.producer.blocking import RolloutProducer
     from rollout_workers.producer.encode import RolloutSample
+    from rollout_workers.producer.stored.references import ReferencedSample
     from rollout_workers.rank.client import RankClient
     from rollout_workers.sampler.length_bucket import LengthBucketSampler
     from rollout_workers.step import Step
@@ -34,6 +35,7 @@ _HOMES = {
     "MicroBatchStream": "rollout_workers.stream",
     "Outcome": "rollout_dispatcher.sample",
     "RankClient": "rollout_workers.rank.client",
+    "ReferencedSample": "rollout_workers.producer.stored.references",
     "RolloutProducer": "rollout_workers.producer.blocking",
     "RolloutSample": "rollout_workers.producer.encode",
     "Step": "rollout_workers.step",
@@ -52,6 +54,7 @@ __all__ = [
     "MicroBatchStream",
     "Outcome",
     "RankClient",
+    "ReferencedSample",
     "RolloutProducer",
     "RolloutSample",
     "Step",

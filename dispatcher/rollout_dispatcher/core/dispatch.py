@@ -38,6 +38,7 @@ from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
+from rollout_dispatcher.core.references.said import Said
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.core.waiting import Reason
@@ -77,6 +78,7 @@ class Dispatch:
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
         self._totals, self._buffer = parts.totals, parts.buffer
         self._dropping, self._outcomes = parts.dropping, parts.outcomes
+        self._references = parts.references
 
     # -- what outlives the process ------------------------------------------------------------
 
@@ -97,6 +99,7 @@ class Dispatch:
         if self._dropping.untold:
             effects = [*effects, SamplesDropped(self._dropping.untold)]
             self._dropping.untold = {}
+        self._references.take_unneeded()
         if not self._facts:
             return Decision(effects, (), NO_TOTALS) if effects else NOTHING
         self._capacity.noted()
@@ -121,6 +124,7 @@ class Dispatch:
 
     def push(self, push: Push, now: float, *, may_hold: bool = True) -> Decision:
         """Samples arrived. With `may_hold=False` what has to wait is answered `full`."""
+        self._references.objects.pushed(push)
         return self._decide(
             self._admission.push(push, now, may_hold=may_hold) + self._consider(now)
         )
@@ -133,11 +137,15 @@ class Dispatch:
                 "give every client a client_id of its own, or show the same key each time"
             )
 
-    def producer_connected(self, producer: str, key: str = "") -> Decision:
-        """A producer is there, maybe again; key: the digest of that which `check_key` passed."""
+    def producer_connected(self, producer: str, key: str = "", incarnation: str = "") -> Decision:
+        """A producer is there, maybe again; key: the digest of that which `check_key` passed.
+
+        incarnation: what its objects' keys begin with; empty if it puts none.
+        """
         if self._parts.memory.bind(producer, key):
             self._note(ProducerKeyed(producer, key))
         self._parts.producers.connected(producer)
+        self._references.producer_connected(producer, incarnation)
         return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
 
     def producer_leaves(self, producer: str) -> Decision:
@@ -149,6 +157,7 @@ class Dispatch:
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._parts.presence.lost(producer, now, for_good=for_good)
+        self._references.producer_lost(producer, now, for_good=for_good)
         self._relief.look_again()  # others may have waited for what it had to say
         return self._decide(self._relieve(now))
 
@@ -208,6 +217,13 @@ class Dispatch:
             dropping.everything(DropReason.SHUTDOWN)
             effects += self._finish()
         return self._decide(effects)
+
+    # -- workers that open payload stores -----------------------------------------------------
+
+    def hear(self, said: Said, now: float) -> Decision:
+        """A worker that may release objects comes, goes or answers; what follows is `tick`'s."""
+        self._references.hear(said, now)
+        return self._decide([])
 
     # -- ranks ------------------------------------------------------------------------------
 
@@ -287,13 +303,15 @@ class Dispatch:
         self._parts.presence.tick(now)
         if self._parts.held.give_up_late(now):
             self._relief.look_again()
-        return self._decide(self._relieve(now))
+        effects = self._relieve(now)
+        return self._decide(effects + self._references.tick(now))
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
         parts = self._parts
         deadlines = (
             parts.presence.next_deadline(), parts.held.next_deadline(), parts.timing.wake_at,
+            parts.references.next_deadline(),
         )  # fmt: skip
         return min([at for at in deadlines if at is not None], default=None)
 
@@ -334,6 +352,8 @@ class Dispatch:
         return effects + self._finish()
 
     def _finish(self) -> list[Effect]:
+        if self._lifecycle.ended:
+            self._references.stream_over()
         if self._planning.busy or not self._lifecycle.ended:
             return []
         return self._lifecycle.finish(flushing=self._parts.phases.flushing)
@@ -384,6 +404,15 @@ class Dispatch:
     def drained(self) -> bool:
         """Whether the stream has ended and everything is committed."""
         return self._lifecycle.drained
+
+    @property
+    def unreleased(self) -> int:
+        """Objects of payload stores to be released, and producers to be swept."""
+        return self._references.left
+
+    def holds(self, worker: str) -> bool:
+        """Whether nobody but this worker, which wants to leave, can do what is unreleased."""
+        return self._references.holds(worker)
 
     @property
     def deserted(self) -> bool:

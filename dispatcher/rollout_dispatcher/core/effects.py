@@ -4,8 +4,9 @@ The core never performs anything. Each call on `Dispatch` returns the effects th
 in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
 for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
 all producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`),
-the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), DP ranks
-(`WelcomeRank` to `FailRanks`); what else there is has happened, and is told.
+the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open
+payload stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else
+there is has happened, and is told.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,26 @@ class PayloadsToJournal:
     """Call `Dispatch.payloads_durable` with these entries once all that was noted is durable."""
 
     entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeWanted:
+    """Have a worker release these objects of a store, and say `Freed` with this number."""
+
+    worker: str
+    number: int
+    store: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepWanted:
+    """Have a worker list what a store has of an incarnation, and say `Swept` with this number."""
+
+    worker: str
+    number: int
+    store: str
+    prefix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +367,8 @@ Effect = (
     | SamplesDropped
     | PolicyReported
     | PayloadsToJournal
+    | FreeWanted
+    | SweepWanted
     | GroupGivenUp
     | PlanWanted
     | ReplanWanted

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 
 
@@ -202,6 +203,35 @@ class SchemaFixed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unneeded:
+    """Nobody needs these objects of payload stores: they are on the list of releases."""
+
+    objects: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """These objects are not in their stores any more, and not on the list."""
+
+    objects: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationBegan:
+    """A process of this producer is there, and may put objects: their keys begin with its name."""
+
+    producer: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationSwept:
+    """It has ended, and all objects of it that there are are known."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnded:
     """Nothing comes any more."""
 
@@ -226,6 +256,10 @@ Fact = (
     | GroupSizeSet
     | Configured
     | SchemaFixed
+    | Unneeded
+    | Forgotten
+    | IncarnationBegan
+    | IncarnationSwept
     | StreamEnded
 )
 Note = Callable[[Fact], None]
@@ -289,3 +323,5 @@ class Remembered:
     words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)
+    unneeded: tuple[StoredObject, ...] = ()
+    incarnations: Mapping[str, str] = field(default_factory=dict)

@@ -36,6 +36,7 @@ from rollout_dispatcher.core.producers.presence import Presence
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.standing import Standings
 from rollout_dispatcher.core.ranks.joining import Joining
+from rollout_dispatcher.core.references.references import References
 from rollout_dispatcher.core.steps.attempts import Attempts
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import StepLedger
@@ -52,6 +53,8 @@ class Parts:
         self.totals = Totals()
         self.producers = Producers(config.producer_timeout)
         self.memory = DuplicateMemory(config.id_horizon)
+        self.references = References(config.limits.stores, self.totals, note)
+        objects = self.references.objects
         closed_groups = ClosedGroups(config.group_timeout)
 
         groups = OpenGroups(self.producers.__contains__, config.group_timeout)
@@ -65,14 +68,15 @@ class Parts:
             config.max_staleness, config.staleness_policy, config.steps_per_version
         )
         self.dropping = Dropping(
-            self.buffer, self.totals, closed_groups, self.memory, note, keep=config.keep_incomplete
-        )
+            self.buffer, self.totals, closed_groups, self.memory, note,
+            objects=objects, keep=config.keep_incomplete,
+        )  # fmt: skip
 
         self.capacity = Capacity(self.buffer, self.phases.shortfall)
         eligibility = Eligibility(self.buffer, self.producers, closed_groups, self.memory)
         self.outcomes = Outcomes(
             self.buffer, self.totals, self.producers, self.memory, kept,
-            tells_accepted=config.tells_accepted,
+            objects=objects, tells_accepted=config.tells_accepted,
         )  # fmt: skip
         self.held = HeldPushes(config.limits.held_bytes, groups_matter=config.groups_matter)
         groups.on_change = closed_groups.on_change = self.held.regroup
@@ -91,7 +95,9 @@ class Parts:
             self.buffer, self.ledger, self.dropping,
             batch=batch, flush_partial=config.flush_partial,
         )  # fmt: skip
-        self.checkpoints = Checkpoints(self.ledger, self.totals, note, retain=config.retain)
+        self.checkpoints = Checkpoints(
+            self.ledger, self.totals, objects, note, retain=config.retain
+        )
         self.joining = Joining(self.ledger, self.checkpoints, self.freshness, self.lifecycle, note)
 
         self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
@@ -128,6 +134,7 @@ class Parts:
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on where an earlier process stopped: all who had contributed may still come back."""
         self.totals.restore(memory.totals)
+        self.references.restore(memory, now)  # before anything of it is dropped
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
         accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}

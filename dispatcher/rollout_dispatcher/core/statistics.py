@@ -65,6 +65,33 @@ class LengthStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectStatistics:
+    """Objects of payload stores.
+
+    needed, needed_bytes: samples in them live, or may still come in. unneeded: to be released.
+    sweeps: incarnations of producers of which there may be more. workers: who can be asked.
+    freed, failures: released so far, and answers that some could not be.
+    """
+
+    needed: int
+    needed_bytes: int
+    unneeded: int
+    sweeps: int
+    workers: int
+    freed: int
+    failures: int
+
+    @classmethod
+    def of(cls, parts: Parts) -> Self:
+        """What there is of them."""
+        known, totals = parts.references, parts.totals
+        return cls(
+            len(known.objects), known.objects.nbytes, len(known.releases), len(known.sweeps),
+            len(known.workers), totals.objects_freed, totals.releases_failed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """Counts of samples unless the name says otherwise; times are the core's clock, in seconds.
 
@@ -120,6 +147,7 @@ class Statistics:
     run_state: str
     selection_bias: float
     selection_bias_chance: float
+    objects: ObjectStatistics
 
     @property
     def accepted(self) -> int:
@@ -186,4 +214,5 @@ class Statistics:
             run_state=parts.lifecycle.state,
             selection_bias=parts.selection_bias.distance,
             selection_bias_chance=parts.selection_bias.chance,
+            objects=ObjectStatistics.of(parts),
         )

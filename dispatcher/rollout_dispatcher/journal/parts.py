@@ -143,9 +143,11 @@ class Live:
 
 @dataclass(slots=True)
 class Ledger:
-    """The single values.
+    """The single values, and what is a few as a rule.
 
     withdrawn: pairs of a step that was withdrawn and not planned again, and the last attempt at it.
+    unneeded: by store, then by key, how many bytes each object has that is to be released: workers
+    empty the list as it grows. incarnations: those that are not swept, with their producers.
     """
 
     next_ticket: int = 0
@@ -164,4 +166,6 @@ class Ledger:
     set_by: str = ""
     phases: list[int] = field(default_factory=list)
     ended: bool = False
+    unneeded: dict[str, dict[str, int]] = field(default_factory=dict)
+    incarnations: dict[str, str] = field(default_factory=dict)
     totals: str = "{}"

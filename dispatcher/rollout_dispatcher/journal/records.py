@@ -18,9 +18,12 @@ from rollout_dispatcher.core.facts import (
     Dropped,
     Fact,
     FloorRaised,
+    Forgotten,
     GenerationBegan,
     GroupSized,
     GroupSizeSet,
+    IncarnationBegan,
+    IncarnationSwept,
     PhaseEnded,
     Planned,
     ProducerKeyed,
@@ -30,6 +33,7 @@ from rollout_dispatcher.core.facts import (
     RunBegan,
     SchemaFixed,
     StreamEnded,
+    Unneeded,
     VersionReported,
     Withdrawn,
 )
@@ -48,6 +52,8 @@ GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
 KEYED, LEFT, CONFIGURED = "keyed", "left", "configured"
+UNNEEDED, FORGOTTEN = "unneeded", "forgotten"
+INCARNATION, SWEPT = "incarnation", "swept"
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -179,7 +185,20 @@ class Encoder:
                 return [RESUMED, after]
             case CheckpointSaved(step):
                 return [SAVED, step]
-        return self._single(fact)
+        return self._of_stores(fact) or self._single(fact)
+
+    def _of_stores(self, fact: Fact) -> Row | None:
+        """The row of what payload stores may have."""
+        match fact:
+            case Unneeded(objects):
+                return [UNNEEDED, list(map(astuple, objects))]
+            case Forgotten(objects):
+                return [FORGOTTEN, [(stored.store, stored.key) for stored in objects]]
+            case IncarnationBegan(producer, incarnation):
+                return [INCARNATION, producer, incarnation]
+            case IncarnationSwept(incarnation):
+                return [SWEPT, incarnation]
+        return None
 
     def _single(self, fact: Fact) -> Row:
         """The row of what is one value for the whole run."""

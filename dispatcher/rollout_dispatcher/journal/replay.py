@@ -27,7 +27,7 @@ from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
 from rollout_dispatcher.journal.parts import Kept, Stage, StepRecord
 from rollout_dispatcher.journal.state import State
-from rollout_dispatcher.payload import InJournal
+from rollout_dispatcher.payload import InJournal, StoredObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,12 @@ def remembered(
         left=frozenset(name for name, producer in state.producers.items() if producer.left),
         given_ids=given_ids,
         totals=json.loads(ledger.totals),
+        unneeded=tuple(
+            StoredObject(store, key, nbytes)
+            for store, objects in ledger.unneeded.items()
+            for key, nbytes in objects.items()
+        ),
+        incarnations=ledger.incarnations,
     )
 
 

@@ -67,7 +67,7 @@ class State:
         """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
         for row in rows:
             match row[0]:
-                case records.ACCEPTED | records.REFERENCED:
+                case records.ACCEPTED | records.OBJECT | records.REFERENCED:
                     self._accept(row, segment, places)
                 case records.MOVED:
                     self._move(row, segment, next(places))
@@ -123,6 +123,9 @@ class State:
     # -- samples ----------------------------------------------------------------------------
 
     def _accept(self, row: Row, segment: int, places: Iterator[int]) -> None:
+        if row[0] == records.OBJECT:
+            self._stored = StoredObject(*row[1:])
+            return
         place: Row
         if row[0] == records.ACCEPTED:
             place = [segment, next(places), *row[records.ROWS :]]
@@ -269,8 +272,6 @@ class State:
 
     def _note(self, row: Row) -> None:
         match row[0]:
-            case records.OBJECT:
-                self._stored = StoredObject(*row[1:])
             case records.RUN:
                 self.ledger.run_id = row[1]
             case records.GENERATION:
@@ -291,7 +292,26 @@ class State:
                 self.ledger.posted = row[1]
             case records.ENDED:
                 self.ledger.ended = True
-            case kind:
+            case _:
+                self._note_of_stores(row)
+
+    def _note_of_stores(self, row: Row) -> None:
+        """In which object samples lie; which are unneeded or gone; whose may be there."""
+        ledger = self.ledger
+        match row:
+            case [records.OBJECT, *stored]:
+                self._stored = StoredObject(*stored)
+            case [records.UNNEEDED, objects]:
+                for store, key, nbytes in objects:
+                    ledger.unneeded.setdefault(store, {})[key] = nbytes
+            case [records.FORGOTTEN, names]:
+                for store, key in names:
+                    ledger.unneeded.get(store, {}).pop(key, None)
+            case [records.INCARNATION, producer, incarnation]:
+                ledger.incarnations[incarnation] = producer
+            case [records.SWEPT, incarnation]:
+                ledger.incarnations.pop(incarnation, None)
+            case [kind, *_]:
                 raise ValueError(f"a row of kind {kind!r} is not known")
 
     def _producer(self, name: str) -> ProducerRecord:

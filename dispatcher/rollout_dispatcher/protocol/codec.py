@@ -16,7 +16,9 @@ _PLAIN = TypeAdapter(dict[str, object])
 
 def encode(message: Message, payload_size: int = 0) -> bytes:
     """The frame of a message, up to its payload."""
-    silent = {key for key in message.optional if not getattr(message, key)}
+    silent = None
+    if message.optional:
+        silent = {key for key in message.optional if not getattr(message, key)}
     header = message.model_dump_json(exclude_none=True, exclude=silent).encode()
     return encode_frame(message.type_code, header, payload_size)
 

@@ -82,6 +82,8 @@ TO_RANK: Kinds = (
     m.StepHeader, m.MicroBatch, m.StepWithdrawn, m.Release, m.End, m.Free, m.Sweep, m.Pong,
 )  # fmt: skip
 
+#: What a client may say after its Bye: the last one there is asked to release what is left.
+ANSWERS: Kinds = (m.Freed, m.Swept)
 #: Where the client has said Bye.
 LEAVING = frozenset({S.PRODUCER_LEAVES, S.RANK_LEAVES})
 _OPEN = [state for state in S if state is not S.CLOSED]
@@ -97,6 +99,7 @@ _PRODUCER_SAYS: Table = {
     (S.PRODUCER_GREETS, m.Bye): S.PRODUCER_LEAVES,
     (S.PRODUCER, m.Bye): S.PRODUCER_LEAVES,
     **_stay(FROM_PRODUCER, S.PRODUCER),
+    **_stay(ANSWERS, S.PRODUCER_LEAVES),
 }
 _RANK_SAYS: Table = {
     (S.AWAIT_HELLO, m.HelloRank): S.RANK_GREETS,
@@ -106,6 +109,7 @@ _RANK_SAYS: Table = {
     (S.RANK_RESUMES, m.Bye): S.RANK_LEAVES,
     **_stay(FROM_RANK, S.RANK),
     **_stay((m.Ping,), S.RANK_RESUMES),
+    **_stay(ANSWERS, S.RANK_LEAVES),
 }
 #: What is the same whether it is said or heard.
 _ERRORS: Table = {(state, m.Error): S.CLOSED for state in _OPEN}

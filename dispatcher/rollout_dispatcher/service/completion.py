@@ -1,7 +1,7 @@
 """When the service may stop by itself: everything is committed, and everybody has heard so.
 
 Invariant: nobody who is connected is left without a word; who went without a goodbye is waited for,
-within a bound.
+within a bound, and so is somebody who releases what is left in payload stores.
 """
 
 import asyncio
@@ -42,11 +42,16 @@ class Completion:
             return
         if self._connections.ranks:
             return
-        if self._core.deserted and self._connections.end_is_known:
+        if self._is_over:
             self._over.set()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout, self._give_up)
+
+    @property
+    def _is_over(self) -> bool:
+        everybody_knows = self._core.deserted and self._connections.end_is_known
+        return everybody_knows and not self._core.unreleased
 
     def close(self) -> None:
         """Wait for nobody any more."""
@@ -57,5 +62,12 @@ class Completion:
     def _give_up(self) -> None:
         self._timer = None
         if not self._connections.ranks:
-            log.warning("a client left without a goodbye and did not come back")
+            if self._core.deserted and self._connections.end_is_known:
+                log.warning(
+                    "%d objects or more are left in payload stores, and nobody is there to release "
+                    "them: the journal remembers that for the next start on it",
+                    self._core.unreleased,
+                )
+            else:
+                log.warning("a client left without a goodbye and did not come back")
             self._over.set()

@@ -42,6 +42,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
@@ -85,6 +86,7 @@ class EffectRunner:
         *,
         metrics: Metrics,
         chronicle: Chronicle,
+        store_workers: StoreWorkers,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
@@ -111,6 +113,8 @@ class EffectRunner:
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._let_go,
+            e.FreeWanted: store_workers.ask,
+            e.SweepWanted: store_workers.ask,
             e.GroupGivenUp: _log_given_up,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,

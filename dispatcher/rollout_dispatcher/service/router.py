@@ -38,6 +38,7 @@ from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.connections.pace import Pace
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.effect_runner import EffectRunner
 from rollout_dispatcher.service.failure import Failure
@@ -88,6 +89,7 @@ class Router:
         metrics.watch_health(self.health.is_ready)
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
+        self._store_workers = StoreWorkers(core, config, self.barrier, clock, self.perform)
         self._effect_runner = EffectRunner(
             core,
             config,
@@ -96,6 +98,7 @@ class Router:
             self._failure,
             metrics=metrics,
             chronicle=self.chronicle,
+            store_workers=self._store_workers,
             clock=clock,
         )
         self.feedback = self._effect_runner.feedback
@@ -152,7 +155,7 @@ class Router:
                 self._says_goodbye(peer)
             case m.HelloProducer():
                 self._introduce(peer, message)
-                self._producer_joins(peer, digest_of(message.key))
+                self._producer_joins(peer, digest_of(message.key), message.incarnation)
             case m.HelloRank():
                 self._introduce(peer, message)
                 self._rank_joins(peer, message, now)
@@ -160,8 +163,9 @@ class Router:
                 check_push(peer.terms, message)
                 samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
-                    peer.client_id, message.first_seq, samples, message.floor, message.named
-                )
+                    peer.client_id, message.first_seq, samples, message.floor, message.named,
+                    refers=message.objects is not None,
+                )  # fmt: skip
                 self.perform(self.core.push(push, now))
             case m.CloseGroup(group_id=group, withdrawn=list(numbers)):
                 size, who = message.size, peer.client_id
@@ -178,6 +182,8 @@ class Router:
             case m.EndStream():
                 self._connections.ends(peer.client_id)
                 self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
+            case m.Freed() | m.Swept():
+                self._store_workers.answered(peer, message)
             case _ if (rank := self._connections.rank_of(peer)) is not None:
                 self._rank_said(rank.dp_rank, message, now)
 
@@ -197,6 +203,8 @@ class Router:
     def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
         connections.lost(peer)
+        if not self._hangs_up:
+            self._store_workers.gone(peer)
         if not connections.peers:
             self._everybody_left.set()
         if self._hangs_up:  # it is we who leave: the core goes on as it is, if at all
@@ -257,7 +265,7 @@ class Router:
     def _says_goodbye(self, peer: Peer) -> None:
         if self._connections.producers.get(peer.client_id) is peer:
             self.perform(self.core.producer_leaves(peer.client_id))
-        self.barrier.after(peer.take_leave)
+        self._store_workers.take_leave(peer)
 
     def _confirm(self, peer: Peer) -> None:
         peer.send(m.Pong())
@@ -265,7 +273,7 @@ class Router:
             self._connections.answered(peer.client_id)
             self._completion.check()
 
-    def _producer_joins(self, peer: Peer, key: str) -> None:
+    def _producer_joins(self, peer: Peer, key: str, incarnation: str | None) -> None:
         self.core.check_key(peer.client_id, key)
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
@@ -273,7 +281,8 @@ class Router:
             self.perform(self.core.producer_lost(peer.client_id, self.clock()))
             before.close()
         self.metrics.connections.labels("producer").inc()
-        self.perform(self.core.producer_connected(peer.client_id, key))
+        self.perform(self.core.producer_connected(peer.client_id, key, incarnation or ""))
+        self._store_workers.there(peer)
 
     # -- ranks ------------------------------------------------------------------------------
 
@@ -295,6 +304,7 @@ class Router:
             saved=message.saved,
             run_id=message.run_id,
         )
+        self._store_workers.gone(peer)  # said again, it hears nothing else before its welcome
         decision = self.core.join(hello, now)
         if hello.generation is None:
             self.metrics.rank_waits.all_stop(now)
@@ -304,6 +314,7 @@ class Router:
         self.perform(decision)
         if self._connections.rank_of(peer) is None:
             return  # it was refused
+        self._store_workers.there(peer)
         log.info(
             "DP rank %d of %d joined generation %d",
             message.dp_rank, message.dp_size, self.core.generation,

@@ -15,6 +15,7 @@ from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.facts import Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
 
 
@@ -40,7 +41,10 @@ class Lobby:
         memory = DuplicateMemory(self.id_horizon)
         self.capacity = Capacity(self.buffer, lambda: self.batch - self.buffer.ready_units)
         eligibility = Eligibility(self.buffer, self.producers, self.closed_groups, memory)
-        outcomes = Outcomes(self.buffer, self.totals, self.producers, memory, self.note)
+        outcomes = Outcomes(
+            self.buffer, self.totals, self.producers, memory, self.note,
+            objects=Objects(self.limits.stores),
+        )  # fmt: skip
         held = HeldPushes(self.limits.held_bytes)
         groups.on_change = self.closed_groups.on_change = held.regroup
         deciding = self.kind(

@@ -38,6 +38,7 @@ class Bench:
         capacity: int = 6,
         nbytes: int = 1 << 20,
         held_bytes: int = 1 << 20,
+        stores: frozenset[str] = frozenset({STORE}),
         **options: object,
     ) -> None:
         self.now = 100.0
@@ -51,9 +52,7 @@ class Bench:
         self.syncs = True
         config = DispatchConfig(
             dp_size=2,
-            limits=BufferLimits(
-                capacity, batch, None, nbytes, 1000, held_bytes, stores=frozenset({STORE})
-            ),
+            limits=BufferLimits(capacity, batch, None, nbytes, 1000, held_bytes, stores=stores),
             trigger=TriggerConfig(batch, window, max_wait=2.0),
             **options,  # type: ignore[arg-type]
         )

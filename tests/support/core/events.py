@@ -7,7 +7,7 @@ from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
-from tests.support.core.worlds import ENDLESS, TOKENS, World
+from tests.support.core.worlds import ENDLESS, STORE, TOKENS, World
 from tests.support.samples import make_sample
 
 #: What happens; None: not in this world.
@@ -48,6 +48,10 @@ def push_of_one(world: World, at: int) -> Happens:
 
 def push_of_64(world: World, at: int) -> Happens:
     return world.push("p0", *[_sample(64 * at + index) for index in range(64)])
+
+
+def push_of_64_references(world: World, at: int) -> Happens:
+    return world.push("p0", *[_sample(64 * at + index, store=STORE) for index in range(64)])
 
 
 def push_over_http(world: World, at: int) -> Happens:
@@ -172,7 +176,8 @@ EVENTS: dict[str, Callable[[World, int], Happens]] = {
         tick, next_deadline, settings_change, journal_takes_more,
         hello_of_a_new_producer, hello_of_a_known_producer, demand,
         prepared, commit, step_times, policy_version, checkpoint_saved, rank_lost_and_back,
-        push_of_one, push_of_64, push_over_http, duplicate_push, refused_push, push_of_a_member,
+        push_of_one, push_of_64, push_of_64_references, push_over_http, duplicate_push,
+        refused_push, push_of_a_member,
         close_of_an_open_group, close_of_an_unknown_group, withdrawn_member,
         producer_lost, bye_of_a_producer, end_of_a_phase, end_of_the_stream,
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from rollout_dispatcher.core import facts as f
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 from tests.support.samples import span_of
 
@@ -37,6 +38,8 @@ class Memory:
         self._schema: Schema | None = None
         self._set_by = ""
         self._totals: Mapping[str, Any] = {}
+        self._unneeded: dict[StoredObject, None] = {}
+        self._incarnations: dict[str, str] = {}
 
     def note(self, facts: Iterable[f.Fact], totals: Mapping[str, Any]) -> None:
         """Remember facts and the totals after them."""
@@ -80,6 +83,8 @@ class Memory:
             left=frozenset(self._left),
             given_ids=tuple(self._given_ids),
             totals=self._totals,
+            unneeded=tuple(self._unneeded),
+            incarnations=dict(self._incarnations),
         )
 
     def payload(self, ticket: int) -> memoryview:
@@ -157,6 +162,20 @@ class Memory:
                 self._schema, self._set_by = fact.schema, fact.set_by
             case f.StreamEnded():
                 self._ended = True
+            case _:
+                self._note_objects(fact)
+
+    def _note_objects(self, fact: f.Fact) -> None:
+        match fact:
+            case f.Unneeded():
+                self._unneeded |= dict.fromkeys(fact.objects)
+            case f.Forgotten():
+                for stored in fact.objects:
+                    self._unneeded.pop(stored, None)
+            case f.IncarnationBegan():
+                self._incarnations[fact.incarnation] = fact.producer
+            case f.IncarnationSwept():
+                self._incarnations.pop(fact.incarnation, None)
 
     def _note_checkpoint(self, fact: f.Resumed | f.CheckpointSaved) -> None:
         if isinstance(fact, f.CheckpointSaved):

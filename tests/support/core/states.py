@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.effects import PayloadsToJournal
 from rollout_dispatcher.core.producers.push import Push
-from tests.support.core.worlds import NBYTES, TOKENS, World
+from tests.support.core.worlds import NBYTES, STORE, TOKENS, World
 from tests.support.samples import make_sample
 
 
@@ -151,6 +151,15 @@ def held_at_the_hard_cap(size: int) -> World:
     return world
 
 
+def held_at_the_cap_of_payload_stores(size: int) -> World:
+    """The same of samples that lie in payload stores."""
+    world = World(referenced_bytes=NBYTES)
+    world.pushes("p", group_id="g", group_size=3, store=STORE)
+    for producer in names("p", size):
+        world.pushes(producer, store=STORE)
+    return world
+
+
 def held_for_an_end(size: int) -> World:
     """The same; a phase has ended, but for what is held back of it."""
     world = held_at_the_soft_cap(size)
@@ -205,6 +214,7 @@ STATES: dict[str, Callable[[int], World]] = {
         ready, ready_and_ageing, open_groups, open_groups_at_the_cap, closed_groups, producers,
         producers_away, an_end_that_all_are_asked_of, ends_that_wait, ends_that_are_forced,
         ended_phases, a_phase_without_versions, held_at_the_soft_cap, held_at_the_hard_cap,
-        held_for_an_end, retained_steps, open_steps, ranks, ranks_at_the_end,
+        held_at_the_cap_of_payload_stores, held_for_an_end, retained_steps, open_steps, ranks,
+        ranks_at_the_end,
     )
 }  # fmt: skip

@@ -21,6 +21,8 @@ from tests.support.samples import make_sample
 ENDLESS = 1 << 30
 #: Bytes of a sample's payload, and its tokens.
 NBYTES, TOKENS = 32, 4
+#: Where payloads may lie.
+STORE = "file:///a"
 
 
 class World:
@@ -32,15 +34,20 @@ class World:
         batch: int = ENDLESS,
         capacity: int = ENDLESS,
         nbytes: int = ENDLESS,
+        referenced_bytes: int = ENDLESS,
         dp_size: int = 2,
         **options: object,
     ) -> None:
         self.now, self.plans, self.dp_size = 0.0, False, dp_size
         self.next_seq: Counter[str] = Counter()
+        limits = BufferLimits(
+            capacity, None, None, nbytes, 1000,
+            stores=frozenset({STORE}), referenced_bytes=referenced_bytes,
+        )  # fmt: skip
         self.core = Dispatch(
             DispatchConfig(
                 dp_size=dp_size,
-                limits=BufferLimits(capacity, None, None, nbytes, 1000),
+                limits=limits,
                 trigger=TriggerConfig(batch, batch, max_wait=1e9),
                 **options,  # type: ignore[arg-type]
             )

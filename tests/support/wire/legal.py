@@ -51,9 +51,11 @@ FROM_CLIENTS: dict[SessionState, dict[Kind, SessionState]] = {
     S.AWAIT_HELLO: {m.HelloProducer: S.PRODUCER_GREETS, m.HelloRank: S.RANK_GREETS},
     S.PRODUCER_GREETS: {m.Bye: S.PRODUCER_LEAVES},
     S.PRODUCER: {**_FROM_PRODUCER, m.Bye: S.PRODUCER_LEAVES},
+    S.PRODUCER_LEAVES: {m.Freed: S.PRODUCER_LEAVES, m.Swept: S.PRODUCER_LEAVES},
     S.RANK_GREETS: {m.Bye: S.RANK_LEAVES},
     S.RANK: {**_FROM_RANK, m.HelloRank: S.RANK_RESUMES, m.Bye: S.RANK_LEAVES},
     S.RANK_RESUMES: {m.Ping: S.RANK_RESUMES, m.Bye: S.RANK_LEAVES},
+    S.RANK_LEAVES: {m.Freed: S.RANK_LEAVES, m.Swept: S.RANK_LEAVES},
 }
 _LEAVE_PRODUCER: dict[Kind, SessionState] = dict.fromkeys(
     (m.WelcomeProducer, *_TO_PRODUCER), S.PRODUCER_LEAVES

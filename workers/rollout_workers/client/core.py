@@ -40,6 +40,9 @@ class ClientCore(Protocol):
     def take_messages(self, now: float) -> Iterable[Outgoing]:
         """What to send now, in order; each is taken as sent once it is asked for."""
 
+    def take_answers(self) -> Iterable[Outgoing]:
+        """What of that answers a request, and may be said after the goodbye too."""
+
     def ping(self) -> m.Ping:
         """A Ping to send at once."""
 

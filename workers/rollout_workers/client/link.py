@@ -47,8 +47,11 @@ class Link(StreamProtocol):
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def pump(self) -> None:
-        """Write what the core has to say while there is room, from the welcome to the goodbye."""
-        if self._heartbeat is None or self._leaving or not self._writable():
+        """Write what the core has to say while there is room, from the welcome on.
+
+        After the goodbye that is what it is asked for then, as nobody else may be there to ask.
+        """
+        if self._heartbeat is None or not self._writable():
             return
         try:
             self._say_what_there_is(self._loop.time())
@@ -119,7 +122,8 @@ class Link(StreamProtocol):
 
     def _say_what_there_is(self, now: float) -> None:
         with self._role.guard:
-            for message, payload in self._core.take_messages(now):
+            core, leaving = self._core, self._leaving
+            for message, payload in core.take_answers() if leaving else core.take_messages(now):
                 self._write(message, payload)
                 if not self._writable():
                     return

@@ -27,6 +27,8 @@ from rollout_workers.producer.encode import (
     RolloutSample,
     rollout_samples,
 )
+from rollout_workers.producer.stored import references
+from rollout_workers.producer.stored.references import ReferencedSample
 from rollout_workers.producer.to_array import ArrayLike
 
 
@@ -133,6 +135,20 @@ class AsyncRolloutProducer:
         """Push members of one group; `group_size` is their number unless given."""
         return await self.push_many(members(samples, group_id, group_size), timeout=timeout)
 
+    async def push_references(
+        self, samples: Iterable[ReferencedSample], *, timeout: float | None = None
+    ) -> list[Outcome]:
+        """Push samples that lie in a payload store already; one outcome each, in order.
+
+        For those who have put them there themselves, or keep them in an engine that is one of the
+        dispatcher's `--payload-stores`. From then on their objects are the dispatcher's, which has
+        them released; also of samples that are refused or there twice.
+
+        Raises as `push` does, and for samples that cannot be as they are said before anything is
+        pushed.
+        """
+        return await self.push_encoded(self.encode_references(samples), timeout=timeout)
+
     async def close_group(
         self, group_id: str, *, size: int | None = None, keep: bool | None = None
     ) -> None:
@@ -200,6 +216,10 @@ class AsyncRolloutProducer:
     def encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
         """Check samples and find their memory; raises SampleRefused. Any thread may."""
         return [self._encoder.encode(self._sized(item)) for item in rollout_samples(samples)]
+
+    def encode_references(self, samples: Iterable[ReferencedSample]) -> list[EncodedSample]:
+        """Check samples that lie in a payload store; raises SampleRefused. Any thread may."""
+        return references.encode(samples, self._client.payload_stores, self._group_size)
 
     async def push_encoded(
         self, samples: Sequence[EncodedSample], *, timeout: float | None

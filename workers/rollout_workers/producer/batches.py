@@ -1,6 +1,8 @@
 """Cut a list of samples into pushes, each the size of a frame, and say what a push consists of."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -10,6 +12,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.producer.encode import EncodedSample
+from rollout_workers.producer.stored.placing import Put, places_of
 
 _T = TypeVar("_T")
 
@@ -22,7 +25,7 @@ BATCH_SAMPLES = 256
 def batches(
     samples: Sequence[EncodedSample], max_payload_bytes: int
 ) -> Iterator[Sequence[EncodedSample]]:
-    """Consecutive runs of samples that one push can carry."""
+    """Consecutive runs of samples that one push can carry; all of them have references, or none."""
     limit = min(BATCH_BYTES, max_payload_bytes)
     start, nbytes = 0, 0
     for stop, sample in enumerate(samples):
@@ -58,6 +61,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
             first_seq=first_seq,
             floor=first_seq,
             named=samples[0].sample_id is not None,
+            **_places(samples),
         )
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
@@ -86,6 +90,18 @@ def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:
     return buffers
 
 
+def put_of(
+    samples: Sequence[EncodedSample], inline_limit: int, handle: int, key: str
+) -> Put | None:
+    """The object for those of so many bytes and more; None where there are none."""
+    large = [sample.nbytes >= inline_limit and sample.reference is None for sample in samples]
+    if not any(large):
+        return None
+    inside = list(compress(samples, large))
+    beside = payload(compress(samples, map(not_, large)))
+    return Put(handle, key, payload(inside), large, [one.nbytes for one in inside], beside)
+
+
 def _alike(one: EncodedSample, other: EncodedSample) -> bool:
     """Whether two samples can share a push: the same fields, and the same metadata given."""
     return (
@@ -93,6 +109,13 @@ def _alike(one: EncodedSample, other: EncodedSample) -> bool:
         and (one.sample_id is None) == (other.sample_id is None)
         and _is_sized(one) == _is_sized(other)
     )
+
+
+def _places(samples: Sequence[EncodedSample]) -> dict[str, Any]:
+    """Where the samples lie, if it is in payload stores."""
+    if samples[0].reference is None:
+        return {}
+    return places_of([sample.reference for sample in samples if sample.reference is not None])
 
 
 def _rows(samples: Sequence[EncodedSample]) -> dict[str, list[int]] | None:

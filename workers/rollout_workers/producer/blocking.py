@@ -21,6 +21,7 @@ from rollout_workers.client.own_process import OwnProcess, refuse_to_travel
 from rollout_workers.feedback import DroppedSample, Feedback
 from rollout_workers.producer.asynchronous import AsyncRolloutProducer, members
 from rollout_workers.producer.encode import GroupSize, Pushable, RolloutSample
+from rollout_workers.producer.stored.references import ReferencedSample
 from rollout_workers.producer.to_array import ArrayLike
 
 T = TypeVar("T")
@@ -94,6 +95,13 @@ class RolloutProducer(Closing):
     ) -> list[Outcome]:
         """Push members of one group; `group_size` is their number unless given."""
         return self.push_many(members(samples, group_id, group_size), timeout=timeout)
+
+    def push_references(
+        self, samples: Iterable[ReferencedSample], *, timeout: float | None = None
+    ) -> list[Outcome]:
+        """Push samples from a payload store; see `AsyncRolloutProducer.push_references`."""
+        encoded = self._inner.encode_references(samples)
+        return self._call(self._inner.push_encoded(encoded, timeout=timeout))
 
     def close_group(
         self, group_id: str, *, size: int | None = None, keep: bool | None = None

@@ -29,6 +29,7 @@ from rollout_workers.producer.batches import batches
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.shortfall import GRACE_S
+from rollout_workers.producer.stored.putting import Putting
 
 #: The dispatcher sends a producer outcomes only: one short word a sample, or an error message.
 LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
@@ -51,6 +52,7 @@ class ProducerClient:
         self._reconnect_timeout = reconnect_timeout
         self._process = OwnProcess("producer")
         self._core = ProducerCore(uuid4().hex, heed)
+        self._putting = Putting(self._core, self._worked)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
         self._listening: set[asyncio.Future[None]] = set()
         self._connector: Connector | None = None
@@ -88,6 +90,7 @@ class ProducerClient:
             for batch in batches(samples, self._core.max_payload_bytes):
                 handles.append(self._core.submit(batch))
                 self._expect(handles[-1])
+            self._putting.look()
             connector.pump()
             async with asyncio.timeout(timeout):
                 settled = [await self._waiting[handle] for handle in handles]
@@ -154,6 +157,7 @@ class ProducerClient:
             task.cancel()
             self._fail(closed)
         await asyncio.wait([task])
+        await self._putting.finish()
 
     def _give_up(self, handles: Sequence[int], timeout: float | None) -> Exception:
         """Withdraw what is not answered, let go of the caller's arrays; the error to tell him."""
@@ -164,6 +168,7 @@ class ProducerClient:
         given_up = [self._core.abandon(handle, now) for handle in left]
         if given_up and self._connector is not None:
             self._connector.copy_unsent()
+            self._putting.look()
             self._connector.pump()  # what it has to say of groups that lack members has its time
         caps = [blocked for _, blocked in given_up if blocked is not None]
         if len(left) == len(handles) and all(withdrawn for withdrawn, _ in given_up):
@@ -196,8 +201,24 @@ class ProducerClient:
             raise ClientClosed("the producer is not started; use `async with` or call start()")
         return self._connector
 
+    @property
+    def payload_stores(self) -> tuple[str, ...]:
+        """The payload stores that samples may lie in; any thread may ask."""
+        self._process.check()
+        return self._core.objects.stores
+
     def _heard(self) -> None:
-        """The core has heard something: tell whoever waits for it."""
+        """The core has heard something: do what it asks for, and tell whoever waits for it."""
+        self._putting.look()
+        self._tell()
+
+    def _worked(self) -> None:
+        """What was done with payload stores may be something to say, or the end of a push."""
+        self._tell()
+        if self._connector is not None:
+            self._connector.pump()
+
+    def _tell(self) -> None:
         for settled in self._core.take_settled():
             future = self._waiting.get(settled.handle)
             if future is not None and not future.done():

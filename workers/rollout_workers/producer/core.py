@@ -1,9 +1,12 @@
 """What a producer has outstanding and what it has to say next; no socket, clock or thread.
 
-    QUEUED --take_messages--> SENT --Pushed: accepted, duplicate, refused--> settled
-      ^                        |
-      +------Pushed: full------+     (room beyond the credits was asked for, and there was none)
-      +----------lost----------+     (every unanswered push is sent again, same numbers)
+    BEING PUT --was_put--> QUEUED --take_messages--> SENT --Pushed: accepted, ...--> settled
+                             ^                        |
+                             +------Pushed: full------+  (room beyond the credits was asked for)
+                             +----------lost----------+  (sent again, under the same numbers)
+
+A push with samples of the inline limit or more begins with an object for them in a payload store;
+any other one is QUEUED at once. One that is settled is accepted, a duplicate or refused.
 
 Invariants: at most `credits` pushes are SENT, except that a push with a group may be sent beyond
 them once per connection, so that members of a group that has its room never wait behind others;
@@ -19,6 +22,7 @@ from heapq import heappop, heappush
 from secrets import token_hex
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED
 from rollout_dispatcher.sample import Outcome
@@ -29,6 +33,8 @@ from rollout_workers.producer.controls import Control, Controls
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.pushes import PendingPush
 from rollout_workers.producer.shortfall import Shortfalls
+from rollout_workers.producer.stored.objects import Objects
+from rollout_workers.producer.stored.placing import Put
 
 #: After `full` although credits are free (two messages crossed): wait this long, then longer.
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
@@ -49,7 +55,7 @@ class ProducerCore:
     """Outstanding pushes and control messages of one producer object.
 
     welcomed: whether a dispatcher has ever taken its HELLO. heed: told of the run's schema.
-    hearing: what it was told of the trainer.
+    hearing: what it was told of the trainer. objects: what it has to do with payload stores.
     """
 
     #: A producer has always a use for a connection, and what it pushed is confirmed push by push.
@@ -74,6 +80,7 @@ class ProducerCore:
         self._shortfalls = Shortfalls()
         self._settled: list[Settled] = []
         self.hearing = Hearing()
+        self.objects = Objects(client_id)
 
     # -- what the user wants
 
@@ -90,18 +97,18 @@ class ProducerCore:
                 "release of rollout-dispatcher where it runs",
             )
         first = self._next_seq
-        nbytes = sum(sample.nbytes for sample in samples)
+        put = self.objects.put_for(samples, first)
+        nbytes = sum(map(len, put.payload)) if put else sum(sample.nbytes for sample in samples)
         if nbytes > self.max_payload_bytes:
-            raise SampleRefused(
-                "too-large",
-                f"{nbytes} bytes of sample exceed the dispatcher's frame limit of "
-                f"{self.max_payload_bytes} bytes",
-            )
-        push = PendingPush(header(samples, self.client_id, first), payload(samples))
+            raise SampleRefused("too-large", self._too_large(nbytes))
+        push = PendingPush(header(samples, self.client_id, first), payload(samples), put)
         self._pushes[first] = push
         self._next_seq += len(samples)
         self._shortfalls.pushed_again(push)
-        self._enqueue(first, push)
+        if put is None:
+            self._enqueue(first, push)
+        else:
+            self.objects.begin(put)
         return first
 
     def control(self, message: Control) -> int:
@@ -127,10 +134,11 @@ class ProducerCore:
             return False, None
         blocked = push.blocked or self._blocked()
         if push.sent or push.uncertain:
-            push.payload = [b"".join(push.payload)]
+            push.let_go()
             return False, blocked
         del self._pushes[handle]
         self._shortfalls.withdrawn(push, now)
+        self.objects.withdrawn(push)
         return not any(push.outcomes), blocked
 
     def forget(self, handle: int) -> None:
@@ -142,13 +150,42 @@ class ProducerCore:
         settled, self._settled = self._settled, []
         return settled
 
+    # -- payload stores
+
+    def was_put(self, put: Put, stored: StoredObject) -> None:
+        """An object is there: its push goes out, unless nobody waits for it any more."""
+        push = self._pushes.get(put.handle)
+        if push is None:
+            self.objects.orphaned(stored)
+        else:
+            push.was_put(stored)
+            self._enqueue(put.handle, push)
+
+    def was_not_put(self, put: Put, why: object) -> None:
+        """No store takes an object: what it would have had is sent, if that can be."""
+        push = self._pushes.get(put.handle)
+        if push is None:
+            return
+        push.put = None
+        nbytes = sum(map(len, push.payload))
+        if nbytes <= self.max_payload_bytes:
+            self._enqueue(put.handle, push)
+        else:
+            del self._pushes[put.handle]
+            refused = SampleRefused("too-large", f"{self._too_large(nbytes)}, and {why}")
+            self._settled.append(Settled(put.handle, (refused,) * len(push.message.tokens)))
+
     # -- the connection
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
         able = sorted(OF_PRODUCERS)
         return m.HelloProducer(
-            client_id=self.client_id, token=self.token, key=self._key, capabilities=able
+            client_id=self.client_id,
+            token=self.token,
+            key=self._key,
+            incarnation=self.objects.incarnation,
+            capabilities=able,
         )
 
     def lost(self) -> None:
@@ -159,8 +196,10 @@ class ProducerCore:
         for first, push in self._pushes.items():
             push.uncertain |= push.sent
             push.sent = False
-            self._enqueue(first, push)
+            if not push.is_being_put:
+                self._enqueue(first, push)
         self._controls.lost()
+        self.objects.requests.lost()
 
     def take_messages(self, now: float) -> Iterator[Outgoing]:
         """What to send now, each with its payload; taken as sent once yielded."""
@@ -176,6 +215,12 @@ class ProducerCore:
             self.control(told)
         for message in self._controls.take(self._pushes.keys()):
             yield message, ()
+        yield from self.take_answers()
+
+    def take_answers(self) -> Iterator[Outgoing]:
+        """What the dispatcher has asked of this process's payload stores is done."""
+        for answer in self.objects.requests.take_answers():
+            yield answer, ()
 
     def ping(self) -> m.Ping:
         """A Ping to send at once."""
@@ -210,6 +255,8 @@ class ProducerCore:
                 self._heed(message)
             case m.Resend():
                 self._resend(message.first_seq)
+            case m.Free() | m.Sweep():
+                self.objects.requests.heard(message)
             case m.Pong():
                 self._settled += map(Settled, self._controls.ponged())
             case _:
@@ -224,8 +271,15 @@ class ProducerCore:
         self._credits = welcome.credits
         self._able = frozenset(welcome.capabilities)
         self.max_payload_bytes = welcome.max_payload_bytes
+        self.objects.welcomed(welcome)
         self._heed(welcome.schema_known)
         self.hearing.welcomed(welcome)
+
+    def _too_large(self, nbytes: int) -> str:
+        return (
+            f"{nbytes} bytes of sample exceed the dispatcher's frame limit of "
+            f"{self.max_payload_bytes} bytes"
+        )
 
     def _enqueue(self, first: int, push: PendingPush) -> None:
         heappush(self._queue, first)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome, Schema
 from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
@@ -53,6 +54,7 @@ class EncodedSample(NamedTuple):
     arrays: its fields in the order of `schema`, C-contiguous and little-endian; the caller's own
         memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens, rows)`. group_size: 0 if it
         is told when the group is closed. rows: of each ragged field, in the order of `schema`.
+        reference: where the span is if it lies in a payload store; no arrays and no bytes then.
     """
 
     schema: Schema
@@ -65,6 +67,7 @@ class EncodedSample(NamedTuple):
     group_size: int | None = None
     policy_version: int | None = None
     rows: tuple[int, ...] = ()
+    reference: Reference | None = None
 
 
 def rollout_samples(given: object) -> list[RolloutSample]:
@@ -153,7 +156,9 @@ class Encoder:
         if known is None or set(map(type, answers)) <= {Outcome}:  # as a rule none is refused
             return found
         for index, (sample, answer) in enumerate(zip(samples, answers, strict=True)):
-            if isinstance(answer, SampleRefused) and sample.schema != known.schema:
+            if not isinstance(answer, SampleRefused) or sample.reference is not None:
+                continue
+            if sample.schema != known.schema:
                 arrays = known.refit(sample.schema, sample.arrays, sample.tokens)
                 if arrays is not None:
                     rows = known.rows(arrays)

@@ -1,13 +1,15 @@
 """A push that is not settled: what of it has been said, and what is known of each sample."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Outcome
+from rollout_workers.producer.stored.placing import Put
 
 #: None where a sample met `full` and has to be sent again.
 Answer = Outcome | SampleRefused | None
@@ -17,18 +19,48 @@ Answer = Outcome | SampleRefused | None
 class PendingPush:
     """A push that is not settled.
 
-    payload: mostly memory of the caller's, who waits. uncertain: it was on its way when a
+    payload: mostly memory of the caller's, who waits. put: what of it goes into a payload store
+    before it is sent, and stored: where that is, once it is. uncertain: it was on its way when a
     connection ended. fulls: how often it met `full` though credits were free. outcomes: of each
     sample; empty before the first answer.
     """
 
     message: m.Push
     payload: Sequence[Buffer]
+    put: Put | None = None
+    stored: StoredObject | None = None
     sent: bool = False
     uncertain: bool = False
     fulls: int = 0
     blocked: m.Blocked | None = None
     outcomes: Sequence[Answer] = ()
+    #: All that its samples consist of, wherever it is sent or put.
+    _contents: Sequence[Buffer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._contents = self.payload
+
+    @property
+    def is_being_put(self) -> bool:
+        """Whether it waits for its object to be there."""
+        return self.put is not None and self.stored is None
+
+    @property
+    def owns_object(self) -> bool:
+        """Whether there is an object of which the dispatcher has no sample."""
+        known = any(isinstance(outcome, Outcome) for outcome in self.outcomes)
+        return self.stored is not None and not known
+
+    def was_put(self, stored: StoredObject) -> None:
+        """Its object is there."""
+        assert self.put is not None
+        self.message = self.message.model_copy(update=self.put.placed(stored))
+        self.payload, self.stored = self.put.payload, stored
+
+    def let_go(self) -> None:
+        """The caller may change his arrays from now on."""
+        self.payload = [b"".join(self.payload)]
+        self._contents = ()
 
     def answered(self, answer: m.Pushed) -> Sequence[Answer]:
         """Take an answer; returns what is known of each sample now."""
@@ -40,9 +72,12 @@ class PendingPush:
         """What each sample is known by if it comes again: its id, or what it consists of."""
         if self.message.named:
             return self.message.sample_ids
-        data, stop = b"".join(self.payload), 0
+        if self.put is None and self.message.places is not None:  # all of it lay in stores before
+            stored = list(map(repr, self.message.objects or ()))
+            return [f"{stored[at[0]]}@{at[1]}" for at in self.message.places if at is not None]
+        data, stop = b"".join(self._contents), 0
         found = []
-        for size in self.message.spans(len(data)):
+        for size in self.message.sizes():
             start, stop = stop, stop + size
             found.append(blake2b(data[start:stop], digest_size=16).digest())
         return found

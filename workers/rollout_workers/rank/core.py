@@ -20,7 +20,12 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import OF_RANKS, STEP_TIMES
 from rollout_workers.client.core import Outgoing
+from rollout_workers.rank.fetches import Fetch, Fetches
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
+from rollout_workers.stores.requests import StoreRequests
+
+#: Of these each is said, whatever was said before.
+SAID_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
 
 
 class RankCore:
@@ -53,6 +58,9 @@ class RankCore:
         self._saved = -1
         self._begun_after = -1
         self._steps = HeldSteps()
+        self._fetches = Fetches(self._steps)
+        #: What the dispatcher asks of this process's payload stores.
+        self.store_requests = StoreRequests()
         #: Where the connection stands: HELLO is said, it is welcomed, HELLO is to be said again.
         self._introduced = self._connected = self._hello_due = False
         #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
@@ -93,6 +101,7 @@ class RankCore:
         """Nothing said from here on is heard; the next HELLO will tell it."""
         self._introduced = self._connected = self._hello_due = False
         self._outbox.clear()
+        self.store_requests.lost()
 
     def take_messages(self, now: float) -> Iterator[Outgoing]:  # noqa: ARG002  waits for no time
         """What to send now; taken as sent once yielded."""
@@ -100,6 +109,13 @@ class RankCore:
             yield self.hello(), ()
         while self._connected and self._outbox:
             yield self._outbox.pop(0), ()
+        if self._connected:
+            yield from self.take_answers()
+
+    def take_answers(self) -> Iterator[Outgoing]:
+        """What the dispatcher has asked of this process's payload stores is done."""
+        for answer in self.store_requests.take_answers():
+            yield answer, ()
 
     def ping(self) -> m.Ping:
         """A Ping to send at once."""
@@ -113,16 +129,18 @@ class RankCore:
         match message:
             case m.WelcomeRank():
                 self._on_welcome(message)
+            case m.Free() | m.Sweep():
+                self.store_requests.heard(message)
             case _ if self._resuming:
                 pass  # said before the dispatcher heard of the checkpoint
             case _ if not self._connected:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.StepHeader():
                 if self._steps.announce(message):
-                    step, digest, attempt = message.step, message.digest, message.attempt
-                    self._say(m.Prepared(step=step, digest=digest, attempt=attempt))
+                    self._tell()
             case m.MicroBatch():
                 self._steps.receive(message, payload)
+                self._tell()
             case m.StepWithdrawn():
                 self._steps.withdraw(message.step)
             case m.Release():
@@ -294,6 +312,30 @@ class RankCore:
         held.begun = True
         return held
 
+    # -- payload stores
+
+    def take_fetches(self) -> list[Fetch]:
+        """What to fetch now; each is `found` or `missed` in the end, unless it is not `wanted`."""
+        return list(self._fetches.take(waits=self.hungry))
+
+    def wanted(self, fetch: Fetch) -> bool:
+        """Whether its step is still held."""
+        return self._steps.holds(fetch.held)
+
+    def found(self, fetch: Fetch, payload: memoryview) -> None:
+        """All that a micro-batch lacked is fetched; payload: of all its samples."""
+        self._fetches.found(fetch, payload)
+        self._tell()
+
+    def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
+        """Samples of a micro-batch, by id, are gone, and why."""
+        self._fetches.missed(fetch, missing)
+        self._tell()
+
+    def _tell(self) -> None:
+        for message in self._fetches.tell():
+            self._say(message)
+
     # -- mechanism
 
     def _say(self, message: m.Message) -> None:
@@ -321,6 +363,7 @@ class RankCore:
         if self.welcome is None or self._resuming:
             self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
+        self._fetches.limit = welcome.prefetch_bytes
         if self._told_resume == self._resume:
             self._connected, self._resuming = True, False
         else:
@@ -331,4 +374,4 @@ def _replaces(message: m.Message, before: m.Message) -> bool:
     """Whether a message says all that the one before it said."""
     if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
         return message.first_step == before.first_step
-    return type(message) is type(before) and not isinstance(message, (m.Prepared, m.StepTimes))
+    return type(message) is type(before) and not isinstance(message, SAID_EACH)

@@ -5,19 +5,23 @@
 
 Training sees a step only once it is RELEASED, whatever has arrived of it before. A message that the
 dispatcher cannot have sent raises ProtocolError and changes nothing; one that it repeats after a
-reconnect changes nothing either.
+reconnect changes nothing either. A step with samples in payload stores is *resolved* once all of it
+is here and those are fetched; any other one is as soon as its header is.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
 from rollout_dispatcher.errors import ProtocolError, StepContractError
+from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.rank.gather import check_inline, references
 from rollout_workers.rank.payload import Block, cut
 
 
@@ -65,13 +69,66 @@ class Received(NamedTuple):
 class HeldStep:
     """A step of which this rank holds the header and the first micro-batches.
 
-    begun: the training loop has asked for one of its micro-batches.
+    begun: the training loop has asked for one of its micro-batches. lacking: where the samples are
+    that some micro-batches, by index, lack; of those the header and what came inline are here.
+    referenced_bytes: of those samples, fetched or not. fetching: which micro-batches' are being
+    fetched; None before that has begun. missing: samples that are gone, and why. told: the
+    dispatcher knows whether it is resolved.
     """
 
     header: m.StepHeader
     state: HeldState = HeldState.PREPARED
     micro_batches: list[Received] = field(default_factory=list)
     begun: bool = False
+    lacking: dict[int, list[Reference]] = field(default_factory=dict)
+    referenced_bytes: int = 0
+    fetching: set[int] | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    told: bool = False
+
+    @property
+    def here(self) -> int:
+        """How many of the first micro-batches are here, and whole."""
+        return min(self.lacking, default=len(self.micro_batches))
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether nothing of it is still to be fetched."""
+        return not self.header.num_referenced or self.here == self.header.num_micro_batches
+
+    @property
+    def is_unresolved(self) -> bool:
+        """Whether samples of it are missing, and all others fetched."""
+        return bool(self.missing) and not self.fetching
+
+    def receive(self, header: m.MicroBatch, payload: memoryview) -> None:
+        """The next micro-batch came; raises ProtocolError for a payload of another size."""
+        schema = self.header.schema_
+        if header.places is None:
+            received = Received(header, payload, cut(schema, header, payload))
+        else:
+            check_inline(schema, header, payload.nbytes)
+            received = Received(header, payload, ())
+            self.lacking[header.index] = lacking = references(schema, header)
+            self.referenced_bytes += sum(reference.nbytes for reference in lacking)
+        self.micro_batches.append(received)
+
+    def fetched(self, index: int, payload: memoryview) -> None:
+        """What a micro-batch lacked is in this payload, which is that of all its samples."""
+        header = self.micro_batches[index].header
+        blocks = cut(self.header.schema_, header, payload)
+        self.micro_batches[index] = Received(header, payload, blocks)
+        del self.lacking[index]
+        self._is_fetched(index)
+
+    def missed(self, index: int, missing: dict[str, str]) -> None:
+        """Samples that a micro-batch lacks are gone, by id, and why."""
+        self.missing |= missing
+        self._is_fetched(index)
+
+    def _is_fetched(self, index: int) -> None:
+        assert self.fetching is not None
+        self.fetching.discard(index)
 
 
 class HeldSteps:
@@ -91,14 +148,25 @@ class HeldSteps:
         self._steps.clear()
         self._newest = -1
 
+    def __iter__(self) -> Iterator[HeldStep]:
+        return iter(self._steps.values())
+
+    def holds(self, held: HeldStep) -> bool:
+        """Whether it is still held, and nothing else came in its place."""
+        return self._steps.get(held.header.step) is held
+
     def attempts(self) -> list[tuple[int, int]]:
         """At every step that is held, where it is not the first."""
         held = ((number, held.header.attempt) for number, held in self._steps.items())
         return [(number, attempt) for number, attempt in held if attempt]
 
     def received(self) -> list[tuple[int, int]]:
-        """Every step that is held, with its number of micro-batches that are here."""
-        return [(number, len(held.micro_batches)) for number, held in self._steps.items()]
+        """The steps that are held and resolved, with the number of micro-batches that are here.
+
+        As whoever tells of a step says that it, and all before it, are prepared.
+        """
+        resolved = takewhile(lambda item: item[1].is_resolved, self._steps.items())
+        return [(number, len(held.micro_batches)) for number, held in resolved]
 
     # -- the dispatcher speaks
 
@@ -119,6 +187,7 @@ class HeldSteps:
                 f"step {header.step} came twice and differs: digest {held.header.digest}, "
                 f"then {header.digest}, attempt {held.header.attempt}, then {header.attempt}"
             )
+        self._steps[header.step].told = False
         return True
 
     def receive(self, header: m.MicroBatch, payload: memoryview) -> None:
@@ -142,8 +211,7 @@ class HeldSteps:
                 f"{held.header.num_micro_batches} of which {due} came before"
             )
         _check_groups(held.header, header)
-        blocks = cut(held.header.schema_, header, payload)
-        held.micro_batches.append(Received(header, payload, blocks))
+        held.receive(header, payload)
 
     def withdraw(self, step: int) -> None:
         """Nothing is left of this step, nor is any after it announced."""

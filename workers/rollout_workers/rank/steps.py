@@ -287,7 +287,7 @@ class StepClient(Closing):
 
     def _here(self, held: HeldStep) -> int:
         """How many micro-batches of a step may be handed out."""
-        return len(held.micro_batches)
+        return held.here
 
     def _check(self) -> None:
         """Raise what ended this client, for every call."""

@@ -20,6 +20,7 @@ from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.client.loop_thread import LoopThread
 from rollout_workers.client.own_process import OwnProcess
 from rollout_workers.rank.core import RankCore
+from rollout_workers.rank.fetcher import Fetcher
 
 #: Sample ids are at most 128 bytes: room for a hundred thousand samples a micro-batch. A payload
 #: of 4 GiB is more than a packed micro-batch of any model holds in token tensors.
@@ -50,7 +51,8 @@ class RankThread:
         self._woken = False
         self.stopping = self.over = False
         self.failure: DispatcherError | None = None
-        role = Role(core, Side.RANK, LIMITS, changed.notify_all, guard=changed, memory=memory)
+        role = Role(core, Side.RANK, LIMITS, self._heard, guard=changed, memory=memory)
+        self._fetcher = Fetcher(core, changed, memory, spoken=self.wake, failed=self._fail)
         self._thread = LoopThread("dispatcher-rank")
         self._connector = Connector(
             self._thread.loop, endpoint, role, credentials, reconnect_timeout
@@ -89,13 +91,28 @@ class RankThread:
 
     # -- in the thread
 
+    def _heard(self) -> None:
+        self._changed.notify_all()
+        self._fetcher.look()
+
     def _pump(self) -> None:
         self._woken = False
+        with self._changed:
+            self._fetcher.look()
         self._connector.pump()
 
     async def _run(self) -> None:
         failure = await self._connector.run()
+        self._fetcher.stop()
         with self._changed:
-            self.failure, self.over = failure, True
-            self._ended(failure)
+            self.failure = self.failure or failure
+            self.over = True
+            self._ended(self.failure)
             self._changed.notify_all()
+
+    # -- in any thread
+
+    def _fail(self, error: DispatcherError) -> None:
+        """It cannot go on, whatever the dispatcher says; hold `changed`."""
+        self.failure = self.failure or error
+        self._thread.call(self._connector.leave)

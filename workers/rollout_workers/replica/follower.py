@@ -4,13 +4,21 @@ import atexit
 import threading
 from uuid import uuid4
 
-from rollout_dispatcher.errors import CheckpointRefused, ConfigError, DispatcherError, PeerLost
+from rollout_dispatcher.errors import (
+    CheckpointRefused,
+    ConfigError,
+    DispatcherError,
+    PeerLost,
+    StoreFailed,
+)
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.client.own_process import OwnProcess
 from rollout_workers.process_group import Place
 from rollout_workers.rank.core import RankCore
+from rollout_workers.rank.fetcher import Fetcher
+from rollout_workers.rank.fetches import Fetch
 from rollout_workers.rank.steps import StepClient
 from rollout_workers.replica.channel import Channel
 from rollout_workers.replica.failures import reason, restored
@@ -65,6 +73,15 @@ class FollowerCore(RankCore):
         if hungry:
             self._check_agreement()
 
+    def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
+        """Raise StoreFailed: the leader has found them, and the step may have begun."""
+        sample_id, why = next(iter(missing.items()))
+        raise StoreFailed(
+            fetch.references[0].stored.store,
+            f"it has samples of step {fetch.held.header.step} for the DP leader of this process's "
+            f"model replica, and not for this process, {sample_id} for one: {why}",
+        )
+
     def _check_packed_length(self, leaders: int | None) -> None:
         """Raise ConfigError for another one than the dispatcher has agreed to."""
         if self._packed_length != leaders:
@@ -107,6 +124,7 @@ class Hearing:
     ) -> None:
         self._channel, self._core, self._changed = channel, core, changed
         self._memory = memory
+        self._fetcher = Fetcher(core, changed, memory, spoken=self.wake, failed=self._fail)
         self._process = OwnProcess("stream")
         self.bytes_received = self.reconnects = 0
         self.stopping = False
@@ -118,7 +136,9 @@ class Hearing:
         atexit.register(self.stop)
 
     def wake(self) -> None:
-        """It has nothing to say."""
+        """It has nothing to say; but what its training loop does may make room to fetch more."""
+        with self._changed:
+            self._fetcher.look()
 
     def stop(self) -> None:
         """Say so when the leader asks next, and end; bounded in time."""
@@ -148,9 +168,14 @@ class Hearing:
         else:
             failure = self.failure
         self._channel.close()
+        self._fetcher.stop()
         with self._changed:
-            self.failure = failure
+            self.failure = self.failure or failure
             self._changed.notify_all()
+
+    def _fail(self, error: DispatcherError) -> None:
+        """What it needs is gone; hold `changed`."""
+        self.failure = self.failure or error
 
     def _hear(self) -> bool:
         """Take one message; whether another may come."""
@@ -161,6 +186,7 @@ class Hearing:
             self.bytes_received += payload.nbytes
             if not self.stopping:
                 self._core.heard(message, payload, 0.0)
+                self._fetcher.look()
                 self._changed.notify_all()
         return True
 

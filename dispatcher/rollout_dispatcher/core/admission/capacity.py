@@ -74,7 +74,7 @@ class Capacity:
 
     def holds_back(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now, if one does."""
-        full = self._hard_cap(sample.memory_bytes, sample.referenced_bytes)
+        full = self._hard_cap(*sample.taken)
         if full is None and (full := self._buffer.soft_cap()) is not None:
             passes = self._buffer.is_expected(sample) or self.shortfall() > 0
             full = None if passes else full
@@ -91,7 +91,7 @@ class Capacity:
 
     def holds_back_after(self, coming: int, sample: Sample) -> BufferFull | None:
         """The cap that holds a sample back whose payload is not here, behind so many others."""
-        referenced = sample.referenced_bytes
+        referenced = sample.taken[1]
         full = self._hard_cap(sample.nbytes - referenced, referenced)
         if full is None and self.shortfall() <= coming and not self._buffer.is_expected(sample):
             full = self._buffer.soft_cap(coming)

@@ -12,6 +12,7 @@ from rollout_dispatcher.core.facts import Accepted, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Outcome, Sample, SamplesByField
@@ -32,11 +33,12 @@ class Outcomes:
         memory: DuplicateMemory,
         note: Note | None,
         *,
+        objects: Objects,
         tells_accepted: bool = False,
     ) -> None:
         self.untold: list[Entry] | None = [] if tells_accepted else None
         self._buffer, self._totals, self._producers = buffer, totals, producers
-        self._memory, self._note = memory, note
+        self._memory, self._objects, self._note = memory, objects, note
 
     def accept_all(
         self, push: Push, samples: SamplesByField, amount: Amount, now: float
@@ -67,6 +69,8 @@ class Outcomes:
         """One sample of a push does not come in."""
         push.outcomes[index] = outcome
         self._totals.received[outcome] += 1
+        if push.refers:
+            self._objects.settled(push, index, outcome)
 
     def refuse(self, push: Push, index: int, why: str) -> None:
         """One sample of a push never will, and its producer is told why."""
@@ -78,6 +82,8 @@ class Outcomes:
         given_ids = [entry.sample.sample_id for entry in entries] if push.named else ()
         self._memory.accept(push.producer, numbers, given_ids)
         self._producers.contributed(push.producer)
+        if push.refers:
+            self._objects.accepted(push, entries, numbers)
         if self.untold is not None:
             self.untold += entries
         if self._note is not None:

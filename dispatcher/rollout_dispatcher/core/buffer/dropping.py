@@ -15,6 +15,7 @@ from rollout_dispatcher.core.buffer.lots import Lot
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
 from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
 
 
@@ -29,10 +30,12 @@ class Dropping:
         memory: DuplicateMemory,
         note: Note,
         *,
+        objects: Objects,
         keep: bool,
     ) -> None:
         self._buffer, self._totals, self._note = buffer, totals, note
         self._closed_groups, self._memory, self.keep = closed_groups, memory, keep
+        self._objects = objects
         #: What was dropped and its producers have not been told of.
         self.untold: dict[DropReason, list[Entry]] = {}
         #: What a shutdown has cost; None before there is one.
@@ -142,6 +145,7 @@ class Dropping:
             if not dispatched:
                 self._totals.dropped_lengths.add([entry.sample.tokens for entry in entries])
             self._memory.forget(entry.sample.sample_id for entry in entries)
+            self._objects.done(entries)
             self.untold.setdefault(reason, []).extend(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
             if self.losses is not None:

@@ -66,8 +66,9 @@ class Amount:
         """Add a sample."""
         self.samples += 1
         self.tokens += sample.tokens
-        self.nbytes += sample.memory_bytes
-        self.referenced += sample.referenced_bytes
+        nbytes, referenced = sample.taken
+        self.nbytes += nbytes
+        self.referenced += referenced
 
     def __iadd__(self, other: Self) -> Self:
         self.samples += other.samples

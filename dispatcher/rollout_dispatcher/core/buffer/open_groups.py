@@ -70,7 +70,7 @@ class OpenGroup:
     @property
     def referenced_bytes(self) -> int:
         """Payload bytes in payload stores."""
-        return sum(entry.sample.referenced_bytes for entry in self.entries)
+        return sum(entry.sample.taken[1] for entry in self.entries)
 
     @property
     def tickets(self) -> tuple[int, ...]:

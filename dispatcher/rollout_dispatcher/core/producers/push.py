@@ -16,6 +16,7 @@ class Push:
     producer: its client id; empty for a push that is never sent again under the same numbers.
     floor: this producer never again sends a number below it.
     named: sample ids were given by the user, so a repeat from any producer is a duplicate.
+    refers: whether some of the samples lie in payload stores.
     excused: it was here before what it belongs to was ended, and may come in nevertheless.
     """
 
@@ -24,6 +25,7 @@ class Push:
     samples: tuple[Sample, ...]
     floor: int = 0
     named: bool = False
+    refers: bool = False
     outcomes: list[Outcome | None] = field(init=False)
     errors: dict[int, str] = field(default_factory=dict)
     excused: bool = False

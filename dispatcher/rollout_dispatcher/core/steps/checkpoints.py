@@ -15,6 +15,7 @@ from rollout_dispatcher.core.facts import (
     RememberedStep,
     Resumed,
 )
+from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.retained import CheckpointPosition, RetainedSteps
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
@@ -28,9 +29,11 @@ class Checkpoints:
     retain: keep committed steps until a checkpoint that covers them is saved.
     """
 
-    def __init__(self, ledger: StepLedger, totals: Totals, note: Note, *, retain: bool) -> None:
+    def __init__(
+        self, ledger: StepLedger, totals: Totals, objects: Objects, note: Note, *, retain: bool
+    ) -> None:
         self.retained = RetainedSteps(keep=retain)
-        self._ledger, self._totals, self._note = ledger, totals, note
+        self._ledger, self._totals, self._objects, self._note = ledger, totals, objects, note
 
     def restore(self, memory: Remembered) -> None:
         """Start from what an earlier process left open and retained."""
@@ -48,7 +51,10 @@ class Checkpoints:
         for step in steps:
             self._totals.steps_committed += 1
             self._totals.samples_committed += step.num_samples
-            self._note(Committed(step.number, self.retained.committed(step)))
+            retained = self.retained.committed(step)
+            self._note(Committed(step.number, retained))
+            if not retained:
+                self._objects.done(step.entries())
         return [
             StepCommitted(step.number, step.num_samples, now - step.planned_at) for step in steps
         ]
@@ -64,8 +70,11 @@ class Checkpoints:
         Raises ProtocolError for a step that was never planned.
         """
         self.check_saved(through)
-        if self.retained.release(through):
-            self._note(CheckpointSaved(through))
+        if through <= self.retained.saved:
+            return
+        for step in self.retained.release(through):
+            self._objects.done(step.entries())
+        self._note(CheckpointSaved(through))
 
     def check_position(self, position: CheckpointPosition, run_id: str) -> None:
         """Raise CheckpointRefused for a position that this generation cannot go on from.

@@ -52,14 +52,11 @@ class RetainedSteps:
             self._add(step.in_journal())
         return retained
 
-    def release(self, through: int) -> bool:
-        """A checkpoint that covers the steps up to there is saved; returns whether that is new."""
-        if through <= self.saved:
-            return False
+    def release(self, through: int) -> list[OpenStep]:
+        """A checkpoint that covers the steps up to there is saved; returns what it lets go of."""
         self.saved = through
-        for number in list(takewhile(lambda number: number <= through, self._steps)):
-            self._remove(number)
-        return True
+        covered = list(takewhile(lambda number: number <= through, self._steps))
+        return [self._remove(number) for number in covered]
 
     def take_after(self, number: int) -> list[OpenStep]:
         """Give up the steps after this one, oldest first: they are committed no more."""

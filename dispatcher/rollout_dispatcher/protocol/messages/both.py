@@ -32,8 +32,8 @@ class Pong(Message):
 class Bye(Message):
     """A deliberate goodbye, so that a closed connection is not taken for a fault.
 
-    The client says nothing after it. The dispatcher answers with its own once everything that the
-    client has said is safe.
+    The client says nothing after it but `Freed` and `Swept`, where it is asked to. The dispatcher
+    answers with its own once everything that the client has said is safe.
     """
 
     type_code = 22

@@ -19,7 +19,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Version,
     Watermark,
 )
-from rollout_dispatcher.protocol.messages.samples import SchemaKnown, StoreAddress
+from rollout_dispatcher.protocol.messages.samples import Key, SchemaKnown, StoreAddress
 from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 
 #: Steps that a DP rank can hold uncommitted; far above what memory allows.
@@ -69,9 +69,13 @@ class HelloProducer(Hello):
     key: a secret of this client's own, the same on all its connections and told to nobody else.
         Once one was shown with a `client_id`, nobody may use that name without it, whatever token
         they have; null leaves the name to everybody.
+    incarnation: what the keys of all objects that it puts into payload stores begin with, followed
+        by a slash: its `client_id`, a dot, and a word that no other process has used. What is there
+        of it and was never pushed is freed when it has left, or another one has followed.
     """
 
     type_code = 1
+    incarnation: Key | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
 
 

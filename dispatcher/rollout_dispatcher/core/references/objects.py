@@ -1,0 +1,168 @@
+"""Which objects of payload stores are needed: samples that lie in them live, or may still come in.
+
+    push of it arrives --> AWAITED --accepted--> HELD --dropped or committed--> unneeded
+                              |                                                    ^
+                              +--a duplicate, or refused---------------------------+
+
+An object is needed while a sample in it is accepted and not done with, and while one may still be:
+what is held back or was answered `full`, and what waited when its connection was lost, is sent
+again under the same number, and then it has to be there. It is not awaited any more once it has an
+outcome, once its producer's floor has passed it, or when its producer is gone for good. Invariant:
+an object is named unneeded when the last of that is over, and not before.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.sample import Outcome
+
+#: An object's store and key: whatever else is said of it, there is one object of that name.
+Name = tuple[str, str]
+
+
+def name_of(stored: StoredObject) -> Name:
+    """By which an object is known."""
+    return stored.store, stored.key
+
+
+@dataclass(slots=True)
+class _Needed:
+    """samples: accepted ones in it that live.
+
+    awaited: those that may still come in, by their producer and its number.
+    """
+
+    stored: StoredObject
+    samples: int = 0
+    awaited: set[tuple[str, int]] = field(default_factory=set)
+
+
+class Objects:
+    """The objects of these stores that are needed.
+
+    unneeded: those that are not any more and nobody was told of, in order.
+    nbytes: of those that are needed.
+    """
+
+    def __init__(self, stores: Collection[str]) -> None:
+        self._stores = stores
+        self.unneeded: dict[Name, StoredObject] = {}
+        self.nbytes = 0
+        self._needed: dict[Name, _Needed] = {}
+        self._awaited: dict[str, dict[Name, None]] = {}  # by producer
+
+    def __len__(self) -> int:
+        return len(self._needed)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the object of this name is needed."""
+        return name in self._needed
+
+    def restore(
+        self,
+        entries: Iterable[Entry],
+        newest: Mapping[str, int],
+        has_ended: Callable[[str, str], bool],
+    ) -> None:
+        """Start from the samples that an earlier process held.
+
+        newest: of each producer that may send it again the last number that was accepted. Which
+        samples had which number is not remembered, so that one stands for all: others of the same
+        push may have been undecided. has_ended: whether a producer's process has that put an object
+        of this key; nobody sends it again.
+        """
+        for entry in entries:
+            payload, producer = entry.sample.payload, entry.producer
+            if isinstance(payload, Reference):
+                needed = self._need(payload.stored)
+                needed.samples += 1
+                if producer in newest and not has_ended(producer, payload.stored.key):
+                    self._await(needed, producer, newest[producer])
+
+    # -- samples come and go ------------------------------------------------------------------
+
+    def pushed(self, push: Push) -> None:
+        """A push has come, maybe again; what its producer never sends again is not awaited."""
+        if push.refers:
+            for number, sample in zip(push.numbers, push.samples, strict=True):
+                payload = sample.payload
+                if isinstance(payload, Reference) and payload.stored.store in self._stores:
+                    self._await(self._need(payload.stored), push.producer, number)
+        producer, floor = push.producer, push.floor
+        for name in list(self._awaited.get(producer, ())):
+            needed = self._needed[name]
+            past = [at for at in needed.awaited if at[0] == producer and at[1] < floor]
+            self._decided(needed, producer, past)
+
+    def accepted(self, push: Push, entries: Iterable[Entry], numbers: range) -> None:
+        """These samples of a push have come in, under these numbers."""
+        for entry, number in zip(entries, numbers, strict=True):
+            if isinstance(entry.sample.payload, Reference):
+                needed = self._need(entry.sample.payload.stored)
+                needed.samples += 1
+                self._decided(needed, push.producer, [(push.producer, number)])
+
+    def settled(self, push: Push, index: int, outcome: Outcome) -> None:
+        """One sample of a push has not; answered `full`, it comes again."""
+        payload = push.samples[index].payload
+        if not isinstance(payload, Reference) or outcome is Outcome.FULL:
+            return
+        if (needed := self._needed.get(name_of(payload.stored))) is not None:
+            number = push.first_seq + index
+            self._decided(needed, push.producer, [(push.producer, number)])
+
+    def done(self, entries: Iterable[Entry]) -> None:
+        """Nobody will train on these samples again."""
+        if not self._needed:
+            return  # no run without references pays for them
+        for entry in entries:
+            payload = entry.sample.payload
+            if isinstance(payload, Reference):
+                needed = self._needed[name_of(payload.stored)]
+                needed.samples -= 1
+                self._check(needed)
+
+    def producer_gone(self, producer: str) -> None:
+        """It sends nothing again."""
+        for name in list(self._awaited.get(producer, ())):
+            needed = self._needed[name]
+            self._decided(needed, producer, [at for at in needed.awaited if at[0] == producer])
+
+    def take_unneeded(self) -> tuple[StoredObject, ...]:
+        """Those that nobody was told of, once."""
+        taken = tuple(self.unneeded.values())
+        self.unneeded.clear()
+        return taken
+
+    # -- one of them --------------------------------------------------------------------------
+
+    def _need(self, stored: StoredObject) -> _Needed:
+        name = name_of(stored)
+        needed = self._needed.get(name)
+        if needed is None:
+            needed = self._needed[name] = _Needed(stored)
+            self.nbytes += stored.nbytes
+            self.unneeded.pop(name, None)
+        return needed
+
+    def _await(self, needed: _Needed, producer: str, number: int) -> None:
+        needed.awaited.add((producer, number))
+        self._awaited.setdefault(producer, {})[name_of(needed.stored)] = None
+
+    def _decided(self, needed: _Needed, producer: str, numbers: Iterable[tuple[str, int]]) -> None:
+        needed.awaited.difference_update(numbers)
+        if not any(who == producer for who, _ in needed.awaited):
+            awaited = self._awaited.get(producer, {})
+            awaited.pop(name_of(needed.stored), None)
+            if not awaited:
+                self._awaited.pop(producer, None)
+        self._check(needed)
+
+    def _check(self, needed: _Needed) -> None:
+        name = name_of(needed.stored)
+        if not needed.samples and not needed.awaited and self._needed.pop(name, None) is not None:
+            self.nbytes -= needed.stored.nbytes
+            self.unneeded[name] = needed.stored

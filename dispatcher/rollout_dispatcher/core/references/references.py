@@ -1,0 +1,277 @@
+"""Payloads by reference, from the dispatcher's side: what is needed no more is released by workers.
+
+    objects.py    which are needed            workers.py    who can be asked
+    releases.py   which are not any more      sweeps.py     whose may be there unknown
+
+The dispatcher opens no store: it asks one of the workers, another one if that fails or goes, and
+goes on until it is done. What became unneeded in one turn of the event loop is asked of one worker
+together, since asking is left to the next tick. Invariant: an object is released only after it was
+a fact that nobody needs it.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
+from rollout_dispatcher.core.facts import (
+    Forgotten,
+    IncarnationBegan,
+    IncarnationSwept,
+    Note,
+    Remembered,
+    Unneeded,
+)
+from rollout_dispatcher.core.references.objects import Objects
+from rollout_dispatcher.core.references.releases import Releases
+from rollout_dispatcher.core.references.said import (
+    Freed,
+    Said,
+    Swept,
+    WorkerGone,
+    WorkerLeaves,
+    WorkerThere,
+)
+from rollout_dispatcher.core.references.sweeps import AWAY_S, SEPARATOR, Incarnation, Sweeps
+from rollout_dispatcher.core.references.workers import Workers
+from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.payload import StoredObject
+
+#: Objects that a worker is asked to release at a time: as many keys as a message may have.
+MAX_KEYS = 1024
+#: A worker that has not answered for so long is not waited for: another one is asked.
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """What a worker was asked: to release these objects, or else to sweep an incarnation."""
+
+    worker: str
+    store: str
+    objects: tuple[StoredObject, ...]
+    incarnation: Incarnation | None
+    until: float
+
+
+class References:
+    """The objects of the stores that the operator allows."""
+
+    def __init__(self, stores: Collection[str], totals: Totals, note: Note) -> None:
+        self.objects = Objects(stores)
+        self.releases = Releases()
+        self.sweeps = Sweeps(stores)
+        self.workers = Workers()
+        self._stores, self._totals, self._note = stores, totals, note
+        self._errands: dict[int, _Errand] = {}  # in the order in which they are due
+        self._next_number = 0
+        self._over = False
+
+    @property
+    def left(self) -> int:
+        """Objects to be released, and incarnations to be swept."""
+        return len(self.releases) + len(self.sweeps)
+
+    def restore(self, memory: Remembered, now: float) -> None:
+        """Go on with the list, and with what samples of an earlier process need."""
+        in_steps = (
+            entry
+            for step in (*memory.steps, *memory.retained)
+            for rank in step.micro_batches
+            for part in rank
+            for entry in part
+        )
+        self.sweeps.restore(memory.incarnations, now)
+        for producer in memory.left:
+            self.sweeps.lost(producer, now, for_good=True)
+        newest = {
+            name: max(seqs)
+            for name, (_, seqs) in memory.producers.items()
+            if seqs and name not in memory.left
+        }
+        self.objects.restore((*memory.entries, *in_steps), newest, self.sweeps.has_ended)
+        self.releases.add(memory.unneeded)
+
+    # -- producers ----------------------------------------------------------------------------
+
+    def producer_connected(self, producer: str, incarnation: str) -> None:
+        """It is there; incarnation: what its keys begin with, empty if it puts nothing."""
+        if not self._stores or not incarnation:
+            return
+        if self.sweeps.current(producer) not in (None, incarnation):
+            self.objects.producer_gone(producer)  # what it has not heard of is not sent again
+        if self.sweeps.begins(producer, incarnation):
+            self._note(IncarnationBegan(producer, incarnation))
+
+    def producer_lost(self, producer: str, now: float, *, for_good: bool) -> None:
+        """Its connection is lost, `for_good` if it said goodbye; after the stream's end it is."""
+        for_good = for_good or self._over
+        self.sweeps.lost(producer, now, for_good=for_good)
+        if for_good:
+            self.objects.producer_gone(producer)
+
+    def stream_over(self) -> None:
+        """Nothing comes any more: who is away has nothing to come back for."""
+        if not self._over:
+            self._over = True
+            self._end_away(math.inf)
+
+    def _end_away(self, before: float) -> None:
+        for producer in self.sweeps.end_away(before):
+            self.objects.producer_gone(producer)
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def hear(self, said: Said, now: float) -> None:
+        """A worker comes, goes, or answers."""
+        match said:
+            case WorkerThere(worker):
+                self._recall(worker)
+                self.workers.there(worker)
+            case WorkerLeaves(worker):
+                self.workers.leaves(worker)
+            case WorkerGone(worker):
+                self._recall(worker)
+                self.workers.gone(worker)
+            case Freed() | Swept():
+                self._answered(said, now)
+
+    def holds(self, worker: str) -> bool:
+        """Whether a worker that wants to leave is needed still: nobody else is there."""
+        return self.left > 0 and self.workers.is_leaving(worker) and not self.workers.staying
+
+    def _answered(self, said: Freed | Swept, now: float) -> None:
+        """A worker has done what it was asked; what it was not asked, or long ago, is no answer."""
+        asked = self.workers.answered(said.worker, said.number)
+        errand = self._errands.pop(said.number, None) if asked else None
+        if errand is None:
+            return
+        if isinstance(said, Freed) and errand.objects:
+            self._freed(errand, {*said.left}, now)
+        elif isinstance(said, Swept) and errand.incarnation:
+            self._swept(errand, said, now)
+        else:
+            self._put_back(errand)
+
+    def _freed(self, errand: _Errand, left: set[str], now: float) -> None:
+        still = [stored for stored in errand.objects if stored.key in left]
+        gone = tuple(stored for stored in errand.objects if stored.key not in left)
+        self.releases.put_back(still)
+        self.releases.forget(gone)
+        self._totals.objects_freed += len(gone)
+        if gone:
+            self._note(Forgotten(gone))
+        self._note_success(errand, len(still), now)
+
+    def _swept(self, errand: _Errand, said: Swept, now: float) -> None:
+        store, ended = errand.store, errand.incarnation
+        self._note_success(errand, int(said.failed), now)
+        if ended is None or not self.sweeps.is_wanted(ended):
+            return  # it has come back meanwhile, and may push them
+        begins = ended.name + SEPARATOR
+        keys = [key for key in said.keys if key.startswith(begins)]
+        names = [(store, key) for key in keys]
+        unknown = [
+            StoredObject(*known, 0)
+            for known in names
+            if known not in self.objects and known not in self.releases
+        ]
+        self._unneeded(tuple(unknown))
+        if said.more and all(known in self.objects for known in names):
+            self.sweeps.put_off(ended, store)  # it would be told the same again
+        elif said.failed or said.more:
+            self.sweeps.put_back(ended, store)
+        elif self.sweeps.swept(ended, store):
+            self._note(IncarnationSwept(ended.name))
+
+    def _note_success(self, errand: _Errand, failures: int, now: float) -> None:
+        if failures:
+            self._totals.releases_failed += 1
+            self.workers.failed(errand.worker, errand.store, now)
+        else:
+            self.workers.succeeded(errand.worker, errand.store)
+
+    def _recall(self, worker: str) -> None:
+        """What it was asked is asked of others."""
+        number = self.workers.busy_with(worker)
+        if number is not None and (errand := self._errands.pop(number, None)) is not None:
+            self._put_back(errand)
+
+    def _put_back(self, errand: _Errand) -> None:
+        if errand.incarnation is not None:
+            self.sweeps.put_back(errand.incarnation, errand.store)
+        else:
+            self.releases.put_back(errand.objects)
+
+    # -- asking -----------------------------------------------------------------------------
+
+    def take_unneeded(self) -> None:
+        """What was decided has made objects unneeded: that is a fact of the same decision."""
+        if self.objects.unneeded:
+            self._unneeded(self.objects.take_unneeded())
+            self.sweeps.resume()
+
+    def _unneeded(self, objects: tuple[StoredObject, ...]) -> None:
+        if objects:
+            self.releases.add(objects)
+            self._note(Unneeded(objects))
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is wanted next; minus infinity if somebody can be asked at once."""
+        if not self._stores:
+            return None
+        deadlines = [self.sweeps.next_deadline(), self._errands_due]
+        if self.left:
+            deadlines.append(self.workers.ready_at(self._to_do()))
+        return min([at for at in deadlines if at is not None], default=None)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Ask whoever can be asked, and expect no more of who has not answered."""
+        self._end_away(now - AWAY_S)
+        self.take_unneeded()
+        while (due := self._errands_due) is not None and due <= now:
+            errand = self._errands.pop(next(iter(self._errands)))
+            self._totals.releases_failed += 1
+            self._put_back(errand)
+        return list(self._ask(now)) if self.left else []
+
+    @property
+    def _errands_due(self) -> float | None:
+        first = next(iter(self._errands.values()), None)
+        return None if first is None else first.until
+
+    def _to_do(self) -> Iterator[str]:
+        """Stores in which something is to be done that nobody is asked to do.
+
+        What is unneeded goes before what is to be swept, which would find it again.
+        """
+        yield from self.releases.stores
+        yield from (store for store in self.sweeps.stores if not self.releases.has(store))
+
+    def _ask(self, now: float) -> Iterator[Effect]:
+        """Give everything that is to be done to somebody who can be asked."""
+        for store in self.releases.stores:
+            while self.releases.waits(store) and (worker := self.workers.ready(store, now)):
+                objects = tuple(self.releases.take(store, MAX_KEYS))
+                number = self._begin(worker, store, now, objects)
+                yield FreeWanted(worker, number, store, tuple(item.key for item in objects))
+        for store in self.sweeps.stores:
+            if self.releases.has(store):
+                continue
+            if (worker := self.workers.ready(store, now)) is not None:
+                ended = self.sweeps.take(store)
+                number = self._begin(worker, store, now, ended=ended)
+                yield SweepWanted(worker, number, store, ended.name + SEPARATOR)
+
+    def _begin(
+        self,
+        worker: str,
+        store: str,
+        now: float,
+        objects: tuple[StoredObject, ...] = (),
+        ended: Incarnation | None = None,
+    ) -> int:
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._errands[number] = _Errand(worker, store, objects, ended, now + ANSWER_S)
+        self.workers.asked(worker, number)
+        return number

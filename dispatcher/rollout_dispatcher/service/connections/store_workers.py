@@ -1,0 +1,106 @@
+"""Clients that open payload stores, as far as they are connected: asked to release objects.
+
+The core says who is to do what. Whoever says goodbye while nobody else is there is held for a
+moment, until the list of releases is empty: what the last step has used up is known only when its
+last DP rank commits it, and leaves.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
+from rollout_dispatcher.core.references import said
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import REFERENCES
+from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+
+log = logging.getLogger(__name__)
+
+#: How long a goodbye is held; a client waits for five seconds, and takes it for a loss then.
+HELD_SECONDS = 3.0
+
+
+class StoreWorkers:
+    """By name: the client's, behind its role."""
+
+    def __init__(
+        self,
+        core: Dispatch,
+        config: ServeConfig,
+        barrier: DurabilityBarrier,
+        clock: Callable[[], float],
+        perform: Callable[[Decision], None],
+    ) -> None:
+        self._core, self._barrier, self._clock, self._perform = core, barrier, clock, perform
+        self._has_stores = bool(config.payload_stores)
+        self._peers: dict[str, Peer] = {}
+        self._held: dict[str, asyncio.TimerHandle] = {}
+
+    def there(self, peer: Peer) -> None:
+        """It was welcomed, or will be before it hears anything else."""
+        if self._has_stores and REFERENCES in peer.terms.capabilities:
+            self._peers[str(peer)] = peer
+            self._hear(said.WorkerThere(str(peer)))
+
+    def gone(self, peer: Peer) -> None:
+        """Its connection is over, or begins anew."""
+        name = str(peer)
+        if self._peers.get(name) is peer:
+            del self._peers[name]
+            self._let_go(name)
+            self._hear(said.WorkerGone(name))
+
+    def ask(self, effect: FreeWanted | SweepWanted) -> None:
+        """Tell a worker what the core wants of it; one that has gone is not expected to answer."""
+        peer = self._peers.get(effect.worker)
+        if peer is None:
+            return
+        if isinstance(effect, FreeWanted):
+            keys = list(effect.keys)
+            peer.send(m.Free(number=effect.number, store=effect.store, keys=keys))
+        else:
+            peer.send(m.Sweep(number=effect.number, store=effect.store, prefix=effect.prefix))
+
+    def answered(self, peer: Peer, message: m.Freed | m.Swept) -> None:
+        """A worker has done what it was asked, or could not."""
+        name = str(peer)
+        if message.why:
+            log.warning("%s could not release objects, which is tried again: %s", name, message.why)
+        if isinstance(message, m.Freed):
+            self._hear(said.Freed(name, message.number, tuple(message.left)))
+        else:
+            keys, failed = tuple(message.keys), bool(message.why)
+            self._hear(said.Swept(name, message.number, keys, message.more, failed))
+        self._let_go_if_done()
+
+    def take_leave(self, peer: Peer) -> None:
+        """It has said goodbye: answer behind what it said before, and once it is not needed."""
+        name = str(peer)
+        if self._peers.get(name) is not peer:
+            self._barrier.after(peer.take_leave)
+            return
+        self._hear(said.WorkerLeaves(name))
+        loop = asyncio.get_running_loop()
+        self._held[name] = loop.call_later(HELD_SECONDS, partial(self._let_go, name))
+        self._let_go_if_done()
+
+    def _let_go_if_done(self) -> None:
+        for name in [name for name in self._held if not self._core.holds(name)]:
+            self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        """Answer its goodbye, if it waits for that."""
+        if (timer := self._held.pop(name, None)) is None:
+            return
+        timer.cancel()
+        if (peer := self._peers.get(name)) is not None:
+            self._barrier.after(peer.take_leave)
+
+    def _hear(self, what: said.Said) -> None:
+        self._perform(self._core.hear(what, self._clock()))

@@ -1,0 +1,145 @@
+"""Which objects are needed: samples that lie in them live, or may still come in."""
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.references.objects import Objects
+from rollout_dispatcher.sample import Outcome
+from tests.support.core.objects import STORE, STORES, StoreBench, push_of, stored
+from tests.support.samples import make_sample
+
+ACCEPTED, DUPLICATE, REFUSED = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.REFUSED
+
+
+def needed(bench: StoreBench) -> int:
+    return len(bench.core._parts.references.objects)
+
+
+def unneeded(bench: StoreBench) -> list[str]:
+    """The keys on the list of releases."""
+    return [item.key for item in bench.memory.remembered().unneeded]
+
+
+def test_an_object_is_needed_until_the_last_sample_in_it_is_committed() -> None:
+    bench = StoreBench(batch=2)
+    bench.join()
+    assert bench.send(bench.put("p", 0, 3)) == (ACCEPTED,) * 3
+    bench.hungry()
+    bench.train(0)
+    assert needed(bench) == 1
+    assert bench.send(bench.put("p", 3, 1)) == (ACCEPTED,)
+    bench.hungry()
+    bench.train(1)
+    assert (needed(bench), unneeded(bench)) == (0, ["p.1/0", "p.1/3"])
+
+
+def test_an_object_of_duplicates_or_refused_samples_is_needed_no_more() -> None:
+    bench = StoreBench()
+    bench.send(bench.put("p", 0, 2))
+    assert bench.send(bench.put("p", 0, 2, word="2")) == (DUPLICATE,) * 2
+    assert unneeded(bench) == ["p.2/0"]
+    assert bench.send(bench.put("p", 2, 1, tokens=1001)) == (REFUSED,)
+    assert unneeded(bench) == ["p.2/0", "p.1/2"]
+    assert needed(bench) == 1
+
+
+def test_a_push_that_is_sent_again_is_no_reason_to_release_what_it_is_about() -> None:
+    bench = StoreBench()
+    push = bench.put("p", 0, 2)
+    assert bench.send(push) == (ACCEPTED,) * 2
+    assert bench.send(push) == (DUPLICATE,) * 2
+    assert (needed(bench), unneeded(bench)) == (1, [])
+
+
+def test_an_object_is_needed_while_some_of_its_push_waits_though_others_are_committed() -> None:
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    push = bench.put("p", 0, 4)
+    assert bench.send(push) is None, "two have to wait"
+    bench.lose("p")
+    bench.join()
+    bench.hungry()
+    bench.train(0)
+    assert (needed(bench), unneeded(bench)) == (1, []), "two are still to come"
+    bench.crash()
+    assert unneeded(bench) == []
+    bench.connect("p")
+    assert bench.send(push) == (DUPLICATE, DUPLICATE, ACCEPTED, ACCEPTED)
+    bench.join()
+    bench.hungry()
+    bench.train(1)
+    assert (needed(bench), unneeded(bench)) == (0, ["p.1/0"])
+
+
+def test_what_was_answered_full_comes_again() -> None:
+    objects = Objects(STORES)
+    push = push_of("p", 0, "p.1/0", [make_sample("a"), make_sample("b")])
+    objects.pushed(push)
+    objects.settled(push, 0, Outcome.REFUSED)
+    objects.settled(push, 1, Outcome.FULL)
+    assert objects.take_unneeded() == ()
+    objects.pushed(push_of("p", 5, "p.1/5", []))
+    assert (STORE, "p.1/0") in objects
+    last = push_of("p", 6, "p.1/6", [])
+    last.floor = 2
+    objects.pushed(last)
+    assert objects.take_unneeded() == (stored("p.1/0", 2),), "its numbers never come again"
+
+
+def test_nothing_waits_for_a_producer_that_is_gone_for_good() -> None:
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    bench.send(bench.put("p", 0, 3))
+    bench.lose("p")
+    bench.join()
+    bench.hungry()
+    bench.train(0)
+    assert unneeded(bench) == []
+    bench.connect("p", word="2")
+    bench.lose("p", for_good=True)
+    assert unneeded(bench) == ["p.1/0"]
+
+
+def test_dropped_samples_need_nothing() -> None:
+    bench = StoreBench(drop_above=8, batch=1)
+    bench.join()
+    bench.send(bench.put("p", 0, 2, tokens=9))
+    bench.hungry()
+    assert bench.dropped(DropReason.OVERSIZE) == 2
+    assert unneeded(bench) == ["p.1/0"]
+
+
+def test_retained_steps_need_theirs_until_a_checkpoint_covers_them() -> None:
+    bench = StoreBench(batch=2, retain=True)
+    bench.connect("p")
+    bench.join()
+    bench.send(bench.put("p", 0, 2))
+    bench.hungry()
+    bench.train(0)
+    assert unneeded(bench) == []
+    bench.crash()
+    assert (needed(bench), unneeded(bench)) == (1, [])
+    bench.join()
+    bench.perform(bench.core.checkpoint_saved(0, 0))
+    assert unneeded(bench) == [], "its producer may have had others in it that nobody heard of"
+    bench.lose("p", for_good=True)
+    assert unneeded(bench) == ["p.1/0"]
+
+
+def test_objects_of_other_stores_are_nobody_s_to_release() -> None:
+    objects = Objects(frozenset({"file:///other"}))
+    push = push_of("p", 0, "p.1/0", [make_sample("a")])
+    objects.pushed(push)
+    objects.settled(push, 0, Outcome.REFUSED)
+    assert objects.take_unneeded() == ()
+
+
+def test_two_pushes_into_one_object_are_counted_together() -> None:
+    objects = Objects(STORES)
+    for producer in "pq":
+        push = push_of(producer, 0, "p.1/0", [make_sample(producer)])
+        objects.pushed(push)
+        objects.accepted(push, [Entry(push.samples[0], ord(producer), 0.0)], range(1))
+    assert (len(objects), objects.nbytes) == (1, 32)
+    objects.done([Entry(push.samples[0], 0, 0.0)])
+    assert objects.take_unneeded() == ()
+    objects.done([Entry(push.samples[0], 1, 0.0)])
+    assert len(objects.take_unneeded()) == 1
+    assert objects.nbytes == 0

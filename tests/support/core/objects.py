@@ -1,0 +1,110 @@
+"""Samples that lie in objects of a payload store, and a core whose workers are played."""
+
+from collections.abc import Iterable
+
+from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import FreeWanted, PushAnswered, SweepWanted
+from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.references.said import Freed, Said, Swept, WorkerGone, WorkerThere
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.sample import Outcome, Sample
+from tests.support.core.cores import Bench
+from tests.support.samples import make_sample
+
+STORE = "file:///store"
+STORES = frozenset({STORE})
+#: Of one sample.
+NBYTES = 32
+
+
+def stored(key: str, samples: int = 1) -> StoredObject:
+    return StoredObject(STORE, key, NBYTES * samples)
+
+
+def push_of(producer: str, first_seq: int, key: str, samples: Iterable[Sample]) -> Push:
+    """All of them lie in this object."""
+    samples = tuple(samples)
+    whole = stored(key, len(samples))
+    placed = (
+        sample._replace(payload=Reference(whole, NBYTES * at, NBYTES))
+        for at, sample in enumerate(samples)
+    )
+    return Push(producer, first_seq, tuple(placed), refers=True)
+
+
+class StoreBench(Bench):
+    """A core, and one store with what was put there. Workers do what they are asked when told to.
+
+    asked: what each worker was asked and has not answered.
+    """
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(stores=STORES, durable=True, **options)  # type: ignore[arg-type]
+        self.objects: set[str] = set()
+        self.asked: dict[str, FreeWanted | SweepWanted] = {}
+
+    def perform(self, decision: Decision) -> None:
+        super().perform(decision)
+        for effect in decision.effects:
+            if isinstance(effect, FreeWanted | SweepWanted):
+                self.asked[effect.worker] = effect
+
+    def crash(self) -> None:
+        """The process dies, and another goes on from what was noted."""
+        self.core, self.asked = Dispatch(self.core.config), {}
+        self.perform(self.core.restore(self.memory.remembered(), self.now))
+        self.pass_time(0.0)
+
+    # -- producers ----------------------------------------------------------------------------
+
+    def put(
+        self, producer: str, first_seq: int, count: int, *, tokens: int = 4, word: str = "1"
+    ) -> Push:
+        """An object, and the push of the samples in it, which is not sent yet."""
+        key = f"{producer}.{word}/{first_seq}"
+        self.objects.add(key)
+        names = (f"{producer}/{first_seq + at}" for at in range(count))
+        return push_of(producer, first_seq, key, (make_sample(name, tokens) for name in names))
+
+    def send(self, push: Push) -> tuple[Outcome, ...] | None:
+        """Outcomes, or None while it is held; it is the caller's to send again."""
+        again = Push(push.producer, push.first_seq, push.samples, push.floor, refers=True)
+        start = len(self.log)
+        self.perform(self.core.push(again, self.now))
+        answers = [e for e in self.log[start:] if isinstance(e, PushAnswered)]
+        return next((e.outcomes for e in answers if e.first_seq == push.first_seq), None)
+
+    def connect(self, producer: str, word: str = "1") -> None:
+        self.perform(self.core.producer_connected(producer, "", f"{producer}.{word}"))
+        self.pass_time(0.0)
+
+    def lose(self, producer: str, *, for_good: bool = False) -> None:
+        if for_good:
+            self.perform(self.core.producer_leaves(producer))
+        self.perform(self.core.producer_lost(producer, self.now, for_good=for_good))
+        self.pass_time(0.0)
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def hear(self, said: Said) -> None:
+        if isinstance(said, WorkerThere | WorkerGone):
+            self.asked.pop(said.worker, None)
+        self.perform(self.core.hear(said, self.now))
+        self.pass_time(0.0)
+
+    def answer(self, worker: str, *, left: Iterable[str] = ()) -> None:
+        """A worker does what it was asked, but for these keys."""
+        wanted = self.asked.pop(worker)
+        if isinstance(wanted, FreeWanted):
+            kept = tuple(key for key in wanted.keys if key in left)
+            self.objects -= {*wanted.keys} - {*kept}
+            self.hear(Freed(worker, wanted.number, kept))
+        else:
+            keys = tuple(sorted(key for key in self.objects if key.startswith(wanted.prefix)))
+            self.hear(Swept(worker, wanted.number, keys[:2], more=len(keys) > 2))
+
+    def answer_all(self) -> None:
+        """Until nobody is asked anything."""
+        while self.asked:
+            self.answer(next(iter(self.asked)))

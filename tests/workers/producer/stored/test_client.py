@@ -1,0 +1,183 @@
+"""A producer with a real store and a scripted dispatcher: put, then push; and nothing is left."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.sample import DType, Field, Outcome, Schema
+from rollout_workers import AsyncRolloutProducer, ReferencedSample, RolloutProducer
+from rollout_workers.stores.file import FileStore
+from tests.workers.support.peers import PATIENCE_S, Peer, ScriptedDispatcher
+
+LARGE = {"input_ids": np.arange(64)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    (tmp_path / "payloads").mkdir()
+    return FileStore.open(f"file://{tmp_path / 'payloads'}")
+
+
+def welcome(peer: Peer, store: FileStore) -> None:
+    peer.welcome_producer(
+        payload_stores=[store.address], inline_limit=512, capabilities=["references"]
+    )
+
+
+def join(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> tuple[RolloutProducer, Peer]:
+    joining = threads.submit(RolloutProducer, dispatcher.endpoint)
+    peer = dispatcher.accept()
+    welcome(peer, store)
+    return joining.result(PATIENCE_S), peer
+
+
+def reference(push: m.Push, at: int) -> Reference:
+    assert push.objects is not None
+    assert push.places is not None
+    place = push.places[at]
+    assert place is not None
+    found = push.objects[place[0]]
+    size = push.sizes()[at]
+    return Reference(StoredObject(found.store, found.key, found.nbytes), place[1], size)
+
+
+def test_what_a_push_refers_to_is_there_when_it_arrives(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    producer, peer = join(dispatcher, threads, store)
+    pushing = threads.submit(producer.push_many, [LARGE, {"input_ids": np.arange(3)}])
+    push = peer.expect(m.Push)
+    assert store.get([reference(push, 0)]) == [memoryview(LARGE["input_ids"].tobytes())]
+    assert peer.payload == np.arange(3).tobytes()
+    peer.answer(push)
+    assert pushing.result(PATIENCE_S) == [Outcome.ACCEPTED] * 2
+    peer.send(m.Free(number=1, store=store.address, keys=store.list("")))
+    assert peer.expect(m.Freed) == m.Freed(number=1)
+    assert store.list("") == []
+    peer.send(m.Sweep(number=2, store=store.address, prefix="x."))
+    assert peer.expect(m.Swept) == m.Swept(number=2)
+    closing = threads.submit(producer.close)
+    peer.take_leave()
+    closing.result(PATIENCE_S)
+
+
+def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    producer, peer = join(dispatcher, threads, store)
+    store.put("p.1/0", [b"x"])
+    closing = threads.submit(producer.close)
+    peer.expect(m.Bye)
+    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
+    assert peer.expect(m.Freed) == m.Freed(number=1)
+    peer.send(m.Bye())
+    closing.result(PATIENCE_S)
+    assert store.list("") == []
+
+
+def test_references_to_what_lies_there_are_pushed_as_they_are(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    producer, peer = join(dispatcher, threads, store)
+    stored = store.put("theirs/1", [np.arange(4).tobytes()])
+    schema = Schema((Field("input_ids", DType.INT64),))
+    sample = ReferencedSample(Reference(stored, 0, 32), schema, 4, 3, sample_id="a")
+    pushing = threads.submit(producer.push_references, [sample])
+    push = peer.expect(m.Push)
+    assert reference(push, 0) == sample.reference
+    assert len(peer.payload) == 0
+    peer.answer(push)
+    assert pushing.result(PATIENCE_S) == [Outcome.ACCEPTED]
+    closing = threads.submit(producer.close)
+    peer.take_leave()
+    closing.result(PATIENCE_S)
+
+
+class Slow(FileStore):
+    """A store whose puts last until they may go on."""
+
+    begun, go_on = threading.Event(), threading.Event()
+
+    def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """Wait, then put."""
+        Slow.begun.set()
+        if not Slow.go_on.wait(PATIENCE_S):
+            raise StoreFailed(self.address, "nobody let it go on")
+        return super().put(key, spans)
+
+
+@pytest.fixture
+def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_workers.stores.file.FileStore", Slow)
+    Slow.begun.clear()
+    Slow.go_on.clear()
+
+
+@pytest.mark.usefixtures("_slow")
+async def test_a_push_that_is_given_up_while_it_is_put_leaves_nothing(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    producer = AsyncRolloutProducer(dispatcher.endpoint)
+    starting = asyncio.create_task(producer.start())
+    peer = await asyncio.to_thread(dispatcher.accept)
+    await asyncio.to_thread(welcome, peer, store)
+    await starting
+    pushing = asyncio.create_task(producer.push(LARGE))
+    assert await asyncio.to_thread(Slow.begun.wait, PATIENCE_S)
+    pushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pushing
+    closing = asyncio.create_task(producer.close())
+    await asyncio.to_thread(peer.take_leave)
+    Slow.go_on.set()
+    await closing
+    assert store.list("") == []
+
+
+@pytest.mark.usefixtures("_slow")
+async def test_a_timeout_counts_while_it_is_put(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    producer = AsyncRolloutProducer(dispatcher.endpoint)
+    starting = asyncio.create_task(producer.start())
+    peer = await asyncio.to_thread(dispatcher.accept)
+    await asyncio.to_thread(welcome, peer, store)
+    await starting
+    with pytest.raises(TimeoutError, match="the push was withdrawn"):
+        await producer.push(LARGE, timeout=0.01)
+    Slow.go_on.set()
+    closing = asyncio.create_task(producer.close())
+    await asyncio.to_thread(peer.take_leave)
+    await closing
+    assert store.list("") == []
+
+
+def test_a_store_that_is_not_there_is_told_and_the_sample_sent(
+    dispatcher: ScriptedDispatcher,
+    threads: ThreadPoolExecutor,
+    store: FileStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    producer, peer = join(dispatcher, threads, store)
+    store.root.rmdir()
+    pushing = threads.submit(producer.push, LARGE)
+    push = peer.expect(m.Push)
+    assert push.objects is None
+    assert peer.payload == LARGE["input_ids"].tobytes()
+    peer.answer(push)
+    assert pushing.result(PATIENCE_S) is Outcome.ACCEPTED
+    assert "there is no directory" in caplog.text
+    closing = threads.submit(producer.close)
+    peer.take_leave()
+    closing.result(PATIENCE_S)

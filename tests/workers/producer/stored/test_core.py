@@ -1,0 +1,257 @@
+"""What a producer puts, and what it says of it: put first, then pushed, and never twice."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.errors import ProtocolError, SampleRefused
+from rollout_dispatcher.payload import StoredObject
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.sample import Outcome
+from rollout_workers.producer.core import ProducerCore, Settled
+from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
+from rollout_workers.producer.stored.placing import Put
+
+NOTHING = memoryview(b"")
+STORE = "file:///data"
+#: Tokens of a sample that is put, as its span has 8 bytes a token; of others it is not.
+LARGE, SMALL = 8, 2
+
+
+def welcome(max_payload_bytes: int = 1 << 20, **options: object) -> m.WelcomeProducer:
+    facts: dict[str, object] = {
+        "credits": 4, "max_payload_bytes": max_payload_bytes, "heartbeat_interval_s": 5.0,
+        "payload_stores": [STORE], "inline_limit": 8 * LARGE, "capabilities": ["references"],
+    }  # fmt: skip
+    return m.WelcomeProducer.model_validate(facts | options)
+
+
+def connected(max_payload_bytes: int = 1 << 20, **options: object) -> ProducerCore:
+    core = ProducerCore("me")
+    core.hello()
+    core.heard(welcome(max_payload_bytes, **options), NOTHING, 0.0)
+    return core
+
+
+def encoded(*tokens: int, **metadata: object) -> list[EncodedSample]:
+    """Samples of so many tokens; each token of a sample is its place in the list."""
+    return [
+        Encoder().encode(RolloutSample({"input_ids": np.full(n, at)}, **metadata))  # type: ignore[arg-type]
+        for at, n in enumerate(tokens)
+    ]
+
+
+def ids(buffers: Sequence[Buffer]) -> list[int]:
+    return np.frombuffer(b"".join(buffers), np.int64).tolist()
+
+
+def stored(put: Put) -> StoredObject:
+    return StoredObject(STORE, put.key, sum(map(len, put.spans)))
+
+
+def said(core: ProducerCore) -> list[tuple[m.Message, list[int]]]:
+    return [(message, ids(payload)) for message, payload in core.take_messages(0.0)]
+
+
+def pushed(core: ProducerCore) -> list[m.Push]:
+    return [message for message, _ in said(core) if isinstance(message, m.Push)]
+
+
+def answer(core: ProducerCore, first: int, *outcomes: str) -> list[Settled]:
+    words = list(map(Outcome, outcomes))
+    core.heard(m.Pushed(first_seq=first, outcomes=words), NOTHING, 0.0)
+    return core.take_settled()
+
+
+def test_large_samples_of_a_push_are_put_into_one_object_before_it_goes_out() -> None:
+    core = connected()
+    core.submit(encoded(LARGE, SMALL, LARGE + 1))
+    assert said(core) == []
+    (put,) = core.objects.take_puts()
+    assert ids(put.spans) == [0] * LARGE + [2] * (LARGE + 1)
+    core.was_put(put, stored(put))
+    ((push, payload),) = said(core)
+    assert isinstance(push, m.Push)
+    assert push.objects == [m.ObjectHeader(store=STORE, key=put.key, nbytes=8 * (2 * LARGE + 1))]
+    assert push.places == [(0, 0), None, (0, 8 * LARGE)]
+    assert payload == [1] * SMALL
+    assert push.spans(8 * SMALL) == [0, 8 * SMALL, 0]
+    m.Push.model_validate(push.model_dump())  # as what was changed is not checked again
+
+
+def test_samples_below_the_limit_are_sent_as_ever() -> None:
+    core = connected()
+    core.submit(encoded(SMALL, LARGE - 1))
+    assert core.objects.take_puts() == []
+    (push,) = pushed(core)
+    assert push.objects is push.places is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"payload_stores": []}, {"inline_limit": None}], ids=["no store", "no limit"]
+)
+def test_where_the_dispatcher_wants_no_references_all_is_sent(options: dict[str, object]) -> None:
+    core = connected(**options)
+    core.submit(encoded(LARGE))
+    assert core.objects.take_puts() == []
+    assert len(pushed(core)) == 1
+
+
+def test_a_limit_of_nothing_puts_everything() -> None:
+    core = connected(inline_limit=0)
+    core.submit(encoded(1))
+    assert len(core.objects.take_puts()) == 1
+
+
+def test_keys_begin_with_the_process_and_are_never_used_twice() -> None:
+    cores = [connected(), connected()]
+    for core in cores:
+        core.submit(encoded(LARGE, LARGE))
+        core.submit(encoded(LARGE))
+    keys = [put.key for core in cores for put in core.objects.take_puts()]
+    assert [key.partition("/")[2] for key in keys] == ["0", "2", "0", "2"]
+    incarnations = {key.partition("/")[0] for key in keys}
+    assert len(incarnations) == 2
+    assert all(name.startswith("me.") for name in incarnations)
+
+
+def test_others_go_out_meanwhile_and_controls_wait() -> None:
+    core = connected()
+    core.submit(encoded(LARGE))
+    core.control(m.EndStream())
+    core.submit(encoded(SMALL))
+    (push,) = pushed(core)
+    assert (push.first_seq, push.floor) == (1, 0)
+    assert answer(core, 1, "accepted") == [Settled(1, (Outcome.ACCEPTED,))]
+    assert said(core) == []
+    (put,) = core.objects.take_puts()
+    core.was_put(put, stored(put))
+    assert [push.first_seq for push in pushed(core)] == [0]
+    answer(core, 0, "accepted")
+    assert [type(message) for message, _ in said(core)] == [m.EndStream, m.Ping]
+
+
+def test_after_a_loss_the_same_push_is_said_and_nothing_is_put_again() -> None:
+    core = connected()
+    core.submit(encoded(LARGE, SMALL))
+    (put,) = core.objects.take_puts()
+    core.lost()  # while it is being put
+    core.hello()
+    core.heard(welcome(), NOTHING, 0.0)
+    assert said(core) == []
+    core.was_put(put, stored(put))
+    first = said(core)
+    core.lost()
+    core.hello()
+    core.heard(welcome(), NOTHING, 0.0)
+    assert said(core) == first
+    assert core.objects.take_puts() == []
+    assert answer(core, 0, "accepted") == [Settled(0, (Outcome.ACCEPTED,) * 2)]
+
+
+def test_what_no_store_takes_is_sent() -> None:
+    core = connected()
+    core.submit(encoded(LARGE, SMALL))
+    (put,) = core.objects.take_puts()
+    core.was_not_put(put, "no room")
+    ((push, payload),) = said(core)
+    assert isinstance(push, m.Push)
+    assert push.objects is None
+    assert payload == [0] * LARGE + [1] * SMALL
+
+
+def test_what_no_store_takes_and_no_frame_is_refused() -> None:
+    core = connected(max_payload_bytes=8 * SMALL)
+    core.submit(encoded(LARGE, SMALL))
+    (put,) = core.objects.take_puts()
+    core.was_not_put(put, "no room")
+    assert said(core) == []
+    (settled,) = core.take_settled()
+    refused = settled.outcomes
+    assert len(refused) == 2
+    assert "exceed the dispatcher's frame limit of 16 bytes, and no room" in str(refused[0])
+
+
+def test_what_is_sent_beside_an_object_has_to_fit_a_frame() -> None:
+    core = connected(max_payload_bytes=8 * SMALL)
+    with pytest.raises(SampleRefused, match="32 bytes of sample exceed"):
+        core.submit(encoded(LARGE, SMALL, SMALL))
+    assert core.objects.take_puts() == []
+
+
+def test_a_push_that_is_withdrawn_before_it_was_sent_takes_its_object_along() -> None:
+    core = connected()
+    core.submit(encoded(LARGE))
+    core.submit(encoded(LARGE))
+    first, second = core.objects.take_puts()
+    assert core.abandon(0, 0.0) == (True, None)
+    core.was_put(first, stored(first))
+    core.was_put(second, stored(second))
+    assert core.abandon(1, 0.0) == (True, None)
+    assert core.objects.take_orphans() == [stored(first), stored(second)]
+    assert said(core) == []
+    core.was_not_put(first, "late")  # and nothing happens
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ours"),
+    [(["full", "full"], True), (["refused", "full"], True), (["accepted", "full"], False)],
+)
+def test_an_object_of_which_a_sample_was_taken_is_the_dispatchers(
+    outcomes: list[str], ours: bool
+) -> None:
+    core = connected()
+    core.submit(encoded(LARGE, LARGE))
+    (put,) = core.objects.take_puts()
+    core.was_put(put, stored(put))
+    pushed(core)
+    answer(core, 0, *outcomes)
+    core.abandon(0, 0.0)
+    assert core.objects.take_orphans() == ([stored(put)] if ours else [])
+
+
+def test_a_push_that_may_have_arrived_keeps_its_object() -> None:
+    core = connected()
+    core.submit(encoded(LARGE))
+    (put,) = core.objects.take_puts()
+    core.was_put(put, stored(put))
+    pushed(core)
+    assert core.abandon(0, 0.0) == (False, None)
+    assert core.objects.take_orphans() == []
+    core.lost()
+    core.hello()
+    core.heard(welcome(), NOTHING, 0.0)
+    assert len(pushed(core)) == 1
+
+
+def test_members_that_were_withdrawn_are_known_again_by_what_they_consist_of() -> None:
+    core = connected()
+    for tokens in (LARGE, LARGE + 1):
+        core.submit(encoded(tokens, group_id="g", group_size=2))
+    puts = core.objects.take_puts()
+    core.was_put(puts[0], stored(puts[0]))
+    core.abandon(0, 0.0)
+    core.abandon(1, 0.0)
+    core.submit(encoded(LARGE + 1, group_id="g", group_size=2))
+    (put,) = core.objects.take_puts()
+    core.was_put(put, stored(put))
+    pushed(core)
+    answer(core, 2, "accepted")
+    late = [message for message, _ in core.take_messages(100.0)]
+    assert [one.withdrawn for one in late if isinstance(one, m.CloseGroup)] == [[0]]
+
+
+def test_the_dispatchers_requests_are_answered() -> None:
+    core = connected()
+    core.heard(m.Free(number=3, store=STORE, keys=["k"]), NOTHING, 0.0)
+    (asked,) = core.objects.requests.take()
+    core.objects.requests.answered(asked, m.Freed(number=3))
+    assert [message for message, _ in said(core)] == [m.Freed(number=3)]
+
+
+def test_a_free_before_the_welcome_is_out_of_turn() -> None:
+    core = ProducerCore("me")
+    with pytest.raises(ProtocolError, match="Free instead of a welcome"):
+        core.heard(m.Free(number=3, store=STORE, keys=["k"]), NOTHING, 0.0)

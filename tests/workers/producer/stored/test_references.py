@@ -1,0 +1,57 @@
+"""Samples that lie in a payload store before they are pushed: what is said has to be so."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.sample import DType, Field, Schema
+from rollout_workers.producer.batches import batches, header
+from rollout_workers.producer.stored.references import ReferencedSample, encode
+
+STORE = "file:///data"
+SCHEMA = Schema((Field("input_ids", DType.INT64), Field.text("env")))
+STORED = StoredObject(STORE, "theirs/1", 64)
+ONE = ReferencedSample(Reference(STORED, 16, 32), SCHEMA, 3, 2, {"env": 5}, sample_id="a")
+
+
+def test_they_are_pushed_without_a_payload() -> None:
+    other = replace(ONE, reference=Reference(StoredObject(STORE, "theirs/2", 32), 0, 32))
+    samples = encode([ONE, other, replace(ONE, group_id="g")], [STORE], 4)
+    (batch,) = batches(samples[:2], 1)
+    push = header(batch, "me", 7)
+    assert push.objects == [
+        m.ObjectHeader(store=STORE, key="theirs/1", nbytes=64),
+        m.ObjectHeader(store=STORE, key="theirs/2", nbytes=32),
+    ]
+    assert push.places == [(0, 16), (1, 0)]
+    assert (push.tokens, push.loss_tokens, push.rows) == ([3, 3], [2, 2], {"env": [5, 5]})
+    assert push.spans(0) == [0, 0]
+    assert [sample.group_size for sample in samples] == [None, None, 4]
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason", "why"),
+    [
+        (replace(ONE, tokens=4), "bad-metadata", "takes 40 bytes with these fields"),
+        (replace(ONE, tokens=0), "bad-metadata", "has 0 tokens"),
+        (replace(ONE, loss_tokens=4), "bad-metadata", "no more loss tokens than tokens"),
+        (replace(ONE, rows={}), "bad-metadata", "its ragged fields are"),
+        (replace(ONE, rows={"env": -3}), "bad-metadata", "has -3 rows"),
+        (replace(ONE, reference=Reference(STORED, 40, 32)), "bad-metadata", "at 40 of 64"),
+        (replace(ONE, reference=Reference(STORED, -8, 32)), "bad-metadata", "at -8 of 64"),
+        (replace(ONE, schema=Schema(())), "no-input-ids", "no field input_ids"),
+        ({"input_ids": [1]}, "bad-sample", "is no ReferencedSample but dict"),
+    ],
+)
+def test_what_cannot_be_as_it_is_said(sample: ReferencedSample, reason: str, why: str) -> None:
+    with pytest.raises(SampleRefused, match=why) as refused:
+        encode([ONE, sample], [STORE], None)
+    assert refused.value.reason == reason
+
+
+def test_a_store_that_is_not_allowed() -> None:
+    with pytest.raises(SampleRefused, match="start the dispatcher with it in --payload-stores"):
+        encode([ONE], [], None)

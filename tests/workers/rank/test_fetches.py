@@ -1,0 +1,242 @@
+"""What a DP rank fetches, when, and what it says of it."""
+
+import pytest
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import Sample
+from rollout_workers.rank.core import RankCore
+from rollout_workers.rank.fetches import Fetch
+from tests.support.samples import span_of
+from tests.workers.support.peers import sample, step
+from tests.workers.support.stored import referenced
+
+NOTHING = memoryview(b"")
+ONE = sample([1, 2, 3], name="one")
+#: Bytes of its span.
+NBYTES = ONE.nbytes
+
+
+def welcome(prefetch_bytes: int | None = None) -> m.WelcomeRank:
+    return m.WelcomeRank(
+        run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
+        heartbeat_interval_s=5.0, prefetch_bytes=prefetch_bytes,
+        payload_stores=["file:///nowhere"], capabilities=["references"],
+    )  # fmt: skip
+
+
+def connected(prefetch_bytes: int | None = None) -> RankCore:
+    core = RankCore("me", 0, 2, None, prefetch=4)
+    core.hello()
+    core.heard(welcome(prefetch_bytes), NOTHING, 0.0)
+    return core
+
+
+def said(core: RankCore) -> list[m.Message]:
+    return [message for message, _ in core.take_messages(0.0)]
+
+
+def announce(core: RankCore, number: int, count: int = 1, *, refs: int = 1) -> None:
+    header = step(number, count).model_copy(update={"num_referenced": refs})
+    core.heard(header, NOTHING, 0.0)
+
+
+def deliver(core: RankCore, number: int, index: int = 0, *samples: Sample) -> None:
+    frames = FrameReader(FrameLimits(1 << 20, 1 << 20))
+    given = samples or referenced([ONE])
+    (frame,) = frames.feed(b"".join(assemble.micro_batch(number, index, given)))
+    core.heard(codec.decode(frame), frame.payload, 0.0)
+
+
+def lie_there(core: RankCore, number: int) -> None:
+    """A step of one micro-batch, of one sample in a store, arrives."""
+    announce(core, number)
+    deliver(core, number)
+
+
+def find(core: RankCore, fetch: Fetch) -> None:
+    core.found(fetch, memoryview(bytes(span_of(ONE))))
+
+
+def prepared(number: int) -> m.Prepared:
+    return m.Prepared(step=number, digest="d")
+
+
+def steps_of(fetches: list[Fetch]) -> list[int]:
+    return [fetch.held.header.step for fetch in fetches]
+
+
+def test_a_step_is_prepared_once_all_of_it_is_here_and_fetched() -> None:
+    core = connected()
+    announce(core, 0, 2)
+    deliver(core, 0, 0)
+    assert (said(core), core.take_fetches()) == ([], [])
+    deliver(core, 0, 1, ONE)
+    (fetch,) = core.take_fetches()
+    assert core.take_fetches() == []
+    assert [reference.nbytes for reference in fetch.references] == [NBYTES]
+    assert said(core) == []
+    find(core, fetch)
+    assert said(core) == [prepared(0)]
+
+
+def test_a_step_whose_references_are_other_ranks_is_prepared_once_it_is_here() -> None:
+    core = connected()
+    announce(core, 0)
+    assert said(core) == []
+    deliver(core, 0, 0, ONE)
+    assert core.take_fetches() == []
+    assert said(core) == [prepared(0)]
+
+
+def test_a_step_without_references_is_prepared_at_once_but_behind_those_before_it() -> None:
+    core = connected()
+    announce(core, 0, refs=0)
+    assert said(core) == [prepared(0)]
+    lie_there(core, 1)
+    announce(core, 2, refs=0)
+    assert said(core) == []
+    find(core, *core.take_fetches())
+    assert said(core) == [prepared(1), prepared(2)]
+
+
+def test_what_a_loop_gets_is_as_if_it_had_come_inline() -> None:
+    core = connected()
+    lie_there(core, 0)
+    find(core, *core.take_fetches())
+    core.heard(m.Release(step=0), NOTHING, 0.0)
+    held = core.ready()
+    assert held is not None
+    assert held.micro_batches[0].payload == span_of(ONE)
+    assert [block.rows for block in held.micro_batches[0].blocks] == [3, 3, 1]
+
+
+def test_steps_are_fetched_ahead_as_far_as_they_fit_and_in_their_turn() -> None:
+    core = connected(prefetch_bytes=2 * NBYTES)
+    for number in range(3):
+        lie_there(core, number)
+    fetches = core.take_fetches()
+    assert steps_of(fetches) == [0, 1]
+    for fetch in fetches:
+        find(core, fetch)
+    assert core.take_fetches() == []  # what is fetched and not begun takes room too
+    core.heard(m.Release(step=0), NOTHING, 0.0)
+    held = core.ready()
+    assert held is not None
+    core.take(held)
+    assert steps_of(core.take_fetches()) == [2]
+
+
+def test_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None:
+    core = connected(prefetch_bytes=NBYTES - 1)
+    lie_there(core, 0)
+    lie_there(core, 1)
+    assert core.take_fetches() == []
+    core.demand(hungry=True)
+    assert steps_of(core.take_fetches()) == [0]
+    assert core.take_fetches() == []
+
+
+def test_what_is_gone_is_named_once_all_else_is_fetched() -> None:
+    core = connected()
+    announce(core, 0, 2)
+    deliver(core, 0, 0)
+    deliver(core, 0, 1, *referenced([sample([4], name="two"), sample([5], name="three")]))
+    first, second = core.take_fetches()
+    core.missed(second, {"three": "no such object"})
+    assert said(core) == []
+    find(core, first)
+    (message,) = said(core)
+    assert message == m.Unresolved(step=0, attempt=0, sample_ids=["three"], why="no such object")
+
+
+def test_a_later_step_is_unresolved_whatever_becomes_of_those_before_it() -> None:
+    core = connected()
+    lie_there(core, 0)
+    lie_there(core, 1)
+    _, second = core.take_fetches()
+    core.missed(second, {"one": "gone"})
+    assert [type(message) for message in said(core)] == [m.Unresolved]
+
+
+def test_of_more_samples_than_a_message_takes_the_first_are_named() -> None:
+    core = connected()
+    lie_there(core, 0)
+    (fetch,) = core.take_fetches()
+    core.missed(fetch, {f"s{i}": "x" * 300 + str(i) for i in range(m.MAX_SAMPLES + 1)})
+    (message,) = said(core)
+    assert isinstance(message, m.Unresolved)
+    assert len(message.sample_ids) == m.MAX_SAMPLES
+
+
+def test_a_hello_tells_of_resolved_steps_alone_and_the_rest_is_told_when_it_comes_again() -> None:
+    core = connected()
+    announce(core, 0, refs=0)
+    deliver(core, 0, 0, ONE)
+    for number in (1, 2):
+        lie_there(core, number)
+    first, second = core.take_fetches()
+    find(core, second)
+    core.lost()
+    assert core.hello().received == [(0, 1)]
+    core.heard(welcome(), NOTHING, 0.0)
+    find(core, first)
+    said(core)
+    core.lost()
+    assert core.hello().received == [(0, 1), (1, 1), (2, 1)]
+    core.heard(welcome(), NOTHING, 0.0)
+    lie_there(core, 1)
+    assert said(core) == [prepared(1)]
+    assert core.take_fetches() == []
+
+
+def test_what_is_unresolved_is_said_again_when_the_step_comes_again() -> None:
+    core = connected()
+    lie_there(core, 0)
+    core.missed(*core.take_fetches(), {"one": "gone"})
+    said(core)
+    core.lost()
+    core.hello()
+    core.heard(welcome(), NOTHING, 0.0)
+    lie_there(core, 0)
+    assert [type(message) for message in said(core)] == [m.Unresolved]
+
+
+def test_what_comes_for_a_step_that_is_not_held_any_more_changes_nothing() -> None:
+    core = connected()
+    lie_there(core, 0)
+    (fetch,) = core.take_fetches()
+    core.resume(m.CheckpointPosition(run_id="run", step=3))
+    assert not core.wanted(fetch)
+    find(core, fetch)
+    core.missed(fetch, {"one": "gone"})
+    assert core.hello().received == []
+
+
+def test_requests_are_answered_on_the_connection_on_which_they_came() -> None:
+    core = connected()
+    free = m.Free(number=3, store="file:///a", keys=["k"])
+    core.heard(free, NOTHING, 0.0)
+    (asked,) = core.store_requests.take()
+    core.store_requests.answered(asked, m.Freed(number=3))
+    assert said(core) == [m.Freed(number=3)]
+    core.heard(free, NOTHING, 0.0)
+    core.heard(m.Sweep(number=4, store="file:///a", prefix="p."), NOTHING, 0.0)
+    first, second = core.store_requests.take()
+    core.store_requests.answered(second, m.Swept(number=4))
+    core.lost()
+    core.hello()
+    core.heard(welcome(), NOTHING, 0.0)
+    core.store_requests.answered(first, m.Freed(number=3))
+    assert said(core) == []
+
+
+@pytest.mark.parametrize("nbytes", [NBYTES - 8, NBYTES + 8])
+def test_what_was_put_together_wrong_is_noticed(nbytes: int) -> None:
+    core = connected()
+    lie_there(core, 0)
+    (fetch,) = core.take_fetches()
+    with pytest.raises(ProtocolError, match=f"the frame carries {nbytes}"):
+        core.found(fetch, memoryview(bytes(nbytes)))

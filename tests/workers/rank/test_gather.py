@@ -1,0 +1,76 @@
+"""What is put together of a frame and of stores is what would have come inline."""
+
+from itertools import compress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.sample import Sample, Schema
+from rollout_workers.rank.gather import check_inline, gather, references
+from tests.support.samples import make_sample, span_of
+from tests.support.schemas import rows, schemas
+from tests.workers.support.stored import referenced
+
+
+def sent(samples: list[Sample]) -> tuple[m.MicroBatch, memoryview]:
+    """A micro-batch as it arrives."""
+    reader = FrameReader(FrameLimits(1 << 20, 1 << 20))
+    (frame,) = reader.feed(b"".join(assemble.micro_batch(0, 0, samples)))
+    header = codec.decode(frame)
+    assert isinstance(header, m.MicroBatch)
+    return header, frame.payload
+
+
+def memory(nbytes: int) -> memoryview:
+    """As what was used before: full of something."""
+    return memoryview(bytearray(b"\xff" * nbytes))
+
+
+@st.composite
+def micro_batches(draw: st.DrawFn) -> tuple[Schema, list[Sample], list[bool]]:
+    """Samples of one schema, and which of them lie in a store: one at least."""
+    schema = draw(schemas())
+    count = draw(st.integers(1, 5))
+    samples = []
+    for at in range(count):
+        tokens, own = draw(st.integers(1, 9)), draw(rows(schema))
+        values = np.random.default_rng(at).integers(1, 255, schema.nbytes(tokens, own), np.uint8)
+        for part, following in zip(
+            [*schema.slices(tokens, own)],
+            [*(p.start for p in schema.slices(tokens, own)[1:]), len(values)],
+            strict=True,
+        ):
+            values[part.stop : following] = 0  # between fields there are zeros
+        span = memoryview(values.tobytes())
+        samples.append(Sample(f"s{at}", tokens, 0, schema, span, rows=own))
+    stored = draw(st.lists(st.booleans(), min_size=count, max_size=count).filter(any))
+    return schema, samples, stored
+
+
+@given(micro_batches())
+def test_it_is_what_would_have_come_inline(
+    batch: tuple[Schema, list[Sample], list[bool]],
+) -> None:
+    schema, samples, stored = batch
+    _, whole = sent(samples)
+    inside = list(compress(samples, stored))
+    placed = iter(referenced(inside))
+    each = zip(samples, stored, strict=True)
+    header, payload = sent([next(placed) if there else one for one, there in each])
+    check_inline(schema, header, payload.nbytes)
+    stored_bytes = memoryview(b"".join(map(span_of, inside)))
+    spans = [stored_bytes[at.offset : at.offset + at.nbytes] for at in references(schema, header)]
+    assert gather(schema, header, payload, spans, memory) == whole
+
+
+def test_a_frame_of_another_size_is_an_error() -> None:
+    inline, there = make_sample("a", 2), make_sample("b", 3)
+    header, payload = sent([inline, *referenced([there])])
+    with pytest.raises(ProtocolError, match="describes 16 payload bytes beside its references"):
+        check_inline(inline.schema, header, payload.nbytes + 8)

@@ -1,0 +1,91 @@
+"""A client opens what the dispatcher allows, and nothing else."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_workers.stores.file import FileStore
+from rollout_workers.stores.opened import OpenedStores
+from tests.workers.stores.conftest import make_store
+
+
+class Full(FileStore):
+    """A store that takes nothing."""
+
+    def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """Fail in its own way."""
+        raise RuntimeError(f"no room for {key} in {len(spans)}")
+
+
+@pytest.fixture
+def stores(store: FileStore) -> OpenedStores:
+    found = OpenedStores()
+    found.allow([store.address])
+    return found
+
+
+def test_only_what_is_allowed_is_opened(store: FileStore) -> None:
+    opened = OpenedStores()
+    opened.allow(["file:///nowhere"])
+    stored = store.put("p.1/0", [b"x" * 8])
+    for ask in (
+        lambda: opened.get([Reference(stored, 0, 8)]),
+        lambda: opened.release(store.address, ["p.1/0"]),
+        lambda: opened.list(store.address, ""),
+    ):
+        with pytest.raises(StoreFailed, match="does not allow it"):
+            ask()
+    assert store.list("") == ["p.1/0"]
+
+
+def test_a_store_is_opened_when_it_is_needed_and_once(store: FileStore) -> None:
+    asked = []
+
+    def opener(address: str) -> FileStore:
+        asked.append(address)
+        return FileStore.open(address)
+
+    opened = OpenedStores(opener)
+    opened.allow([store.address])
+    assert asked == []
+    for key in ("p.1/0", "p.1/1"):
+        opened.put(key, [b"x"])
+    assert asked == [store.address]
+
+
+def test_what_could_not_be_opened_is_tried_again(stores: OpenedStores, store: FileStore) -> None:
+    later = store.address + "-later"
+    stores.allow([later])
+    with pytest.raises(StoreFailed, match="no directory"):
+        stores.list(later, "")
+    make_store(later)
+    assert stores.list(later, "") == []
+
+
+def test_references_into_several_stores_come_back_in_order(store: FileStore) -> None:
+    other = make_store(store.address + "-other")
+    one, two = store.put("k", [b"1" * 8 + b"2" * 8]), other.put("k", [b"3" * 8])
+    opened = OpenedStores()
+    opened.allow([store.address, other.address])
+    asked = [Reference(one, 8, 8), Reference(two, 0, 8), Reference(one, 0, 8)]
+    assert [bytes(item) for item in opened.get(asked) if isinstance(item, memoryview)] == [
+        b"2" * 8, b"3" * 8, b"1" * 8,
+    ]  # fmt: skip
+
+
+def test_an_object_goes_into_the_first_store_that_takes_it(store: FileStore) -> None:
+    last = make_store(store.address + "-last")
+    gone = "file:///nowhere"
+
+    def opener(address: str) -> FileStore:
+        return (Full if address == store.address else FileStore).open(address)
+
+    opened = OpenedStores(opener)
+    opened.allow([gone, store.address, last.address])
+    assert opened.put("k", [b"x"]) == StoredObject(last.address, "k", 1)
+    opened.allow([gone, store.address])
+    with pytest.raises(StoreFailed, match=r"RuntimeError.*no room for k"):
+        opened.put("k", [b"x"])

@@ -1,0 +1,79 @@
+"""What the dispatcher asks of a client's stores, and how it is answered."""
+
+import pytest
+
+from rollout_dispatcher.protocol import messages as m
+from rollout_workers.stores.file import FileStore
+from rollout_workers.stores.opened import OpenedStores
+from rollout_workers.stores.requests import Request, StoreRequests, perform
+
+
+@pytest.fixture
+def stores(store: FileStore) -> OpenedStores:
+    found = OpenedStores()
+    found.allow([store.address])
+    return found
+
+
+def test_objects_are_freed_and_what_is_not_there_counts_as_freed(
+    stores: OpenedStores, store: FileStore
+) -> None:
+    store.put("p.1/0", [b"x"])
+    free = m.Free(number=7, store=store.address, keys=["p.1/0", "p.1/9"])
+    assert perform(stores, free) == m.Freed(number=7)
+    assert perform(stores, free) == m.Freed(number=7)
+    assert store.list("") == []
+
+
+def test_what_stays_is_named(
+    stores: OpenedStores, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileStore, "release", lambda *_: ["b", "nobody's"])
+    answer = perform(stores, m.Free(number=7, store=store.address, keys=["a", "b"]))
+    assert isinstance(answer, m.Freed)
+    assert answer.left == ["b"]
+    assert "has not released them" in answer.why
+
+
+@pytest.mark.parametrize("what", ["free", "sweep"])
+def test_a_store_that_fails_is_an_answer(stores: OpenedStores, what: str) -> None:
+    elsewhere = "file:///" + "x" * 500
+    request: Request = m.Sweep(number=1, store=elsewhere, prefix="p.")
+    if what == "free":
+        request = m.Free(number=1, store=elsewhere, keys=["a", "b"])
+    answer = perform(stores, request)
+    assert answer.why.startswith("the payload store file:///xxx")
+    assert len(answer.why) == 400
+    assert answer == (
+        m.Freed(number=1, left=["a", "b"], why=answer.why)
+        if what == "free"
+        else m.Swept(number=1, why=answer.why)
+    )
+
+
+def test_as_many_keys_are_told_as_a_message_takes(
+    stores: OpenedStores, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"p.1/{i}" for i in range(m.MAX_KEYS)]
+    found = [*keys, "p.1/" + "x" * 600]
+    monkeypatch.setattr(FileStore, "list", lambda *_: found)
+    sweep = m.Sweep(number=1, store=store.address, prefix="p.1/")
+    assert perform(stores, sweep) == m.Swept(number=1, keys=keys)  # no message has the longest
+    found.append("p.1/y")
+    assert perform(stores, sweep) == m.Swept(number=1, keys=keys, more=True)
+
+
+def test_an_answer_is_not_said_on_another_connection() -> None:
+    requests, free = StoreRequests(), m.Free(number=1, store="s", keys=["k"])
+    requests.heard(free)
+    (taken,) = requests.take()
+    assert requests.take() == []
+    requests.lost()
+    requests.answered(taken, m.Freed(number=1))
+    assert list(requests.take_answers()) == []
+    again = free.model_copy()
+    requests.heard(again)
+    (taken,) = requests.take()
+    requests.answered(taken, m.Freed(number=1))
+    assert list(requests.take_answers()) == [m.Freed(number=1)]
+    assert list(requests.take_answers()) == []

@@ -1,0 +1,1 @@
+"""Samples of a producer that go by reference: put into payload stores, or there already."""

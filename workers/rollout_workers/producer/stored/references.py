@@ -1,0 +1,99 @@
+"""Samples whose spans lie in a payload store before they are pushed."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.payload import Reference
+from rollout_dispatcher.sample import Schema
+from rollout_workers.producer.encode import AT_CLOSE, TOLD_AT_CLOSE, EncodedSample, GroupSize
+from rollout_workers.producer.layout import layout_of
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedSample:
+    """One finished rollout that lies in a payload store, as `push_references` takes it.
+
+    reference: where its span is: the fields of `schema` one after the other, each at a multiple of
+        8 bytes from its beginning, with zeros between; `schema.nbytes(tokens, rows)` bytes.
+        Whoever pushes it gives the whole object away: it is released once the dispatcher needs
+        none of the samples that were pushed of it.
+    tokens, loss_tokens: how many it has, and how many of them the loss counts.
+    rows: of each ragged field by its name, those of this sample.
+    others: as those of `RolloutSample`.
+    """
+
+    reference: Reference
+    schema: Schema
+    tokens: int
+    loss_tokens: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+    sample_id: str | None = None
+    group_id: str | None = None
+    group_size: GroupSize | None = None
+    policy_version: int | None = None
+
+
+def encode(
+    samples: Iterable[ReferencedSample], allowed: Collection[str], group_size: GroupSize | None
+) -> list[EncodedSample]:
+    """What is pushed of them. allowed: the payload stores that they may lie in.
+
+    Raises SampleRefused for what cannot be as it is said.
+    """
+    return [_encoded(at, sample, allowed, group_size) for at, sample in enumerate(samples)]
+
+
+def _encoded(
+    at: int, given: object, allowed: Collection[str], group_size: GroupSize | None
+) -> EncodedSample:
+    if not isinstance(given, ReferencedSample):
+        kind = type(given).__name__
+        raise SampleRefused("bad-sample", f"sample {at} is no ReferencedSample but {kind}")
+    schema, reference = given.schema, given.reference
+    _check_schema(at, schema)
+    if set(given.rows) != set(schema.ragged):
+        raise SampleRefused(
+            "bad-metadata",
+            f"sample {at} has rows of {sorted(given.rows)}, its ragged fields are "
+            f"{sorted(schema.ragged)}",
+        )
+    rows = tuple([given.rows[name] for name in schema.ragged])
+    _check_counts(at, given)
+    nbytes = schema.nbytes(given.tokens, rows)
+    end = reference.offset + reference.nbytes
+    if reference.nbytes != nbytes or reference.offset < 0 or end > reference.stored.nbytes:
+        raise SampleRefused(
+            "bad-metadata",
+            f"sample {at} takes {nbytes} bytes with these fields and counts, and its reference is "
+            f"to {reference.nbytes} bytes at {reference.offset} of {reference.stored.nbytes}",
+        )
+    if reference.stored.store not in allowed:
+        raise SampleRefused(
+            "unknown-store",
+            f"sample {at} lies in {reference.stored.store}, which is not allowed here (allowed: "
+            f"{', '.join(sorted(allowed)) or 'none'}); start the dispatcher with it in "
+            "--payload-stores, or push the sample itself",
+        )
+    size = given.group_size or (group_size if given.group_id else None)
+    return EncodedSample(
+        schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
+        TOLD_AT_CLOSE if size == AT_CLOSE else size, given.policy_version, rows, reference,
+    )  # fmt: skip
+
+
+def _check_schema(at: int, schema: Schema) -> None:
+    if "input_ids" not in schema.by_name:
+        raise SampleRefused("no-input-ids", f"sample {at} has no field input_ids")
+    layout_of(schema, "push_references")
+
+
+def _check_counts(at: int, given: ReferencedSample) -> None:
+    if given.tokens < 1 or not 0 <= given.loss_tokens <= given.tokens:
+        raise SampleRefused(
+            "bad-metadata",
+            f"sample {at} has {given.tokens} tokens, of which {given.loss_tokens} count for the "
+            "loss; a sample has one token at least, and no more loss tokens than tokens",
+        )
+    if min(given.rows.values(), default=0) < 0:
+        raise SampleRefused("bad-metadata", f"sample {at} has {min(given.rows.values())} rows")

@@ -1,0 +1,145 @@
+"""The threads of a DP rank that talk to payload stores: they fetch what its core lacks.
+
+A store that cannot be asked is asked again for as long as the step is wanted; only what it says to
+be gone is told. What the dispatcher asks of the stores has a thread of its own, so that it waits
+for no sample, nor any sample for it.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+from rollout_dispatcher.errors import DispatcherError, ProtocolError, StoreFailed
+from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.daemon_executor import DaemonExecutor
+from rollout_workers.client.liveness import Backoff
+from rollout_workers.rank.core import RankCore
+from rollout_workers.rank.fetches import Fetch
+from rollout_workers.rank.gather import gather
+from rollout_workers.stores.interface import Missing
+from rollout_workers.stores.opened import OpenedStores
+from rollout_workers.stores.requests import Request, perform
+
+log = logging.getLogger(__name__)
+
+#: Micro-batches that are fetched at a time: enough for a store to be busy while one of them is put
+#: together. As many are held twice meanwhile, as they come and as they are trained on.
+FETCHED_AT_ONCE = 4
+
+
+class Fetcher:
+    """Serves one core. changed: guards it, and is notified.
+
+    memory: gives what payloads are put together in. spoken: called when the core has something to
+    say. failed: called, with `changed` held, when something is wrong that does not go away.
+    """
+
+    def __init__(
+        self,
+        core: RankCore,
+        changed: threading.Condition,
+        memory: Memory,
+        *,
+        spoken: Callable[[], object],
+        failed: Callable[[DispatcherError], object],
+    ) -> None:
+        self._core, self._changed, self._memory = core, changed, memory
+        self._spoken, self._failed = spoken, failed
+        self._stopped = threading.Event()
+        self._stores = OpenedStores()
+        self._fetching = DaemonExecutor(FETCHED_AT_ONCE, "dispatcher-fetch")
+        self._serving = DaemonExecutor(1, "dispatcher-store")
+
+    def look(self) -> None:
+        """Begin what there is to do; hold `changed`. Cheap where there is nothing."""
+        welcome = self._core.welcome
+        if welcome is None or not welcome.payload_stores:
+            return
+        self._stores.allow(welcome.payload_stores)
+        with suppress(RuntimeError):  # stopped, or the interpreter is about to exit
+            for fetch in self._core.take_fetches():
+                self._fetching.submit(self._run, self._fetch, fetch)
+            for request in self._core.store_requests.take():
+                self._serving.submit(self._run, self._perform, request)
+
+    def stop(self) -> None:
+        """End the threads, soon; nobody waits for them."""
+        self._stopped.set()
+        self._fetching.shutdown()
+        self._serving.shutdown()
+        self._stores.close()
+
+    # -- in the threads
+
+    def _run(self, work: Callable[..., None], what: Fetch | Request) -> None:
+        try:
+            work(what)
+            return
+        except DispatcherError as error:
+            failure = error
+        except Exception as error:
+            log.exception("what a DP rank asks of payload stores failed")
+            failure = ProtocolError(f"the client failed: {error!r}")
+        with self._changed:
+            self._failed(failure)
+            self._changed.notify_all()
+
+    def _fetch(self, fetch: Fetch) -> None:
+        found = self._get(fetch)
+        spans = [span for span in found if not isinstance(span, Missing)]
+        received = fetch.received
+        payload = None
+        if found and len(spans) == len(found):
+            schema = fetch.held.header.schema_
+            payload = gather(schema, received.header, received.payload, spans, self._memory)
+        del spans
+        with self._changed:
+            if payload is not None:
+                self._core.found(fetch, payload)
+            elif found:
+                self._core.missed(fetch, _missing(fetch, found))
+            self._changed.notify_all()
+            self.look()
+        self._spoken()
+
+    def _get(self, fetch: Fetch) -> list[memoryview | Missing]:
+        """What the stores have; nothing once it is not wanted any more."""
+        backoff = Backoff(math.inf)
+        while not self._stopped.is_set():
+            with self._changed:
+                if not self._core.wanted(fetch):
+                    break
+            try:
+                return self._stores.get(fetch.references)
+            except StoreFailed as error:
+                delay = backoff.failed(monotonic()) or 0.0
+                step = fetch.held.header.step
+                log.warning(
+                    "step %d waits for its samples: %s; next try in %.1f s", step, error, delay
+                )
+                self._stopped.wait(delay)
+        return []
+
+    def _perform(self, request: Request) -> None:
+        answer = perform(self._stores, request)
+        with self._changed:
+            self._core.store_requests.answered(request, answer)
+        self._spoken()
+
+
+def _missing(fetch: Fetch, found: list[memoryview | Missing]) -> dict[str, str]:
+    """The samples that are gone, by id, and why."""
+    header = fetch.received.header
+    placed = [
+        sample_id
+        for sample_id, place in zip(header.sample_ids, header.places or (), strict=True)
+        if place is not None
+    ]
+    return {
+        sample_id: item.why
+        for sample_id, item in zip(placed, found, strict=True)
+        if isinstance(item, Missing)
+    }

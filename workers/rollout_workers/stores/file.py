@@ -1,0 +1,267 @@
+"""`file:///root`: objects as files in a directory that producers and DP ranks all have.
+
+A file is one of safetensors, with a single tensor `spans` of bytes: the spans of a push, end to
+end. It is written under another name, made durable and then renamed, so under its own it is whole.
+A file of safetensors that somebody else has put there is an object as well: its bytes are those
+behind its header.
+
+Invariant: an object's file exists under one of its two names from before its first byte is written
+until it is released, so what a process leaves that dies in the midst of it is listed, and goes.
+"""
+
+import builtins
+import errno
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ClassVar, Self
+from urllib.parse import unquote, urlsplit
+
+from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.outbox import Buffer, Outbox
+from rollout_dispatcher.transport.memory import uninitialised
+from rollout_workers.stores.interface import Missing, PayloadStore
+from rollout_workers.stores.keys_as_paths import PART, key_of, may_have, place
+
+log = logging.getLogger(__name__)
+
+#: Objects begin at a multiple of this in their files, as safetensors' readers like it.
+ALIGNMENT = 64
+#: How often a folder that others remove, since it is empty, is made again.
+ATTEMPTS = 100
+#: What no open file is: nothing of this name, or something that no object can be.
+_NO_FILE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
+)
+_NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FileStore(PayloadStore):
+    """Objects below the directory `root`, which has to be the same one on every machine."""
+
+    scheme: ClassVar[str] = "file"
+
+    def __init__(self, address: str, root: Path) -> None:
+        self.address, self.root = address, root
+        self._inode = root.stat().st_ino
+
+    @classmethod
+    def open(cls, address: str) -> Self:
+        """Raises StoreFailed where there is no such directory."""
+        parts = urlsplit(address)
+        root = Path(unquote(parts.path))
+        if parts.netloc not in ("", "localhost") or not root.is_absolute() or len(root.parts) < 2:
+            raise StoreFailed(address, "name a directory by its whole path: file:///data/rollouts")
+        if parts.query or parts.fragment:
+            raise StoreFailed(address, "its ? or # means nothing here; write %3F or %23 in a name")
+        if not root.is_dir():
+            raise StoreFailed(
+                address,
+                f"there is no directory {root} here; make it, or mount it, on every machine that "
+                "has producers or DP ranks: the same directory for all of them",
+            )
+        return cls(address, root)
+
+    def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """Write its file; raises StoreFailed with nothing left behind."""
+        outbox, (folder, name) = Outbox(), place(key)
+        nbytes = sum(map(len, spans))
+        outbox.put([_header(key, nbytes), *spans])
+        with self._told(f"writing {key}"):
+            at, file = self._create(folder, name + PART)
+            try:
+                while outbox.nbytes:
+                    outbox.sent(os.writev(file, outbox.head()))
+                os.fsync(file)
+                os.rename(name + PART, name, src_dir_fd=at, dst_dir_fd=at)
+                os.fsync(at)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(name + PART, dir_fd=at)
+                raise
+            finally:
+                os.close(file)
+                os.close(at)
+        return StoredObject(self.address, key, nbytes)
+
+    def get(self, references: Sequence[Reference]) -> builtins.list[memoryview | Missing]:
+        """Read each; what is read is this process's own."""
+        found: dict[int, memoryview | Missing] = {}
+        wanted: dict[StoredObject, builtins.list[int]] = {}
+        for at, reference in enumerate(references):
+            wanted.setdefault(reference.stored, []).append(at)
+        for stored, places in wanted.items():
+            with self._told(f"reading {stored.key}"):
+                spans = self._read(stored, [references[at] for at in places])
+            found.update(zip(places, spans, strict=True))
+        return [found[at] for at in range(len(references))]
+
+    def release(self, keys: Sequence[str]) -> builtins.list[str]:
+        """Remove their files, and the folders that are empty then."""
+        if keys:
+            self._check_root()
+        left = [key for key in keys if not self._remove(*place(key))]
+        for folder in {place(key)[0] for key in keys} - {None}:
+            with suppress(OSError):  # there are others in it, or it is gone
+                (self.root / str(folder)).rmdir()
+        return left
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        """Those that are being written are there as well."""
+        found = set[str | None]()
+        with self._told(f"listing {prefix or 'all'}"):
+            for item in os.scandir(self.root):
+                if item.is_file(follow_symlinks=False):
+                    found.add(key_of(None, item.name))
+                elif item.is_dir(follow_symlinks=False) and may_have(item.name, prefix):
+                    found.update(_keys_in(item.path, item.name))
+        return sorted(key for key in found if key is not None and key.startswith(prefix))
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    # -- mechanism
+
+    def _create(self, folder: str | None, name: str) -> tuple[int, int]:
+        """Descriptors of the folder and of a new, empty file in it."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOT_FOLLOWED
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._make(folder)
+                at = self._open(folder)
+                try:
+                    return at, os.open(name, flags, 0o666, dir_fd=at)
+                except BaseException:
+                    os.close(at)
+                    raise
+            except FileNotFoundError:  # the last of the folder's objects was released meanwhile
+                self._check_root()
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _make(self, folder: str | None) -> None:
+        if folder is None:
+            return
+        with suppress(FileExistsError):
+            (self.root / folder).mkdir()
+            with self._folder(None) as root:
+                os.fsync(root)
+
+    def _read(
+        self, stored: StoredObject, references: Sequence[Reference]
+    ) -> Sequence[memoryview | Missing]:
+        folder, name = place(stored.key)
+        try:
+            with self._folder(folder) as at:
+                # A pipe of this name would block whoever opens it.
+                file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=at)
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            self._check_root()
+            return [Missing(f"{self.address} has no {stored.key}")] * len(references)
+        try:
+            start = _start(file, stored.nbytes)
+            if start is None:
+                why = f"{stored.key} in {self.address} is no object of {stored.nbytes} bytes"
+                return [Missing(why)] * len(references)
+            return [_span(file, start, reference) for reference in references]
+        finally:
+            os.close(file)
+
+    def _remove(self, folder: str | None, name: str) -> bool:
+        """Whether it is gone."""
+        try:
+            with self._folder(folder) as at:
+                for one in (name, name + PART):
+                    with suppress(FileNotFoundError):
+                        os.unlink(one, dir_fd=at)
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                return True
+            log.warning("%s in %s stays: %s", name, self.root, error)
+            return False
+        return True
+
+    @contextmanager
+    def _folder(self, folder: str | None) -> Iterator[int]:
+        at = self._open(folder)
+        try:
+            yield at
+        finally:
+            os.close(at)
+
+    def _open(self, folder: str | None) -> int:
+        """A descriptor of a folder that is no link to elsewhere; the root may be, as it is told."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if folder is None:
+            return os.open(self.root, flags)
+        return os.open(self.root / folder, flags | os.O_NOFOLLOW)
+
+    def _check_root(self) -> None:
+        """Raise StoreFailed where the directory is another than it was: nothing is known then.
+
+        Its number is that of the file system's root where that is mounted here, and another one
+        where it is not; of two mounts of the same it is the same.
+        """
+        try:
+            same = self.root.stat().st_ino == self._inode
+        except OSError as error:
+            raise StoreFailed(self.address, error) from error
+        if not same:
+            raise StoreFailed(self.address, f"{self.root} is not what it was; is it mounted?")
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreFailed(self.address, f"{doing}: {error}") from error
+
+
+def _keys_in(path: str, folder: str) -> Iterator[str | None]:
+    with suppress(FileNotFoundError):  # it was empty, and is gone
+        for item in os.scandir(path):
+            if item.is_file(follow_symlinks=False):
+                yield key_of(folder, item.name)
+
+
+def _header(key: str, nbytes: int) -> bytes:
+    """What safetensors has before an object of so many bytes."""
+    text = json.dumps(
+        {
+            "__metadata__": {"key": key},
+            "spans": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]},
+        }
+    ).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _start(file: int, nbytes: int) -> int | None:
+    """Where an object of so many bytes begins in its file; None if that is none."""
+    found = os.fstat(file)
+    start = found.st_size - nbytes
+    if not stat.S_ISREG(found.st_mode) or start < 8:
+        return None
+    return start if 8 + int.from_bytes(os.pread(file, 8, 0), "little") == start else None
+
+
+def _span(file: int, start: int, reference: Reference) -> memoryview | Missing:
+    """The bytes of a reference, in memory of their own."""
+    key, offset, nbytes = reference.stored.key, reference.offset, reference.nbytes
+    if offset + nbytes > reference.stored.nbytes:
+        return Missing(f"{key} ends before byte {offset + nbytes}")
+    found, at = uninitialised(nbytes), 0
+    while at < nbytes:
+        count = os.preadv(file, [found[at:]], start + offset + at)
+        if not count:
+            return Missing(f"{key} ends at byte {offset + at}")
+        at += count
+    return found

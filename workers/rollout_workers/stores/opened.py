@@ -1,0 +1,98 @@
+"""The payload stores that one client uses: those that the dispatcher allows, opened when needed.
+
+Invariant: no address is opened that was not in the last welcome, whatever a message says.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_workers.stores.interface import Missing, PayloadStore
+from rollout_workers.stores.registry import open_store
+
+log = logging.getLogger(__name__)
+
+
+class OpenedStores:
+    """Calls go to the store that they name, from any thread; whatever goes wrong is a StoreFailed.
+
+    What could not be opened is tried again by the next call.
+    """
+
+    def __init__(self, opener: Callable[[str], PayloadStore] = open_store) -> None:
+        self._opener = opener
+        self._allowed: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}
+        self._stores: dict[str, PayloadStore] = {}
+
+    def allow(self, addresses: Sequence[str]) -> None:
+        """From now on these, and no others; the first is where to put."""
+        self._allowed = tuple(addresses)
+
+    def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """Put an object into the first store that takes it."""
+        failed = StoreFailed("", "the dispatcher allows no payload store")
+        for address in self._allowed:
+            try:
+                with self._asking(address) as store:
+                    return store.put(key, spans)
+            except StoreFailed as error:
+                failed = error
+                log.warning("%s", error)
+        raise failed
+
+    def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
+        """The bytes of each, in their order."""
+        found = dict[int, memoryview | Missing]()
+        by_store = dict[str, list[int]]()
+        for at, reference in enumerate(references):
+            by_store.setdefault(reference.stored.store, []).append(at)
+        for address, places in by_store.items():
+            with self._asking(address) as store:
+                found.update(zip(places, store.get([references[at] for at in places]), strict=True))
+        return [found[at] for at in range(len(references))]
+
+    def release(self, address: str, keys: Sequence[str]) -> list[str]:
+        """The keys of what is still there."""
+        with self._asking(address) as store:
+            return store.release(keys)
+
+    def list(self, address: str, prefix: str) -> Sequence[str]:
+        """The keys of what is there that begin so."""
+        with self._asking(address) as store:
+            return store.list(prefix)
+
+    def close(self) -> None:
+        """Let go of the engines; a call that still runs may fail."""
+        with self._lock:
+            stores, self._stores = self._stores, {}
+        for store in stores.values():
+            with suppress(Exception):
+                store.close()
+
+    @contextmanager
+    def _asking(self, address: str) -> Iterator[PayloadStore]:
+        if address not in self._allowed:
+            raise StoreFailed(
+                address, "the dispatcher does not allow it; it would be one of --payload-stores"
+            )
+        try:
+            yield self._opened(address)
+        except StoreFailed:
+            raise
+        except Exception as error:  # an engine's own, or a mistake in somebody's store
+            raise StoreFailed(address, repr(error)) from error
+
+    def _opened(self, address: str) -> PayloadStore:
+        with self._lock:
+            opening = self._opening.setdefault(address, threading.Lock())
+        with opening:  # which may take long: other stores are not in its way
+            store = self._stores.get(address)
+            if store is None:
+                store = self._stores[address] = self._opener(address)
+            return store
