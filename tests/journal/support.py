@@ -365,8 +365,8 @@ class Model:
                 for ticket in tickets:
                     del self.entries[ticket]
                 self.steps = {at: without(tickets, step) for at, step in self.steps.items()}
-            case Resumed() | CheckpointSaved():
-                self._apply_checkpoint(fact)
+            case Resumed() | CheckpointSaved() | Withdrawn():
+                self._apply_to_steps(fact)
             case _:
                 self._apply_single(fact)
 
@@ -392,7 +392,12 @@ class Model:
         else:
             self._forget(fact.step)
 
-    def _apply_checkpoint(self, fact: Resumed | CheckpointSaved) -> None:
+    def _apply_to_steps(self, fact: Resumed | CheckpointSaved | Withdrawn) -> None:
+        if isinstance(fact, Withdrawn):
+            del self.steps[fact.step]
+            self.lazy.discard(fact.step)
+            self.next_step, self.withdrawn[fact.step] = fact.step, fact.attempt
+            return
         if isinstance(fact, CheckpointSaved):
             self.saved = fact.step
             for number in [number for number in self.retained if number <= fact.step]:
@@ -412,10 +417,6 @@ class Model:
 
     def _apply_single(self, fact: Fact) -> None:
         match fact:
-            case Withdrawn(step, attempt):
-                del self.steps[step]
-                self.lazy.discard(step)
-                self.next_step, self.withdrawn[step] = step, attempt
             case RunBegan(run_id):
                 self.run_id = run_id
             case GenerationBegan(generation, dp_size):
