@@ -90,8 +90,9 @@ def _check_stores(config: ServeConfig, memory: Remembered) -> None:
         )
     left = [stored.store for stored in memory.unneeded]
     if lacking := sorted({*left} - {*config.payload_stores}):
+        count = sum(map(left.count, lacking))
         raise ConfigError(
-            f"the journal {config.journal_dir} has {sum(map(left.count, lacking))} objects to be "
+            f"the journal {config.journal_dir} has {count} object{'s' * (count > 1)} to be "
             f"released in {', '.join(lacking)}, which no worker may open: start with "
             f"--payload-stores {' --payload-stores '.join([*config.payload_stores, *lacking])} "
             "until they are"
