@@ -1,7 +1,7 @@
 """Who is asked to release what nobody needs, and to find what nobody knows of."""
 
 from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
-from rollout_dispatcher.core.references.references import ANSWER_S, MAX_KEYS
+from rollout_dispatcher.core.references.references import ANSWER_S, KEYS_AT_A_TIME
 from rollout_dispatcher.core.references.said import (
     Freed,
     Swept,
@@ -9,9 +9,9 @@ from rollout_dispatcher.core.references.said import (
     WorkerLeaves,
     WorkerThere,
 )
-from rollout_dispatcher.core.references.sweeps import AWAY_S
+from rollout_dispatcher.core.references.sweeps import AWAY_S, MAX_INCARNATIONS, Sweeps
 from rollout_dispatcher.core.references.workers import LONGEST_REST_S
-from tests.support.core.objects import StoreBench
+from tests.support.core.objects import STORES, StoreBench
 
 
 def bench_with(*workers: str) -> StoreBench:
@@ -53,9 +53,9 @@ def test_what_one_turn_has_made_unneeded_is_asked_of_one_worker() -> None:
 
 def test_nobody_is_asked_for_more_than_a_message_takes() -> None:
     bench = bench_with()
-    refuse(bench, *range(MAX_KEYS + 1))
+    refuse(bench, *range(KEYS_AT_A_TIME + 1))
     bench.hear(WorkerThere("a"))
-    assert len(keys(bench.asked["a"])) == MAX_KEYS
+    assert len(keys(bench.asked["a"])) == KEYS_AT_A_TIME
     bench.answer("a")
     assert len(keys(bench.asked["a"])) == 1
 
@@ -237,6 +237,18 @@ def test_a_sweep_that_fails_is_made_again_and_outlives_the_process() -> None:
     bench.answer_all()
     assert bench.objects == set()
     assert bench.core.unreleased == 0
+
+
+def test_incarnations_that_nobody_can_sweep_are_forgotten_beyond_a_bound() -> None:
+    sweeps = Sweeps(STORES)
+    for word in range(MAX_INCARNATIONS):
+        sweeps.begins("p", f"p.{word}")
+    assert sweeps.forget_oldest() is None
+    sweeps.begins("p", "p.last")
+    assert sweeps.forget_oldest() == "p.0"
+    assert len(sweeps) == MAX_INCARNATIONS - 1
+    assert sweeps.take(next(iter(sweeps.stores))).name == "p.1"
+    sweeps.lost("p", 0.0, for_good=True)
 
 
 def test_keys_of_others_are_not_released_whatever_a_worker_says() -> None:
