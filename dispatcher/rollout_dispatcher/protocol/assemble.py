@@ -6,7 +6,8 @@ samples one after the other, so that a rank finds one tensor a field and concate
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import compress, repeat
+from typing import NamedTuple
 
 from rollout_dispatcher.payload import InMemory, are_in_memory
 from rollout_dispatcher.protocol import codec
@@ -73,10 +74,28 @@ def step_header(
     )
 
 
+class Shared(NamedTuple):
+    """Which samples of a micro-batch the rank finds in shared memory.
+
+    sizes: bytes of each segment whose descriptor comes along. places: of each sample the index of
+    its segment and the byte there that its span begins at, or None.
+    """
+
+    sizes: Sequence[int]
+    places: Sequence[tuple[int, int] | None]
+
+
 def micro_batch(
-    step: int, index: int, samples: Sequence[Sample], group_numbers: Sequence[int] | None = None
+    step: int,
+    index: int,
+    samples: Sequence[Sample],
+    group_numbers: Sequence[int] | None = None,
+    shared: Shared | None = None,
 ) -> list[Buffer]:
-    """The frame of one micro-batch: header and payload as buffers to write in order."""
+    """The frame of one micro-batch: header and payload as buffers to write in order.
+
+    The payload has the samples alone that are not `shared`.
+    """
     held = SamplesByField.of(samples)
     header: dict[str, object] = {
         "step": step,
@@ -96,7 +115,13 @@ def micro_batch(
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
     assert are_in_memory(held.payloads)
-    payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
+    spans, tokens = held.payloads, held.tokens
+    if shared is not None:
+        header["segments"], header["segment_places"] = shared
+        carried = [place is None for place in shared.places]
+        spans, tokens = list(compress(spans, carried)), list(compress(tokens, carried))
+        rows = tuple(tuple(compress(counts, carried)) for counts in rows)
+    payload, nbytes = _gather(schema, spans, tokens, rows)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 
