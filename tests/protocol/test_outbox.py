@@ -60,3 +60,30 @@ def test_nothing_is_copied() -> None:
     (rest,) = outbox.head()
     assert isinstance(rest, memoryview)
     assert rest.obj is payload
+
+
+@given(
+    chunks=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=8),
+    data=st.data(),
+)
+def test_descriptors_leave_with_the_first_byte_that_they_were_put_with(
+    chunks: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    outbox, put, went, gone = Outbox(), [], [], 0
+    for size, count in chunks:
+        if count:
+            put.append((gone + outbox.nbytes, list(range(count))))
+        outbox.put([bytes(size)], list(range(count)))
+        while outbox.nbytes and data.draw(st.booleans()):
+            offered = sum(map(len, outbox.head()))
+            assert not any(gone < start < gone + offered for start, _ in put)
+            with_them = outbox.descriptors
+            taken = data.draw(st.integers(0, offered))
+            sent = outbox.sent(taken)
+            assert list(sent) == (list(with_them) if taken else [])
+            if sent:
+                went.append((gone, list(sent)))
+            gone += taken
+    assert outbox.num_descriptors == sum(len(lot) for _, lot in put[len(went) :])
+    assert went == put[: len(went)]
+    assert outbox.clear() == [one for _, lot in put[len(went) :] for one in lot]
