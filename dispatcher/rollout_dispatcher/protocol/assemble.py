@@ -115,12 +115,13 @@ def micro_batch(
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
     assert are_in_memory(held.payloads)
-    spans, tokens = held.payloads, held.tokens
+    spans: Sequence[memoryview] = held.payloads
+    tokens = held.tokens
     if shared is not None:
         header["segments"], header["segment_places"] = shared
         carried = [place is None for place in shared.places]
-        spans, tokens = list(compress(spans, carried)), list(compress(tokens, carried))
-        rows = tuple(tuple(compress(counts, carried)) for counts in rows)
+        spans, tokens = tuple(compress(spans, carried)), tuple(compress(tokens, carried))
+        rows = tuple(tuple(compress(each, carried)) for each in rows)
     payload, nbytes = _gather(schema, spans, tokens, rows)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 

@@ -12,8 +12,10 @@ any (`take_descriptors`) has none put into its process, and is told that some we
 """
 
 import asyncio
+import fcntl
 import os
 import socket
+import termios
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -159,6 +161,13 @@ class StreamTransport(asyncio.Transport):
     def carries_descriptors(self) -> bool:
         """Whether descriptors can travel here."""
         return self._sock.family == socket.AF_UNIX and bool(_CLOSE_ON_EXEC)
+
+    @property
+    def is_all_read(self) -> bool:
+        """Whether the peer has received all that was written; a Unix socket can tell."""
+        if self._outbox.nbytes:
+            return False
+        return self._lost or not any(fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4)))
 
     def take_descriptors(self, at_once: int) -> None:
         """From now on so many descriptors may come with one write of the peer's."""

@@ -9,11 +9,14 @@ OSError; what goes wrong with the bytes, a ProtocolError.
 import asyncio
 from collections.abc import Sequence
 
+from rollout_dispatcher.errors import ProtocolError, SegmentRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import Session, SessionState
+from rollout_dispatcher.protocol.versions import OURS, OURS_ON_ONE_HOST
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
-from rollout_workers.client.core import Role
+from rollout_dispatcher.transport.shared_memory.arrivals import Arrivals
+from rollout_workers.client.core import Incoming, Role
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S, Heartbeat
 from rollout_workers.client.refusal import refusal
 
@@ -33,7 +36,9 @@ class Link(StreamProtocol):
 
     def __init__(self, role: Role, loop: asyncio.AbstractEventLoop) -> None:
         self._role, self._core, self._loop = role, role.core, loop
-        self._session = Session(role.side, role.limits, role.memory)
+        offer = OURS if role.incoming is None else OURS_ON_ONE_HOST
+        self._session = Session(role.side, role.limits, role.memory, offer)
+        self._arrivals = Arrivals(2 * m.MAX_SEGMENTS)  # of the next message while one comes
         self._arrived: list[tuple[m.Message, memoryview]] = []
         self._transport: asyncio.Transport | None = None
         self._room = asyncio.Event()
@@ -171,10 +176,22 @@ class Link(StreamProtocol):
 
     def _receive(self, nbytes: int) -> None:
         """Take the messages that are now complete."""
+        incoming = self._role.incoming
         for message, parts in self._session.received(nbytes):
-            self._arrived.append((message, parts[0] if parts else NO_PAYLOAD))
+            heard = message, parts[0] if parts else NO_PAYLOAD
+            if incoming is not None:
+                heard = self._completed(incoming, *heard)
+            self._arrived.append(heard)
             if len(self._arrived) == 1:
                 self._loop.call_soon(self._hear_arrived)
+
+    def _completed(
+        self, incoming: Incoming, message: m.Message, payload: memoryview
+    ) -> tuple[m.Message, memoryview]:
+        try:
+            return incoming.complete(message, payload, self._arrivals)
+        except SegmentRefused as refused:
+            raise ConnectionAbortedError(str(refused)) from refused
 
     def _hear_arrived(self) -> None:
         """Give the core what has arrived in this turn of the event loop, all at once.
@@ -214,12 +231,21 @@ class Link(StreamProtocol):
         """Introduce the client."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._role.incoming is not None and isinstance(transport, StreamTransport):
+            transport.take_descriptors(m.MAX_SEGMENTS)
         with self._role.guard:
             self._write(self._core.hello())
 
     def get_buffers(self) -> list[memoryview]:
         """Memory that the next bytes belong into."""
         return self._session.get_buffers()
+
+    def descriptors_received(self, descriptors: Sequence[int]) -> None:
+        """These belong to a message that comes next."""
+        try:
+            self._arrivals.put(descriptors)
+        except ProtocolError as error:
+            self._end(error)
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes are in `get_buffers`."""

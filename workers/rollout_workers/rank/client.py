@@ -16,6 +16,7 @@ from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.memory_pool import MemoryPool
+from rollout_workers.rank.shared_memory import most_mappings
 from rollout_workers.rank.steps import StepClient
 from rollout_workers.rank.thread import RankThread
 
@@ -63,6 +64,8 @@ class RankClient(StepClient):
         self._thread = RankThread(
             address, core, changed, reconnect_timeout,
             credentials=shown, memory=memory or MemoryPool(), ended=self._ended,
+            # Memory of a kind that was asked for is not what others have written to.
+            mappings=most_mappings() if memory is None else 0,
         )  # fmt: skip
         super().__init__(core, changed, self._thread, whole_steps=whole_steps)
 

@@ -29,8 +29,9 @@ from rollout_dispatcher.protocol.messages.base import (
 from rollout_dispatcher.protocol.messages.samples import HasFields, HasSamples
 from rollout_dispatcher.spans import ALIGNMENT
 
-#: Descriptors that Linux takes along with one message (SCM_MAX_FD).
-MAX_SEGMENTS = 253
+#: Segments that one micro-batch may refer to: a rank has their descriptors open meanwhile, and
+#: those of the next, of the 256 or 1,024 that a process may have.
+MAX_SEGMENTS = 64
 #: A segment by its index, and a byte in it.
 SegmentPlace = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: Micro-batches of a rank in a step whose times can be told.

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition, ProtocolError
@@ -26,7 +26,7 @@ from rollout_dispatcher.protocol.versions import Terms
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.pending import MADE_ROOM
-from rollout_dispatcher.transport.plain import StreamProtocol
+from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,21 @@ GOODBYE_SECONDS = 2.0
 #: Bulk that is written to one peer before others get their turn: about a millisecond.
 BULK_BYTES_A_TURN = 2 * 1024 * 1024
 
+
+class Bulk(NamedTuple):
+    """A bulk frame.
+
+    descriptors: that go along with it. without: makes a frame that needs none, should this process
+    have no room for copies of them.
+    """
+
+    buffers: Sequence[Buffer]
+    descriptors: Sequence[int] = ()
+    without: Callable[[], "Bulk"] | None = None
+
+
 #: Produces the next bulk frame when there is room to write it; None: no longer needed.
-Job = Callable[[], list[Buffer] | None]
+Job = Callable[[], Bulk | None]
 
 
 class Pause(Enum):
@@ -218,6 +231,11 @@ class Peer(StreamProtocol):
         return self._paused
 
     @property
+    def has_read_all(self) -> bool:
+        """Whether nothing that was written to it is on its way still; told over Unix sockets."""
+        return not isinstance(self._transport, StreamTransport) or self._transport.is_all_read
+
+    @property
     def filled(self) -> int | None:
         """Bytes of its frame that have arrived; None while it is we who do not read them."""
         ours = Pause.UNANSWERED in self._pauses or Pause.BEHIND in self._pauses
@@ -367,10 +385,10 @@ class Peer(StreamProtocol):
     def _pump(self) -> None:
         """Write bulk frames while there is room; in a later turn what exceeds a turn's share."""
         while self._jobs and not self._paused and self._share > 0 and self._transport is not None:
-            buffers = self._jobs.popleft()()
-            if buffers is not None and self._may_send(buffers[0]):
-                self._transport.writelines(buffers)
-                self._share -= frame_bytes(buffers[0])
+            bulk = self._jobs.popleft()()
+            if bulk is not None and self._may_send(bulk.buffers[0]):
+                bulk = _write(self._transport, bulk)
+                self._share -= frame_bytes(bulk.buffers[0])
                 if self._share <= 0:
                     asyncio.get_running_loop().call_soon(self._pump_on)
 
@@ -417,3 +435,17 @@ class Peer(StreamProtocol):
     def _clear_deadline(self, name: str) -> None:
         if (handle := self._deadlines.pop(name, None)) is not None:
             handle.cancel()
+
+
+def _write(transport: asyncio.Transport, bulk: Bulk) -> Bulk:
+    """Write a frame, with its descriptors if there can be so many; returns what was written."""
+    if bulk.descriptors and bulk.without is not None:
+        assert isinstance(transport, StreamTransport)
+        try:
+            transport.writelines(bulk.buffers, bulk.descriptors)
+        except OSError:
+            bulk = bulk.without()
+        else:
+            return bulk
+    transport.writelines(bulk.buffers)
+    return bulk
