@@ -39,6 +39,7 @@ class RankCore:
     ) -> None:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
+        self.shares_memory = False
         self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         #: What the dispatcher has to be capable of, for this rank to train what it is told to.
         self._needs = frozenset(needs)
