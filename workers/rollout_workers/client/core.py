@@ -23,10 +23,12 @@ Outgoing = tuple[m.Message, Sequence[Buffer]]
 class ClientCore(Protocol):
     """One role's side of the protocol.
 
-    token: the secret that `hello` shows; set before every connection.
+    token: the secret that `hello` shows. shares_memory: whether it offers shared memory, as
+    descriptors can travel. Both are set before every connection.
     """
 
     token: str | None
+    shares_memory: bool
 
     def hello(self) -> m.Message:
         """The first message of a connection: everything that a lost one may have swallowed."""

@@ -22,6 +22,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Message,
     Name,
     Tokens,
+    Total,
     Version,
 )
 from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
@@ -37,6 +38,9 @@ class Push(HasSamples, HasFields):
     named: the sample ids were given by the user, so repeats across producers are duplicates.
     group_sizes: members of each sample's group, 0 where `CloseGroup` will tell; left out where
         they are as configured.
+    segment: bytes of the spans, with the capability `shared-memory`, if they are in a sealed
+        segment instead of the payload, which is empty then; its descriptor comes with this
+        message's first byte.
     """
 
     type_code = 5
@@ -46,13 +50,26 @@ class Push(HasSamples, HasFields):
     floor: Count
     named: bool = False
     group_sizes: list[Count] | None = None
+    segment: Total | None = None
 
     def spans(self, nbytes: int) -> list[int]:
-        """The size of each sample's span."""
+        """The size of each sample's span; none in the payload if they are in a segment."""
+        if self.segment is None:
+            return self._sizes(nbytes, "the frame carries")
+        if nbytes:
+            raise ProtocolError(f"a push of a segment carries {nbytes} payload bytes as well")
+        return []
+
+    def spans_in_segment(self) -> list[int]:
+        """The size of each sample's span in the segment, which there has to be."""
+        assert self.segment is not None
+        return self._sizes(self.segment, "the segment has")
+
+    def _sizes(self, nbytes: int, what: str) -> list[int]:
         sizes = self.schema_.sizes(self.tokens, self.rows_of(self.schema_))
         if sum(sizes) != nbytes:
             raise ProtocolError(
-                f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
+                f"the header describes {sum(sizes)} payload bytes, {what} {nbytes}"
                 f"{self.rows_in_words()}"
             )
         return sizes

@@ -3,13 +3,14 @@
 Whoever has opened every descriptor with connections cannot open the journal's next segment any
 more, nor answer a probe. So descriptors are divided at the start:
 
-    limit = reserve + sample plane + HTTP plane + pending on each
+    limit = reserve + sample plane + HTTP plane + pending on each + segments of shared memory
 
+Segments, where there may be some, have a quarter; who finds no place there is copied instead.
 What is asked for is given where it fits. Where it does not, pending connections get at most an
 eighth of what is there beside the reserve on each plane, and of the rest the sample plane gets
 three quarters, or more if HTTP needs less: ranks and producers come before probes, and HTTP clients
 come and go. Invariant: all planes together never have more descriptors than the limit less the
-reserve.
+reserve and what segments have.
 """
 
 import contextlib
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 #: The journal's files and index, listeners, the event loop, logs, and what is opened for a moment;
 #: a dozen of them are open all the time.
 RESERVE = 64
+#: Of the limit, one part in so many is for segments; but no more than that, as each of them is a
+#: mapping too (two descriptors), of which a process may have 65,530 by default.
+SEGMENTS_SHARE, MOST_FOR_SEGMENTS = 4, 32_768
 #: With fewer there is no point in starting.
 LEAST = 16
 
@@ -42,12 +46,23 @@ class ConnectionLimits:
         return RESERVE + self.sample + self.http + 2 * self.pending
 
 
-def raise_soft_limit(asked: ConnectionLimits) -> None:
-    """Let this process open as many files as that takes, or as it may: soft limits are low."""
+def for_segments(limit: int) -> int:
+    """How many of `limit` descriptors segments may take."""
+    return min(limit // SEGMENTS_SHARE, MOST_FOR_SEGMENTS)
+
+
+def raise_soft_limit(asked: ConnectionLimits, *, shares_memory: bool = False) -> None:
+    """Let this process open as many files as that takes, or as it may: soft limits are low.
+
+    shares_memory: as many as segments have a use for on top.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= asked.descriptors:
+    wanted = asked.descriptors
+    if shares_memory:
+        wanted = max(wanted + MOST_FOR_SEGMENTS, SEGMENTS_SHARE * MOST_FOR_SEGMENTS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    most = asked.descriptors if hard == resource.RLIM_INFINITY else min(hard, asked.descriptors)
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     with contextlib.suppress(OSError, ValueError):  # a system may have a limit of its own
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 

@@ -28,11 +28,13 @@ from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.metrics.collectors import (
     CoreCollector,
     JournalCollector,
     PerRank,
     RecordCollector,
+    SharedMemoryCollector,
 )
 from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, LabelledHistogram
 from rollout_dispatcher.service.metrics.measured import MeasuredCollector
@@ -267,6 +269,10 @@ class Metrics:
     def watch_receiving(self, receiving: Receiving) -> None:
         """Export how much memory frames have that are being received."""
         self._receiving.set_function(lambda: receiving.nbytes)
+
+    def watch_shared_memory(self, shared_memory: SharedMemory) -> None:
+        """Export what producers on this host share."""
+        self.registry.register(SharedMemoryCollector(shared_memory))
 
     def watch_journal(self, journal: "Journal") -> None:
         """Export what the journal does; it calls from its own thread."""

@@ -101,6 +101,11 @@ class Segment(mmap.mmap):
         return spans
 
     @property
+    def num_spans(self) -> int:
+        """How many it was cut into."""
+        return len(self._spans)
+
+    @property
     def live_bytes(self) -> int:
         """Bytes of the spans that are still needed."""
         return sum(len(span) for span in self.live_spans())
