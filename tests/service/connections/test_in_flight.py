@@ -1,0 +1,59 @@
+"""Descriptors on their way to a peer: counted until it has read what they came with."""
+
+import asyncio
+import socket
+from contextlib import suppress
+
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.service.connections.in_flight import InFlight
+from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.transport.plain import StreamTransport
+from tests.service.connections.wires import LIMITS, make_hub
+
+LIMIT = m.MAX_SEGMENTS + 8
+
+
+async def read_all(peer: Peer, theirs: socket.socket) -> None:
+    """Receive what the peer was sent."""
+    while not peer.has_read_all:
+        await asyncio.sleep(0)
+        with suppress(BlockingIOError):
+            theirs.recv(1 << 16)
+
+
+async def test_what_is_read_makes_room() -> None:
+    router = make_hub()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    peer = Peer(router, LIMITS, router.clock)
+    StreamTransport(asyncio.get_running_loop(), ours, peer)
+    in_flight = InFlight(LIMIT)
+    with theirs:
+        theirs.sendall(codec.encode(m.HelloProducer(client_id="p")))
+        while not peer.client_id:
+            await asyncio.sleep(0)
+        await read_all(peer, theirs)  # its welcome
+        assert in_flight.left == m.MAX_SEGMENTS
+        peer.send(m.Pong())
+        in_flight.sent(peer, LIMIT - 3)
+        assert in_flight.left == 3
+        await asyncio.sleep(0)
+        assert in_flight.left == 3  # it was written, and is not read
+        await read_all(peer, theirs)
+        assert in_flight.left == m.MAX_SEGMENTS
+
+
+async def test_who_is_gone_has_nothing_on_its_way() -> None:
+    router = make_hub()
+    ours, theirs = socket.socketpair()
+    peer = Peer(router, LIMITS, router.clock)
+    StreamTransport(asyncio.get_running_loop(), ours, peer)
+    in_flight = InFlight(LIMIT)
+    in_flight.sent(peer, LIMIT)
+    theirs.close()
+    async with asyncio.timeout(10):
+        while not peer.has_read_all:
+            await asyncio.sleep(0)
+    assert in_flight.left == m.MAX_SEGMENTS
+    router.close()
