@@ -60,12 +60,13 @@ class RankClient(StepClient):
             needs={GROUP_TOTALS} if group_totals else (), packed_length=packed_length,
         )  # fmt: skip
         validated(core.hello)
+        memory = memory or MemoryPool()
         changed = self._make_condition()
         self._thread = RankThread(
             address, core, changed, reconnect_timeout,
-            credentials=shown, memory=memory or MemoryPool(), ended=self._ended,
-            # Memory of a kind that was asked for is not what others have written to.
-            mappings=most_mappings() if memory is None else 0,
+            credentials=shown, memory=memory, ended=self._ended,
+            # What others have written is ordinary memory: no substitute for pinned, say.
+            mappings=most_mappings() if isinstance(memory, MemoryPool) else 0,
         )  # fmt: skip
         super().__init__(core, changed, self._thread, whole_steps=whole_steps)
 
