@@ -19,6 +19,7 @@ import pytest
 
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.service.connections.peer import DESCRIPTORS_AHEAD
 from rollout_dispatcher.transport.shared_memory.segments import DESCRIPTORS_EACH, write_segment
 from rollout_workers import Outcome, RolloutProducer, RolloutSample
 from tests.support.client import Producer, Rank, Trainer, WireClient, make_push
@@ -394,7 +395,7 @@ def test_a_flood_of_descriptors_ends_with_the_connection(victim: ServeProcess) -
     with harms_nobody(victim):
         cheater = SharingProducer(victim.endpoint)
         ping = codec.encode(m.Ping())
-        for _ in range(8):
+        for _ in range(DESCRIPTORS_AHEAD):
             cheater.send_with(ping, [os.memfd_create("cheat")])
             cheater.expect(m.Pong)
         cheater.send_with(ping, [os.memfd_create("cheat")])
@@ -403,7 +404,7 @@ def test_a_flood_of_descriptors_ends_with_the_connection(victim: ServeProcess) -
         at_once.send_with(ping, [os.memfd_create("cheat") for _ in range(250)])
         at_once.expect_error("segment-refused")
         silent = SharingProducer(victim.endpoint)
-        silent.send_with(ping[:3], [os.memfd_create("cheat") for _ in range(8)])
+        silent.send_with(ping[:3], [os.memfd_create("cheat") for _ in range(DESCRIPTORS_AHEAD)])
         silent.close()
 
 
