@@ -6,7 +6,7 @@ follows the steps through the ranks, checkpoints take it back, the lifecycle let
 Invariant, at every return: accepted = buffered + in flight + (committed - rewound) + dropped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from rollout_dispatcher.core.buffer.entry import Entry, move_payloads
@@ -307,13 +307,13 @@ class Dispatch:
         self._buffer.let_go(entries)
         return self._decide(self._relieve(now))
 
-    def entries(self) -> list[Entry]:
-        """Every sample that is held: those of open steps, and those that are buffered."""
-        steps = self._ledger.steps.uncommitted()
-        held = chain(
-            chain.from_iterable(step.entries() for step in steps), self._buffer.all_entries()
-        )
-        return list(held)
+    def entries(self) -> Iterator[Entry]:
+        """Every sample that is held now, in open steps or buffered; what leaves stays among them.
+
+        To go through them may take as long as it likes: the state may change meanwhile.
+        """
+        steps = chain.from_iterable(step.entries() for step in self._ledger.steps.uncommitted())
+        return chain(steps, self._buffer.all_entries())
 
     def payloads_moved(self, moved: Iterable[tuple[Entry, InMemory]]) -> None:
         """These samples have the same payload at another place in memory now."""

@@ -321,9 +321,9 @@ class Dispatcher:
 
 def _limits(config: ServeConfig) -> ConnectionLimits:
     """How many connections there may be. Raises ConfigError where they are too few."""
-    asked, limit = config.connection_limits, open_files_limit() - _for_segments(config)
-    limits = fit(asked, limit)
-    warn_if_lowered(asked, limits, limit)
+    asked, limit, segments = config.connection_limits, open_files_limit(), _for_segments(config)
+    limits = fit(asked, limit, segments)
+    warn_if_lowered(asked, limits, limit, segments)
     if config.dp_size > limits.sample:
         raise ConfigError(
             f"{config.dp_size} DP ranks need as many connections, and {limits.sample} are allowed; "

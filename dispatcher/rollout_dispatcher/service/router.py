@@ -327,8 +327,10 @@ class Router:
                 self.perform(self.core.prepared(dp_rank, message.step, message.digest, now))
             case m.Commit():
                 self.chronicle.rank_commits(dp_rank, message.step, now)
-                self.perform(self.core.commit(dp_rank, message.step, now))
-                self.stragglers.look()
+                committed = self.core.commit(dp_rank, message.step, now)
+                self.perform(committed)
+                if committed.effects:  # of the last rank's to say so
+                    self.stragglers.look()
             case m.PolicyVersion():
                 version, first_step = message.policy_version, message.first_step
                 self.perform(self.core.set_policy_version(version, now, first_step))

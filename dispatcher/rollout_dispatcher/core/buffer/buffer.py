@@ -88,9 +88,9 @@ class SampleBuffer:
         return self.lots.leading.ready.values()
 
     def all_entries(self) -> Iterator[Entry]:
-        """Every sample that is held, by lot; those of open groups last."""
-        ready = chain.from_iterable(lot.ready.values() for lot in self.lots)
-        return chain(ready, chain.from_iterable(group.entries for group in self.groups))
+        """Every sample that is held now, by lot; those of open groups last."""
+        ready = [list(lot.ready.values()) for lot in self.lots]
+        return chain.from_iterable([*ready, *(list(group.entries) for group in self.groups)])
 
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
         """What a plan may choose from, of the first `limit` units, no group cut in two."""

@@ -73,15 +73,19 @@ def open_files_limit() -> int:
     return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft
 
 
-def fit(asked: ConnectionLimits, limit: int) -> ConnectionLimits:
-    """What of `asked` fits into `limit` descriptors. Raises ConfigError if that is next to none."""
-    if asked.descriptors <= limit:
+def fit(asked: ConnectionLimits, limit: int, segments: int = 0) -> ConnectionLimits:
+    """What of `asked` fits into `limit` descriptors, of which `segments` are for shared memory.
+
+    Raises ConfigError if that is next to none.
+    """
+    if asked.descriptors <= limit - segments:
         return asked
-    rest = limit - RESERVE
+    rest = limit - segments - RESERVE
     if rest < LEAST:
         raise ConfigError(
-            f"this process may open {limit} files, and {RESERVE} of them are kept for the journal "
-            f"and the like; raise the limit (ulimit -n, LimitNOFILE=) to {asked.descriptors}"
+            f"this process may open {limit} files{_of_these(segments)}, and {RESERVE} of them are "
+            "kept for the journal and the like; raise the limit (ulimit -n, LimitNOFILE=) to "
+            f"{_enough(asked, segments)}"
         )
     pending = min(asked.pending, max(1, rest // 8))
     rest -= 2 * pending
@@ -89,14 +93,28 @@ def fit(asked: ConnectionLimits, limit: int) -> ConnectionLimits:
     return ConnectionLimits(sample, min(asked.http, rest - sample), pending)
 
 
-def warn_if_lowered(asked: ConnectionLimits, given: ConnectionLimits, limit: int) -> None:
+def warn_if_lowered(
+    asked: ConnectionLimits, given: ConnectionLimits, limit: int, segments: int = 0
+) -> None:
     """Say what does not fit, and what to set."""
     if given != asked:
         log.warning(
-            "this process may open %d files: at most %d connections are served on the sample plane "
-            "(--max-connections %d), %d on the HTTP plane, and %d pending on each "
+            "this process may open %d files%s: at most %d connections are served on the sample "
+            "plane (--max-connections %d), %d on the HTTP plane, and %d pending on each "
             "(--max-pending-connections %d); for all of them raise the limit (ulimit -n, "
             "LimitNOFILE=) to %d",
-            limit, given.sample, asked.sample, given.http, given.pending, asked.pending,
-            asked.descriptors,
+            limit, _of_these(segments), given.sample, asked.sample, given.http, given.pending,
+            asked.pending, _enough(asked, segments),
         )  # fmt: skip
+
+
+def _of_these(segments: int) -> str:
+    return f" ({segments} of them for shared memory)" if segments else ""
+
+
+def _enough(asked: ConnectionLimits, segments: int) -> int:
+    """The limit of which all connections have their part."""
+    if not segments:
+        return asked.descriptors
+    shared = -(-asked.descriptors * SEGMENTS_SHARE // (SEGMENTS_SHARE - 1))
+    return min(shared, asked.descriptors + MOST_FOR_SEGMENTS)

@@ -44,9 +44,9 @@ GOODBYE_SECONDS = 2.0
 #: Bulk that is written to one peer before others get their turn: about a millisecond.
 BULK_BYTES_A_TURN = 2 * 1024 * 1024
 
-#: Descriptors that a producer may send before the pushes that speak of them, one each: a client of
-#: ours never has more than one on its way.
-DESCRIPTORS_AHEAD = 8
+#: Descriptors that have come before the pushes that speak of them, one each: one read may bring the
+#: end of a push with the beginning of the next.
+DESCRIPTORS_AHEAD = 2
 
 
 class Bulk(NamedTuple):

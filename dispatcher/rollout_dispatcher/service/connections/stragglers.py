@@ -51,7 +51,7 @@ class Stragglers:
         self._count(segments)
         self._chosen = {known: segments[known] for known in self._emptiest(segments)}
         if self._chosen:
-            self._entries = iter(self._core.entries())
+            self._entries = self._core.entries()
             self._go_on()
 
     def _count(self, segments: dict[int, Segment]) -> None:

@@ -224,12 +224,13 @@ class RecordCollector:
 class SharedMemoryCollector:
     """What producers on this host have passed on as shared memory, and is held of it."""
 
-    def __init__(self, shared_memory: SharedMemory) -> None:
-        self._shared_memory = shared_memory
+    def __init__(self) -> None:
+        #: None of it, until somebody says whose.
+        self.watched = SharedMemory(0)
 
     def collect(self) -> Iterator[Metric]:
         """Every family."""
-        held = self._shared_memory
+        held = self.watched
         for name, text, value in (
             ("segments", "Pushes that are held as shared memory.", len(held)),
             ("bytes", "Bytes of these pushes, with samples that are done with.", held.nbytes),

@@ -77,7 +77,7 @@ _ENDED_KNOWN = (
 )  # fmt: skip
 _ENDED = {
     "unknown": _ENDED_UNKNOWN,
-    "producer": _ENDED_KNOWN,
+    "producer": (*_ENDED_KNOWN, "segment-refused"),
     "rank": (*_ENDED_KNOWN, "rank-refused", "fenced", "checkpoint"),
     "http": (
         "malformed", "unauthorized", "tls", "handshake-timeout", "write-timeout", "made-room",
@@ -121,6 +121,8 @@ class Metrics:
         self._core_collector = CoreCollector(core, config, clock)
         registry.register(self._core_collector)
         registry.register(MeasuredCollector(core, per_rank=config.per_rank_metrics))
+        self._shared_memory = SharedMemoryCollector()
+        registry.register(self._shared_memory)
         self._make_connection_metrics(registry)
         self._make_plan_metrics(registry)
         self._make_sample_histograms(registry)
@@ -272,7 +274,7 @@ class Metrics:
 
     def watch_shared_memory(self, shared_memory: SharedMemory) -> None:
         """Export what producers on this host share."""
-        self.registry.register(SharedMemoryCollector(shared_memory))
+        self._shared_memory.watched = shared_memory
 
     def watch_journal(self, journal: "Journal") -> None:
         """Export what the journal does; it calls from its own thread."""
