@@ -87,3 +87,17 @@ def test_descriptors_leave_with_the_first_byte_that_they_were_put_with(
     assert outbox.num_descriptors == sum(len(lot) for _, lot in put[len(went) :])
     assert went == put[: len(went)]
     assert outbox.clear() == [one for _, lot in put[len(went) :] for one in lot]
+
+
+def test_descriptors_that_wait_go_together_as_far_as_they_may() -> None:
+    outbox = Outbox()
+    outbox.together = 3
+    for name in range(5):
+        outbox.put([b"ab"], [name])
+    assert outbox.descriptors == [0, 1, 2]
+    assert outbox.sent(sum(map(len, outbox.head()))) == [0, 1, 2]
+    assert outbox.sent(1) == [3, 4]
+    outbox.put([b"c"], [5])
+    assert outbox.descriptors == ()  # the byte before it has begun
+    assert not outbox.sent(3)
+    assert outbox.sent(1) == [5]

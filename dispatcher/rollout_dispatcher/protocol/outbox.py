@@ -1,9 +1,10 @@
 """What waits to be written to one connection: buffers in order, none of them joined or copied.
 
 Sans-IO: `head` offers buffers to a gathered write, `sent` says how many bytes went. Descriptors go
-with the first byte of the buffers that they were put with (`descriptors`), so a write begins with
-that byte and ends before the next that has some. Invariant: bytes leave in the order in which they
-were put, each once, however the writes cut them; descriptors likewise.
+with the first byte of the buffers that they were put with (`descriptors`), or with that of earlier
+ones that have some and wait too; a write begins with such a byte and ends before the next.
+Invariant: bytes leave in the order in which they were put, each once, however the writes cut them;
+descriptors likewise.
 """
 
 from collections import deque
@@ -21,20 +22,24 @@ MAX_BUFFERS = 1024
 class Outbox:
     """Buffers to write; they must not change before they are sent, or copied.
 
-    nbytes: how much that is. num_descriptors: that wait with it.
+    nbytes: how much that is. num_descriptors: that wait with it. together: up to so many descriptors
+    go along with one byte, though they were put with several.
     """
 
     def __init__(self) -> None:
         self._buffers: deque[Buffer] = deque()
         #: Descriptors, each lot with the number of bytes, of all that are ever put, before it.
-        self._lots: deque[tuple[int, Sequence[int]]] = deque()
+        self._lots: deque[tuple[int, list[int]]] = deque()
         self._gone = 0  # bytes
-        self.nbytes = self.num_descriptors = 0
+        self.nbytes = self.num_descriptors = self.together = 0
 
     def put(self, buffers: Iterable[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Add buffers of bytes behind those that wait, with descriptors that go with the first."""
         if descriptors:
-            self._lots.append((self._gone + self.nbytes, descriptors))
+            if self._lots and len(self._lots[-1][1]) + len(descriptors) <= self.together:
+                self._lots[-1][1].extend(descriptors)
+            else:
+                self._lots.append((self._gone + self.nbytes, list(descriptors)))
             self.num_descriptors += len(descriptors)
         filled = list(filter(len, buffers))
         self._buffers += filled

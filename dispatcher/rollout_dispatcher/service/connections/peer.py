@@ -357,9 +357,13 @@ class Peer(StreamProtocol):
         self._listener.said(self, message, spans)
 
     def _take_descriptors(self) -> None:
-        """A producer may send descriptors from now on, if that was agreed."""
-        if self.role == "producer" and SHARED_MEMORY in self.terms.capabilities:
-            assert isinstance(self._transport, StreamTransport)
+        """A producer may send descriptors from now on, if that was agreed; a rank is sent some."""
+        if SHARED_MEMORY not in self.terms.capabilities:
+            return
+        assert isinstance(self._transport, StreamTransport)
+        if self.role == "rank":
+            self._transport.put_descriptors_together(m.MAX_SEGMENTS)
+        else:
             self._arrivals = Arrivals(DESCRIPTORS_AHEAD)
             self._transport.take_descriptors(DESCRIPTORS_AHEAD)
 

@@ -12,11 +12,10 @@ import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Self
-
-import numpy as np
+from types import MappingProxyType
+from typing import Self
 
 from rollout_dispatcher.errors import SegmentRefused
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
@@ -27,7 +26,6 @@ ARE_SUPPORTED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 DESCRIPTORS_EACH = 2
 #: Blocks of `st_blocks`.
 _BLOCK_BYTES = 512
-_BYTE = np.dtype(np.uint8)
 
 
 def write_segment(buffers: Iterable[Buffer]) -> int:
@@ -63,6 +61,10 @@ def check_segment(descriptor: int, nbytes: int) -> None:
         raise SegmentRefused("it has holes")
 
 
+#: Of what is none of a segment's spans, or one no more.
+_NO_SPAN = (lambda: None), 0
+
+
 class Segment(mmap.mmap):
     """A segment of somebody else's, mapped for reading until nothing looks at it any more.
 
@@ -71,7 +73,8 @@ class Segment(mmap.mmap):
     """
 
     descriptor: int
-    _spans: "Sequence[weakref.ref[memoryview]]" = ()
+    #: What it was cut into, by its `id`, and where each begins.
+    _spans: "Mapping[int, tuple[Callable[[], memoryview | None], int]]" = MappingProxyType({})
 
     @classmethod
     def received(cls, descriptor: int, nbytes: int) -> Self:
@@ -97,7 +100,8 @@ class Segment(mmap.mmap):
         whole, stops = memoryview(self), list(accumulate(sizes))
         starts = [0, *stops]
         spans = [whole[start:stop] for start, stop in zip(starts, stops, strict=False)]
-        self._spans = list(map(weakref.ref, spans))
+        found = zip(map(weakref.ref, spans), starts, strict=False)
+        self._spans = dict(zip(map(id, spans), found, strict=True))
         return spans
 
     @property
@@ -112,7 +116,12 @@ class Segment(mmap.mmap):
 
     def live_spans(self) -> list[memoryview]:
         """Those of the spans that are still needed, in order."""
-        return [span for find in self._spans if (span := find()) is not None]
+        return [span for find, _ in self._spans.values() if (span := find()) is not None]
+
+    def start_of(self, span: memoryview) -> int | None:
+        """The byte at which one of its spans begins; None if this is none of them."""
+        find, start = self._spans.get(id(span), _NO_SPAN)
+        return start if find() is span else None
 
     def __del__(self) -> None:
         if (descriptor := getattr(self, "descriptor", None)) is not None:
@@ -122,16 +131,6 @@ class Segment(mmap.mmap):
 def segment_of(view: memoryview) -> Segment | None:
     """The segment that these bytes are in, if they are in one."""
     return view.obj if type(view.obj) is Segment else None
-
-
-def offset_in(segment: Segment, view: memoryview) -> int:
-    """Where in this segment these bytes begin."""
-    return _address(view) - _address(segment)
-
-
-def _address(memory: Any) -> int:
-    found: int = np.frombuffer(memory, _BYTE).__array_interface__["data"][0]
-    return found
 
 
 def _seals() -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rollout_dispatcher.protocol.assemble import Shared
-from rollout_dispatcher.transport.shared_memory.segments import Segment, offset_in, segment_of
+from rollout_dispatcher.transport.shared_memory.segments import Segment, segment_of
 
 #: Where fewer bytes than this lie in a segment they are sent: to pass a descriptor, and to look at
 #: what it is of, takes about as long.
@@ -25,9 +25,10 @@ def share(spans: Sequence[memoryview], most: int) -> Sharing | None:
 
     The descriptors are the segments' own: open as long as the spans are there.
     """
+    segments = list(map(segment_of, spans))
     nbytes: dict[Segment, int] = {}
-    for span in spans:
-        if (segment := segment_of(span)) is not None:
+    for segment, span in zip(segments, spans, strict=True):
+        if segment is not None:
             nbytes[segment] = nbytes.get(segment, 0) + len(span)
     worth = [segment for segment, count in nbytes.items() if count >= LEAST_BYTES_EACH]
     if len(worth) > most:
@@ -35,12 +36,14 @@ def share(spans: Sequence[memoryview], most: int) -> Sharing | None:
     if sum(map(nbytes.__getitem__, worth)) < LEAST_BYTES:
         return None
     numbers = {segment: number for number, segment in enumerate(worth)}
-    places = [_place(span, numbers) for span in spans]
+    places = [_place(segment, span, numbers) for segment, span in zip(segments, spans, strict=True)]
     return Sharing(Shared(list(map(len, worth)), places), [it.descriptor for it in worth])
 
 
-def _place(span: memoryview, numbers: dict[Segment, int]) -> tuple[int, int] | None:
-    segment = segment_of(span)
+def _place(
+    segment: Segment | None, span: memoryview, numbers: dict[Segment, int]
+) -> tuple[int, int] | None:
     if segment is None or segment not in numbers or not len(span):
         return None
-    return numbers[segment], offset_in(segment, span)
+    start = segment.start_of(span)
+    return None if start is None else (numbers[segment], start)
