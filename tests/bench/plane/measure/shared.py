@@ -1,15 +1,14 @@
 """`shared-26k`, `shared-1m` and `shared-memory-held`: a Unix socket instead of TCP.
 
-**shared**: `end-to-end`'s runs, whose producer and ranks connect over a Unix socket, so that payloads
-are shared memory from push to tensor. Beside them the same over TCP, and blocking TCP from one
-sender to two receivers, the raw single hop, which moves the bytes once. All three alternate.
+**shared**: `end-to-end`'s runs, whose producer and ranks connect over a Unix socket, so that
+payloads are shared memory from push to tensor. Beside them the same over TCP, and blocking TCP from
+one sender to two receivers, the raw single hop, which moves the bytes once. All three alternate.
 
 **shared-memory-held**: `memory-held`'s runs. What is held is what the dispatcher grows by without
 its mappings, and all segments whole.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from tempfile import TemporaryDirectory
 
 from tests.bench.plane.load.loads import Load
