@@ -68,6 +68,12 @@ class SharingProducer(WireClient):
     def push(self, descriptor: int, nbytes: int, first_seq: int = 0) -> None:
         self.send_with(large_push(nbytes, first_seq), [descriptor])
 
+    def is_refused(self, code: str) -> str:
+        """Returns the message, and hangs up."""
+        message = self.expect_error(code).message
+        self.close()
+        return message
+
 
 def large_push(nbytes: int, first_seq: int = 0, name: str = "wire") -> bytes:
     push, _ = make_push(name, first_seq, LARGE)
@@ -347,7 +353,7 @@ def test_what_is_no_sealed_segment_of_that_size_is_refused(
     with harms_nobody(victim):
         cheater = SharingProducer(victim.endpoint)
         cheater.push(make(), len(PAYLOAD))
-        assert why in cheater.expect_error("segment-refused").message
+        assert why in cheater.is_refused("segment-refused")
 
 
 def test_a_segment_that_was_not_agreed_on_is_refused(victim: ServeProcess) -> None:
@@ -355,7 +361,7 @@ def test_a_segment_that_was_not_agreed_on_is_refused(victim: ServeProcess) -> No
         cheater = SharingProducer(victim.endpoint, capabilities=())
         assert "shared-memory" not in cheater.welcome.capabilities
         cheater.push(write_segment([PAYLOAD]), len(PAYLOAD))
-        cheater.expect_error("protocol")
+        cheater.is_refused("protocol")
         with WireClient(victim.endpoint) as stranger:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [0]))
             stranger._sock.sendmsg([b"R"], [rights])
@@ -367,28 +373,28 @@ def test_over_tcp_it_is_not_offered_and_not_taken(victim: ServeProcess) -> None:
         cheater = SharingProducer(victim.endpoints[1])
         assert "shared-memory" not in cheater.welcome.capabilities
         cheater.send_bytes(large_push(len(PAYLOAD)))
-        assert "not agreed" in cheater.expect_error("protocol").message
+        assert "not agreed" in cheater.is_refused("protocol")
 
 
 def test_a_push_without_its_descriptor_is_refused(victim: ServeProcess) -> None:
     with harms_nobody(victim):
         cheater = SharingProducer(victim.endpoint)
         cheater.send_bytes(large_push(len(PAYLOAD)))
-        assert "and 0 came" in cheater.expect_error("protocol").message
+        assert "and 0 came" in cheater.is_refused("protocol")
 
 
 def test_a_segment_of_another_size_than_its_samples_is_refused(victim: ServeProcess) -> None:
     with harms_nobody(victim):
         cheater = SharingProducer(victim.endpoint)
         cheater.push(write_segment([PAYLOAD, PAYLOAD]), 2 * len(PAYLOAD))
-        assert "the segment has" in cheater.expect_error("protocol").message
+        assert "the segment has" in cheater.is_refused("protocol")
 
 
 def test_a_segment_is_no_larger_than_a_frame_may_be(tmp_path: Path) -> None:
     with serving(tmp_path, max_frame_bytes=f"{len(PAYLOAD) - 1}B") as server:
         cheater = SharingProducer(server.endpoint)
         cheater.push(write_segment([PAYLOAD]), len(PAYLOAD))
-        cheater.expect_error("frame-too-large")
+        cheater.is_refused("frame-too-large")
 
 
 def test_a_flood_of_descriptors_ends_with_the_connection(victim: ServeProcess) -> None:
@@ -399,10 +405,10 @@ def test_a_flood_of_descriptors_ends_with_the_connection(victim: ServeProcess) -
             cheater.send_with(ping, [os.memfd_create("cheat")])
             cheater.expect(m.Pong)
         cheater.send_with(ping, [os.memfd_create("cheat")])
-        cheater.expect_error("protocol")
+        cheater.is_refused("protocol")
         at_once = SharingProducer(victim.endpoint)
         at_once.send_with(ping, [os.memfd_create("cheat") for _ in range(250)])
-        at_once.expect_error("segment-refused")
+        at_once.is_refused("segment-refused")
         silent = SharingProducer(victim.endpoint)
         silent.send_with(ping[:3], [os.memfd_create("cheat") for _ in range(DESCRIPTORS_AHEAD)])
         silent.close()
