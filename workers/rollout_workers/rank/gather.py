@@ -15,8 +15,8 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from itertools import compress, repeat
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, compress, pairwise
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
@@ -80,14 +80,13 @@ class Gatherer:
             index, offset = places[0]
             return self._mapped(segments[index], offset, nbytes)
         payload = self._memory(nbytes)
+        counts = (header.tokens, [1] * len(places), *rows)
+        values = [
+            _values(payload, block.start, [unit * count for count in counts[by]])
+            for block, (unit, by) in zip(blocks, schema.units, strict=True)
+        ]
         inline = _Carried(schema, header, rows, carried)
-        starts = [block.start for block in blocks]
-        for place, *counts in zip(places, header.tokens, repeat(1), *rows, strict=False):
-            pieces = []
-            for at, (unit, by) in enumerate(schema.units):
-                start = starts[at]
-                starts[at] = stop = start + unit * counts[by]
-                pieces.append(payload[start:stop])
+        for place, *pieces in zip(places, *values, strict=True):
             if place is None:
                 inline.read(pieces)
             else:
@@ -109,6 +108,12 @@ class Gatherer:
         )
         weakref.finalize(mapping, self._free.append, self._free.pop()).atexit = False
         return memoryview(mapping)[offset - begin :]
+
+
+def _values(payload: memoryview, start: int, sizes: Iterable[int]) -> list[memoryview]:
+    """Where the values of one field belong, those of each sample, from `start` on."""
+    stops = accumulate(sizes, initial=start)
+    return [payload[at:stop] for at, stop in pairwise(stops)]
 
 
 class _Carried:
@@ -141,9 +146,13 @@ _ZEROS = [memoryview(bytearray(len(padding))) for padding in PADDING]
 
 def _read(descriptor: int, offset: int, values: Sequence[memoryview]) -> None:
     """The values of a span that lies there, a piece a field."""
-    parts = [part for value in values for part in (value, _ZEROS[len(value) % ALIGNMENT])]
-    nbytes, size = os.preadv(descriptor, parts, offset), sum(map(len, parts))
-    if nbytes == size:
+    parts = []
+    for value in values:
+        parts.append(value)
+        if over := len(value) % ALIGNMENT:
+            parts.append(_ZEROS[over])
+    nbytes = os.preadv(descriptor, parts, offset)
+    if nbytes == sum(map(len, parts)):
         return
     rest = Pieces(parts)  # a system call reads 2 GiB at the most
     while nbytes:
