@@ -98,6 +98,6 @@ def test_descriptors_that_wait_go_together_as_far_as_they_may() -> None:
     assert outbox.sent(sum(map(len, outbox.head()))) == [0, 1, 2]
     assert outbox.sent(1) == [3, 4]
     outbox.put([b"c"], [5])
-    assert outbox.descriptors == ()  # the byte before it has begun
+    assert not outbox.descriptors  # the byte before it has begun
     assert not outbox.sent(3)
     assert outbox.sent(1) == [5]

@@ -35,9 +35,9 @@ TYPES = ["int64", "int32", "uint8", "bool", "float32", "float16"]
 
 
 @contextmanager
-def serving(folder: Path, **options: object) -> Iterator[ServeProcess]:
+def serving(folder: Path, **options: Any) -> Iterator[ServeProcess]:
     """A dispatcher for one DP rank, on a Unix socket and by TCP."""
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "listen": [f"unix:{folder}/socket", "127.0.0.1:0"],
         "dp_size": 1,
         "dispatch_batch_size": BATCH,

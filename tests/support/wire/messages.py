@@ -124,8 +124,16 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     )
 
 
-def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
-    return st.builds(
+def _segments(size: int) -> st.SearchStrategy[dict[str, object]]:
+    """Of what a micro-batch of so many samples says of shared memory, both keys or none."""
+    place = st.none() | st.tuples(st.integers(0, 1), st.integers(0, 9).map(lambda at: 8 * at))
+    places = st.lists(place, min_size=size, max_size=size)
+    return st.just({}) | places.map(lambda it: {"segments": [80, 73], "segment_places": it})
+
+
+@st.composite
+def _micro_batches(draw: st.DrawFn, size: int) -> m.MicroBatch:
+    made = st.builds(
         m.MicroBatch,
         step=_counts,
         index=_counts,
@@ -133,6 +141,7 @@ def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
         group_numbers=st.none() | st.lists(_counts, min_size=size, max_size=size),
         **_columns(size),
     )
+    return draw(made).model_copy(update=draw(_segments(size)))
 
 
 STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
