@@ -44,6 +44,14 @@ MEASUREMENTS: dict[str, tuple[Measurement, Load]] = {
         LOADS["26k"],
     ),
     "against-ray-queue": (partial(against, "against-ray-queue", RAY), LOADS["26k"]),
+    "shared-against-transferqueue": (
+        partial(against, "shared-against-transferqueue", TRANSFERQUEUE, shared=True),
+        LOADS["26k"],
+    ),
+    "shared-against-ray-queue": (
+        partial(against, "shared-against-ray-queue", RAY, shared=True),
+        LOADS["26k"],
+    ),
 }
 
 
