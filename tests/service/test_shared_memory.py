@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.connections.peer import DESCRIPTORS_AHEAD
 from rollout_dispatcher.transport.shared_memory.segments import DESCRIPTORS_EACH, write_segment
 from rollout_workers import Outcome, RolloutProducer, RolloutSample
+from rollout_workers.producer.to_array import ArrayLike
 from tests.support.client import Producer, Rank, Trainer, WireClient, make_push
 from tests.support.server import ServeProcess, eventually
 from tests.support.source import PYTHONPATH
@@ -36,9 +38,9 @@ SEGMENT = "memfd:rollout-segment"
 
 
 @contextmanager
-def serving(folder: Path, **options: object) -> Iterator[ServeProcess]:
+def serving(folder: Path, **options: Any) -> Iterator[ServeProcess]:
     """A dispatcher of one DP rank on a Unix socket and by TCP; nothing is planned without ranks."""
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "listen": [f"unix:{folder}/socket", "127.0.0.1:0"],
         "dp_size": 1,
         "dispatch_batch_size": BATCH,
@@ -99,8 +101,14 @@ def has_segments(pid: int) -> bool:
     return SEGMENT in str(opened) + Path(f"/proc/{pid}/maps").read_text()
 
 
-def samples(count: int, tokens: int = TOKENS) -> list[dict[str, np.ndarray]]:
-    return [{"input_ids": np.arange(at, at + tokens)} for at in range(count)]
+def samples(count: int) -> list[dict[str, ArrayLike]]:
+    return [{"input_ids": np.arange(at, at + TOKENS)} for at in range(count)]
+
+
+def of_groups(groups: Sequence[str]) -> list[RolloutSample]:
+    """A sample a name, of the group of that name."""
+    those = zip(samples(len(groups)), groups, strict=True)
+    return [RolloutSample(fields, group_id=group) for fields, group in those]
 
 
 # -- chosen by itself ------------------------------------------------------------------------
@@ -231,9 +239,8 @@ def test_stragglers_do_not_keep_their_segments(tmp_path: Path) -> None:
         trainer = Trainer(server.endpoint, dp_size=1)
         with RolloutProducer(server.endpoint, group_size=2) as producer:
             for turn in range(4):
-                groups = [f"{turn}-{at % 8}" for at in range(14)]  # two of them have one member
-                pushed = zip(samples(14), groups, strict=True)
-                producer.push_many([RolloutSample(*sample, group_id=at) for *sample, at in pushed])
+                members = [f"{turn}-{at % 8}" for at in range(14)]  # two of the groups have one
+                producer.push_many(of_groups(members))
                 trainer.train()
         waiting = 4 * 2 * TOKENS * 8
         server.await_scrape(
@@ -242,10 +249,7 @@ def test_stragglers_do_not_keep_their_segments(tmp_path: Path) -> None:
         )
         assert server.scrape()["shared_memory_copied_bytes_total"] == waiting
         with RolloutProducer(server.endpoint, group_size=2) as producer:
-            late = zip(
-                samples(8), [f"{turn}-{at}" for turn in range(4) for at in (6, 7)], strict=True
-            )
-            producer.push_many([RolloutSample(*sample, group_id=at) for *sample, at in late])
+            producer.push_many(of_groups([f"{turn}-{at}" for turn in range(4) for at in (6, 7)]))
             producer.end_stream()
         held = [step for _ in range(2) for step in trainer.train()]
         lengths = [len(payload) for step in held for _, payload in step.micro_batches]

@@ -3,7 +3,7 @@
 import logging
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -15,21 +15,22 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import OF_PRODUCERS, SHARED_MEMORY
 from rollout_workers import Outcome, RolloutProducer
 from rollout_workers.client.sharing import SEGMENT_FROM_BYTES
+from rollout_workers.producer.to_array import ArrayLike
 from tests.workers.support.peers import Peer, ScriptedDispatcher
 
 BOTH_CAN = sorted(OF_PRODUCERS | {SHARED_MEMORY})
 
 
-def large(tokens: int = SEGMENT_FROM_BYTES // 8) -> dict[str, object]:
+def large(tokens: int = SEGMENT_FROM_BYTES // 8) -> dict[str, ArrayLike]:
     return {"input_ids": np.arange(tokens)}
 
 
 def connect(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, **welcome: object
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, capabilities: Sequence[str] = ()
 ) -> tuple[RolloutProducer, Peer, m.HelloProducer]:
     future = threads.submit(RolloutProducer, dispatcher.endpoint)
     peer = dispatcher.accept()
-    hello = peer.welcome_producer(**welcome)
+    hello = peer.welcome_producer(capabilities=[*capabilities])
     return future.result(), peer, hello
 
 
