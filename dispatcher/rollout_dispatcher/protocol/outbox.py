@@ -22,7 +22,7 @@ MAX_BUFFERS = 1024
 class Outbox:
     """Buffers to write; they must not change before they are sent, or copied.
 
-    nbytes: how much that is. num_descriptors: that wait with it. together: up to so many descriptors
+    nbytes: how much that is. num_descriptors: that wait with it. together: so many descriptors may
     go along with one byte, though they were put with several.
     """
 

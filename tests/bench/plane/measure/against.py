@@ -51,7 +51,7 @@ def against(
         _environ() as environ,
         Child(module, {}, str(PYTHON), environ) as theirs,
         TemporaryDirectory(prefix="plane-") as folder,
-        plane(load, **({"listen": f"unix:{folder}/socket"} if shared else {})) as ours,
+        plane(load, listen=f"unix:{folder}/socket" if shared else "127.0.0.1:0") as ours,
     ):
         theirs.hear()
         ours.join()
