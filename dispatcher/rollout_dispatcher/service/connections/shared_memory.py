@@ -9,6 +9,7 @@ have been sent, and nothing of it is kept open.
 import os
 import weakref
 from collections.abc import Sequence
+from itertools import count
 
 from rollout_dispatcher.errors import SegmentRefused
 from rollout_dispatcher.protocol.outbox import MAX_BUFFERS
@@ -30,8 +31,9 @@ class SharedMemory:
 
     def __init__(self, max_descriptors: int) -> None:
         self._max_segments = max_descriptors // DESCRIPTORS_EACH
-        #: By its `id`; whichever thread lets go of the last of a segment takes it out.
+        #: By number, as they come; whichever thread lets go of the last of one takes it out.
         self._segments: dict[int, weakref.ref[Segment]] = {}
+        self._numbers = count()
         self.copied_bytes = 0
 
     @property
@@ -49,19 +51,19 @@ class SharedMemory:
             self.copied_bytes += nbytes
             return _copied(descriptor, nbytes, sizes)
         segment = Segment.received(descriptor, nbytes)
-        known, segments = id(segment), self._segments
-        segments[known] = weakref.ref(segment, lambda _: segments.pop(known, None))
+        number, segments = next(self._numbers), self._segments
+        segments[number] = weakref.ref(segment, lambda _: segments.pop(number, None))
         return segment.cut(sizes)
 
-    def segments(self) -> list[Segment]:
-        """Those that are mapped, in the order in which they came."""
-        found = (find() for find in list(self._segments.values()))
-        return [segment for segment in found if segment is not None]
+    def segments(self) -> dict[int, Segment]:
+        """Those that are mapped, by number, in the order in which they came."""
+        found = ((number, find()) for number, find in list(self._segments.items()))
+        return {number: segment for number, segment in found if segment is not None}
 
     @property
     def nbytes(self) -> int:
         """Bytes that are mapped, whether they are still needed or not."""
-        return sum(map(len, self.segments()))
+        return sum(map(len, self.segments().values()))
 
     def __len__(self) -> int:
         return len(self._segments)

@@ -35,7 +35,7 @@ class Stragglers:
 
     def __init__(self, shared_memory: SharedMemory, core: Dispatch) -> None:
         self._shared_memory, self._core = shared_memory, core
-        #: Bytes needed of each segment, by its `id`, when that was last found out.
+        #: Bytes needed of each segment, by its number, when that was last found out.
         self._live: dict[int, int] = {}
         #: Who is looked at next.
         self._line: deque[int] = deque()
@@ -47,40 +47,39 @@ class Stragglers:
         """Samples are done with, maybe: find out, and begin to copy what has to be."""
         if self._chosen or not self._shared_memory:
             return
-        segments = {id(segment): segment for segment in self._shared_memory.segments()}
+        segments = self._shared_memory.segments()
         self._count(segments)
-        self._chosen = {known: segments[known] for known in self._emptiest(segments)}
+        self._chosen = {id(segment): segment for segment in self._emptiest(segments)}
         if self._chosen:
             self._entries = self._core.entries()
             self._go_on()
 
     def _count(self, segments: dict[int, Segment]) -> None:
         """Find out how much is needed of some, in turn; of a new one all is."""
-        live, line = self._live, self._line
-        new = [known for known in segments if known not in live]
-        self._live = live = {known: live.get(known, len(it)) for known, it in segments.items()}
-        line.extend(new)
+        before, line = self._live, self._line
+        self._live = live = {at: before.get(at, len(it)) for at, it in segments.items()}
+        line.extend(live.keys() - before.keys())
         looked = 0
         for _ in range(len(line)):
             if looked >= SPANS_AT_ONCE:
                 break
-            known = line.popleft()
-            if (segment := segments.get(known)) is not None:
-                live[known] = segment.live_bytes
+            number = line.popleft()
+            if (segment := segments.get(number)) is not None:
+                live[number] = segment.live_bytes
                 looked += segment.num_spans
-                line.append(known)
+                line.append(number)
 
-    def _emptiest(self, segments: dict[int, Segment]) -> Iterator[int]:
+    def _emptiest(self, segments: dict[int, Segment]) -> Iterator[Segment]:
         """Those to be emptied for the others to hold no more than they may."""
         held, live = sum(map(len, segments.values())), sum(self._live.values())
         copied = 0
-        for known in sorted(segments, key=lambda known: self._live[known] / len(segments[known])):
+        for number in sorted(segments, key=lambda at: self._live[at] / len(segments[at])):
             if held <= HELD_RATIO * live or copied >= BYTES_AT_ONCE:
                 return
-            yield known
-            copied += self._live[known]
-            held -= len(segments[known])
-            live -= self._live[known]
+            yield segments[number]
+            copied += self._live[number]
+            held -= len(segments[number])
+            live -= self._live[number]
 
     def _go_on(self) -> None:
         """A turn's share."""
