@@ -34,7 +34,7 @@ from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
-from rollout_dispatcher.service.connections.descriptors import open_files_limit
+from rollout_dispatcher.service.connections.descriptors import for_segments, open_files_limit
 from rollout_dispatcher.service.connections.in_flight import InFlight
 from rollout_dispatcher.service.connections.peer import Bulk, Peer
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
@@ -93,7 +93,7 @@ class EffectRunner:
         self._announcements = Announcements()
         #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
         self._deliveries: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
-        self._in_flight = InFlight(open_files_limit() // 4)
+        self._in_flight = InFlight(for_segments(open_files_limit()))
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
