@@ -41,6 +41,7 @@ class Link(StreamProtocol):
         self._role, self._core, self._loop, self._sharing = role, role.core, loop, sharing
         offer = OURS_ON_ONE_HOST if sharing.is_on else OURS
         self._session = Session(role.side, role.limits, role.memory, offer)
+        self._incoming = role.incoming if sharing.is_on else None
         self._arrivals = Arrivals(2 * m.MAX_SEGMENTS)  # of the next message while one comes
         self._arrived: list[tuple[m.Message, memoryview]] = []
         self._transport: asyncio.Transport | None = None
@@ -116,10 +117,6 @@ class Link(StreamProtocol):
     def _left(self) -> int:
         """Bytes that have left; while some are unsent, those that the dispatcher has read."""
         return self._written - self._unsent
-
-    @property
-    def _takes_descriptors(self) -> bool:
-        return self._role.incoming is not None and self._sharing.is_on
 
     def _writable(self) -> bool:
         return self._room.is_set() and not self.ended.done() and not self._is_closed
@@ -207,7 +204,7 @@ class Link(StreamProtocol):
 
     def _receive(self, nbytes: int) -> None:
         """Take the messages that are now complete."""
-        incoming = self._role.incoming
+        incoming = self._incoming
         for message, parts in self._session.received(nbytes):
             heard = message, parts[0] if parts else NO_PAYLOAD
             if incoming is not None:
@@ -265,7 +262,7 @@ class Link(StreamProtocol):
         """Introduce the client."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self._takes_descriptors:
+        if self._incoming is not None:
             assert isinstance(transport, StreamTransport)
             transport.take_descriptors(m.MAX_SEGMENTS)
         with self._role.guard:
@@ -284,7 +281,7 @@ class Link(StreamProtocol):
 
     def descriptors_lost(self) -> None:
         """As many are open as may be: connect again, and have bytes sent."""
-        if self._takes_descriptors:
+        if self._incoming is not None:
             self._sharing.give_up("as many files are open as may be")
         super().descriptors_lost()
 
