@@ -22,6 +22,7 @@ import torch
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import MicroBatchStream, RolloutProducer
 from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.gather import MAPPED_BYTES
 from rollout_workers.rank.steps import RankStep
 from tests.support.server import ServeProcess, eventually
 from tests.support.source import PYTHONPATH
@@ -29,6 +30,8 @@ from tests.support.source import PYTHONPATH
 Fields = dict[str, Any]
 #: Samples of a step.
 BATCH = 24
+#: Tokens of a sample that is mapped.
+LARGE = MAPPED_BYTES // 8
 #: What the system calls one.
 SEGMENT = "memfd:rollout-segment"
 TYPES = ["int64", "int32", "uint8", "bool", "float32", "float16"]
@@ -140,7 +143,7 @@ def test_a_rank_that_reconnects_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_step_may_be_written_to_and_iterated_again(tmp_path: Path) -> None:
-    samples = random_samples(6)
+    samples = random_samples(6, least=LARGE)
     with serving(tmp_path, micro_batch_size=1) as server:
         push(server.endpoint, samples)
         with (
@@ -163,7 +166,7 @@ def test_a_step_may_be_written_to_and_iterated_again(tmp_path: Path) -> None:
 
 def test_the_last_pass_may_be_written_to_where_it_lies(tmp_path: Path) -> None:
     with serving(tmp_path, micro_batch_size=1) as server:
-        push(server.endpoint, random_samples(7))
+        push(server.endpoint, random_samples(7, least=LARGE))
         with MicroBatchStream(server.endpoint, dp_rank=0, dp_size=1, epochs=1) as stream:
             step = next(stream)
             for micro_batch in step:
@@ -182,6 +185,7 @@ def segments_in(pid: int | str) -> int:
 RANK = """
 import sys
 from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.gather import MAPPED_BYTES
 rank = RankClient(sys.argv[1], dp_rank=0, dp_size=1, prefetch_steps=2)
 step = rank.next_step(20)
 held = list(step)
@@ -208,7 +212,7 @@ def process(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
 @pytest.mark.parametrize("size", [1, 8])
 def test_nothing_stays_of_a_rank_that_is_killed(tmp_path: Path, size: int) -> None:
     with serving(tmp_path, micro_batch_size=size) as server:
-        push(server.endpoint, random_samples(8))
+        push(server.endpoint, random_samples(8, least=LARGE // size))
         with process(RANK, server.endpoint) as rank:
             assert rank.stdout is not None
             assert int(rank.stdout.readline()) == BATCH // size
@@ -225,7 +229,7 @@ def test_nothing_stays_of_a_rank_that_is_killed(tmp_path: Path, size: int) -> No
 
 def test_nothing_stays_of_a_dispatcher_that_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path, micro_batch_size=1) as server:
-        push(server.endpoint, random_samples(9))
+        push(server.endpoint, random_samples(9, least=LARGE))
         with joined(server.endpoint) as rank:
             step = rank.next_step(20)
             assert step is not None
@@ -242,6 +246,7 @@ def test_nothing_stays_of_a_dispatcher_that_is_killed(tmp_path: Path) -> None:
 SHORT_OF_FILES = """
 import os, resource, sys
 from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.gather import MAPPED_BYTES
 rank = RankClient(sys.argv[1], dp_rank=0, dp_size=1)
 used = max(map(int, os.listdir("/proc/self/fd")))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, 4096))

@@ -1,6 +1,7 @@
 """Gathering from shared memory: what comes out is, byte for byte, what would have been carried."""
 
 import os
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.shared_memory.segments import write_segment
-from rollout_workers.rank.gather import Gatherer
+from rollout_workers.rank.gather import MAPPED_BYTES, Gatherer
 from tests.protocol.test_assemble import IDS, push_of, pushed, random_values, sent
 from tests.support.samples import span_of
 from tests.support.schemas import schemas
@@ -82,10 +83,9 @@ def some_samples(schema: Schema, tokens: Sequence[int]) -> tuple[Sample, ...]:
     where=st.lists(
         st.tuples(st.integers(1, 9), st.sampled_from([None, 0, 1])), min_size=1, max_size=6
     ),
-    mappings=st.integers(0, 1),
 )
 def test_it_is_as_if_it_had_been_carried(
-    schema: Schema, where: list[tuple[int, int | None]], mappings: int
+    schema: Schema, where: list[tuple[int, int | None]]
 ) -> None:
     samples = some_samples(schema, [tokens for tokens, _ in where])
     groups = [
@@ -97,11 +97,11 @@ def test_it_is_as_if_it_had_been_carried(
         if not segments.sizes:
             return
         shared = micro_batch(3, 1, samples, None, segments.of(samples))
-        found = gathered(schema, shared, segments.descriptors, mappings)
+        found = gathered(schema, shared, segments.descriptors)
     assert found == sent(carried)
 
 
-def one_sample(tokens: int = 5000) -> tuple[Schema, Sample]:
+def one_sample(tokens: int = MAPPED_BYTES // 8) -> tuple[Schema, Sample]:
     schema = Schema((IDS,))
     [sample] = some_samples(schema, [tokens])
     return schema, sample
@@ -157,18 +157,44 @@ def test_what_may_not_be_mapped_is_copied() -> None:
         assert mappings_of_segments() == before + 1
 
 
+def test_where_nothing_more_can_be_open_it_is_copied() -> None:
+    schema, sample = one_sample()
+    with segments_of([sample]) as segments:
+        header, _ = sent(micro_batch(0, 0, [sample], None, segments.of([sample])))
+        assert isinstance(header, m.MicroBatch)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            _, payload = Gatherer(uninitialised, 1, LIMIT).gather(
+                schema, header, memoryview(b""), segments.descriptors
+            )
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert payload == span_of(sample)
+
+
+def test_a_small_sample_is_copied() -> None:
+    schema, sample = one_sample(MAPPED_BYTES // 8 - 1)
+    before = mappings_of_segments()
+    with segments_of([sample]) as segments:
+        frame = micro_batch(0, 0, [sample], None, segments.of([sample]))
+        _, payload = gathered(schema, frame, segments.descriptors, mappings=1)
+    assert mappings_of_segments() == before
+    assert payload == span_of(sample)
+
+
 def test_a_sample_that_reaches_beyond_its_segment_is_an_error() -> None:
     schema, sample = one_sample()
     with segments_of([sample]) as segments:
         shared = Shared(segments.sizes, [(0, 8)])
-        with pytest.raises(ProtocolError, match="40000 bytes at byte 8 of a segment of 40000"):
+        with pytest.raises(ProtocolError, match=f"{MAPPED_BYTES} bytes at byte 8 of a segment of"):
             gathered(schema, micro_batch(0, 0, [sample], None, shared), segments.descriptors)
 
 
 def test_a_micro_batch_that_is_larger_than_any_is_an_error() -> None:
     schema, sample = one_sample()
     with segments_of([sample]) as segments:
-        many = [sample] * (LIMIT // 40_000 + 1)  # the same bytes again and again
+        many = [sample] * (LIMIT // MAPPED_BYTES + 1)  # the same bytes again and again
         frame = micro_batch(0, 0, many, None, Shared(segments.sizes, [(0, 0)] * len(many)))
         with pytest.raises(ProtocolError, match=f"of at most {LIMIT}"):
             gathered(schema, frame, segments.descriptors)
@@ -180,7 +206,7 @@ def test_what_is_carried_has_to_be_what_is_not_shared() -> None:
         frame = micro_batch(0, 0, [sample] * 2, None, Shared(segments.sizes, [(0, 0), None]))
         header, carried = sent(frame)
         assert isinstance(header, m.MicroBatch)
-        with pytest.raises(ProtocolError, match="describes 40000 payload bytes"):
+        with pytest.raises(ProtocolError, match=f"describes {MAPPED_BYTES} payload"):
             Gatherer(uninitialised, 0, LIMIT).gather(
                 schema, header, carried[8:], segments.descriptors
             )

@@ -14,12 +14,13 @@ from rollout_dispatcher.protocol.assemble import Shared, micro_batch
 from rollout_dispatcher.protocol.versions import SHARED_MEMORY
 from rollout_dispatcher.transport.shared_memory.segments import write_segment
 from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.gather import MAPPED_BYTES
 from rollout_workers.rank.payload import arrays
 from tests.support.descriptors import open_descriptors
 from tests.support.samples import span_of
 from tests.workers.support.peers import Peer, ScriptedDispatcher, sample, step
 
-IDS = list(range(1000))
+IDS = list(range(MAPPED_BYTES // 8))
 SAMPLE = sample(IDS)
 NBYTES = len(span_of(SAMPLE))
 

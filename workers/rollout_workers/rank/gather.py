@@ -3,8 +3,8 @@
 The spans of the samples are read from the segments straight to where their fields belong in the
 payload: a system call a sample, during which other threads run, and no byte is copied twice. (To
 map the segments first takes twice as long for samples of some ten kilobytes, for page faults.)
-A micro-batch of one sample is its span already, so that is mapped and nothing is read: privately,
-so that who writes to it changes nobody else's bytes.
+A micro-batch of one large sample is its span already, so that is mapped and nothing is read:
+privately, so that who writes to it changes nobody else's bytes.
 
 Invariant: a segment is known to be sealed before it is looked at, so nobody can cut it off under a
 mapping, or keep a read waiting. A payload that is mapped keeps a descriptor open until the last
@@ -16,6 +16,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import accumulate, compress, pairwise
 
 from rollout_dispatcher.errors import ProtocolError
@@ -25,6 +26,9 @@ from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.spans import ALIGNMENT, PADDING, RowsByField
 from rollout_dispatcher.transport.memory import Memory
 from rollout_dispatcher.transport.shared_memory.segments import check_segment
+
+#: A span of fewer bytes is copied: its page faults take longer.
+MAPPED_BYTES = 512 * 1024
 
 
 class Gatherer:
@@ -45,8 +49,8 @@ class Gatherer:
         """A micro-batch as it would have come in one piece: its header and its payload.
 
         carried: the payload of its frame. segments: a descriptor each, which stay open. Raises
-        ProtocolError for what is no sealed segment, or does not have what is said to be there, and
-        OSError or MemoryError where this process may have no more of something.
+        SegmentRefused for what is no sealed segment, and ProtocolError where it does not have what
+        is said to be there.
         """
         sizes, places = header.segments or (), header.segment_places or ()
         for descriptor, nbytes in zip(segments, sizes, strict=True):
@@ -76,9 +80,10 @@ class Gatherer:
                 f"micro-batch {header.index} of step {header.step} has {nbytes} payload bytes, "
                 f"of at most {self._limit}"
             )
-        if len(places) == 1 and places[0] is not None and self._free:
+        if len(places) == 1 and places[0] is not None and nbytes >= MAPPED_BYTES and self._free:
             index, offset = places[0]
-            return self._mapped(segments[index], offset, nbytes)
+            with suppress(OSError):  # for want of descriptors, mappings or memory: then it is read
+                return self._mapped(segments[index], offset, nbytes)
         payload = self._memory(nbytes)
         counts = (header.tokens, [1] * len(places), *rows)
         values = [
