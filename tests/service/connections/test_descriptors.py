@@ -55,6 +55,7 @@ def test_too_few_are_refused_with_what_to_set() -> None:
 def test_segments_of_shared_memory_have_a_quarter_and_are_named() -> None:
     limit, segments = 1024, for_segments(1024)
     assert segments == 256
+    assert [for_segments(few) for few in (90, 70)] == [90 - RESERVE - LEAST, 0]
     assert fit(ASKED, limit, segments).descriptors <= limit - segments
     with pytest.raises(ConfigError, match=r"\(30 of them for shared memory\).* to 12374"):
         fit(ASKED, 100, 30)

@@ -47,8 +47,8 @@ class ConnectionLimits:
 
 
 def for_segments(limit: int) -> int:
-    """How many of `limit` descriptors segments may take."""
-    return min(limit // SEGMENTS_SHARE, MOST_FOR_SEGMENTS)
+    """How many of `limit` descriptors segments may take; what else there is can do without."""
+    return max(0, min(limit // SEGMENTS_SHARE, MOST_FOR_SEGMENTS, limit - RESERVE - LEAST))
 
 
 def raise_soft_limit(asked: ConnectionLimits, *, shares_memory: bool = False) -> None:
