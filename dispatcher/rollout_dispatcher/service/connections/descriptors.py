@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 RESERVE = 64
 #: Of the limit, one part in so many is for segments; but no more than that, as each of them is a
 #: mapping too (two descriptors), of which a process may have 65,530 by default.
-SEGMENTS_SHARE, MOST_FOR_SEGMENTS = 4, 32_768
+SEGMENTS_SHARE = 4
+MOST_FOR_SEGMENTS = 32_768
 #: With fewer there is no point in starting.
 LEAST = 16
 
