@@ -6,7 +6,8 @@ Words are sample, payload, spans, values, plan and errors.
 The package itself leads to the service, which is loaded when it is asked for.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
-dispatcher knows them. Above them are the integrations, each of which knows one framework.
+dispatcher knows them. Above them are the integrations, each of which knows one framework, and the
+engines of payload stores.
 """
 
 import ast
@@ -50,6 +51,7 @@ MAY_IMPORT = {
         "cli": "service simulate journal transport core protocol security balance record",
         "workers": "transport protocol security balance",
         "integrations": "workers",
+        "engines": "workers protocol",
     }.items()
 }
 #: Third-party packages a part may import.
@@ -68,7 +70,10 @@ THIRD_PARTY = {
     "cli": {"numpy", "prometheus_client", "pydantic", "rich"},
     "workers": {"numpy", "pydantic", "torch", "tensordict"},  # the last for who asks for one
     "integrations": {"torch", "trl"},
+    "engines": {"mooncake", "numpy", "ray", "torch", "transfer_queue"},
 }
+#: Payload stores that are other people's engines.
+ENGINES = {"mooncake", "ray", "transfer_queue"}
 #: A part that decides, or only turns bytes into values, has no clock, loop or socket.
 PURE = {"words", "balance", "core", "protocol"}
 IMPURE = {"asyncio", "datetime", "os", "selectors", "socket", "subprocess", "threading", "time"}
@@ -100,6 +105,8 @@ def part_of(module: str) -> str | None:
     """The part of the house that a module of ours belongs to; None for others' modules."""
     package, *rest = module.split(".")
     if package == "rollout_workers":
+        if rest[:1] == ["stores"] and ENGINES & set(rest[1:]):
+            return "engines"
         return "integrations" if rest[:1] == ["integrations"] else "workers"
     if package != "rollout_dispatcher":
         return None

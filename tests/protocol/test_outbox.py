@@ -60,3 +60,44 @@ def test_nothing_is_copied() -> None:
     (rest,) = outbox.head()
     assert isinstance(rest, memoryview)
     assert rest.obj is payload
+
+
+@given(
+    chunks=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=8),
+    data=st.data(),
+)
+def test_descriptors_leave_with_the_first_byte_that_they_were_put_with(
+    chunks: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    outbox, put, went, gone = Outbox(), [], [], 0
+    for size, count in chunks:
+        if count:
+            put.append((gone + outbox.nbytes, list(range(count))))
+        outbox.put([bytes(size)], list(range(count)))
+        while outbox.nbytes and data.draw(st.booleans()):
+            offered = sum(map(len, outbox.head()))
+            assert not any(gone < start < gone + offered for start, _ in put)
+            with_them = outbox.descriptors
+            taken = data.draw(st.integers(0, offered))
+            sent = outbox.sent(taken)
+            assert list(sent) == (list(with_them) if taken else [])
+            if sent:
+                went.append((gone, list(sent)))
+            gone += taken
+    assert outbox.num_descriptors == sum(len(lot) for _, lot in put[len(went) :])
+    assert went == put[: len(went)]
+    assert outbox.clear() == [one for _, lot in put[len(went) :] for one in lot]
+
+
+def test_descriptors_that_wait_go_together_as_far_as_they_may() -> None:
+    outbox = Outbox()
+    outbox.together = 3
+    for name in range(5):
+        outbox.put([b"ab"], [name])
+    assert outbox.descriptors == [0, 1, 2]
+    assert outbox.sent(sum(map(len, outbox.head()))) == [0, 1, 2]
+    assert outbox.sent(1) == [3, 4]
+    outbox.put([b"c"], [5])
+    assert not outbox.descriptors  # the byte before it has begun
+    assert not outbox.sent(3)
+    assert outbox.sent(1) == [5]

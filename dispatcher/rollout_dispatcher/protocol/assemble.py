@@ -8,6 +8,7 @@ lies in a payload store stays there: a micro-batch says where, and the rank fetc
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import compress, repeat
+from typing import NamedTuple
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import (
@@ -107,6 +108,17 @@ def step_header(
     )
 
 
+class Shared(NamedTuple):
+    """Which samples of a micro-batch the rank finds in shared memory.
+
+    sizes: bytes of each segment whose descriptor comes along. places: of each sample the index of
+    its segment and the byte there that its span begins at, or None.
+    """
+
+    sizes: Sequence[int]
+    places: Sequence[tuple[int, int] | None]
+
+
 def micro_batch(
     step: int,
     index: int,
@@ -114,8 +126,12 @@ def micro_batch(
     group_numbers: Sequence[int] | None = None,
     *,
     attempt: int = 0,
+    shared: Shared | None = None,
 ) -> list[Buffer]:
-    """The frame of one micro-batch: header and payload as buffers to write in order."""
+    """The frame of one micro-batch: header and payload as buffers to write in order.
+
+    The payload has the samples alone that are not `shared`.
+    """
     held = SamplesByField.of(samples)
     header: dict[str, object] = {
         "step": step,
@@ -136,11 +152,16 @@ def micro_batch(
     if schema.ragged:
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
-    if are_in_memory(held.payloads):
+    if shared is not None:
+        header["segments"], header["segment_places"] = shared
+        here = [place is None for place in shared.places]
+        payload, nbytes = _gather_some(schema, held, rows, here)
+    elif are_in_memory(held.payloads):
         payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
     else:
         header |= _places(held.payloads)
-        payload, nbytes = _gather_inline(schema, held, rows)
+        here = [not isinstance(payload, Reference) for payload in held.payloads]
+        payload, nbytes = _gather_some(schema, held, rows, here)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 
@@ -157,11 +178,10 @@ def _places(payloads: Iterable[Payload]) -> dict[str, object]:
     return {"objects": headers, "places": places}
 
 
-def _gather_inline(
-    schema: Schema, held: SamplesByField, rows: RowsByField
+def _gather_some(
+    schema: Schema, held: SamplesByField, rows: RowsByField, here: Sequence[bool]
 ) -> tuple[list[Buffer], int]:
-    """`_gather` of those that do not lie in a payload store."""
-    here = [not isinstance(payload, Reference) for payload in held.payloads]
+    """`_gather` of those that are in the frame's payload."""
     spans = list(compress(held.payloads, here))
     assert are_in_memory(spans)
     if not spans:

@@ -44,12 +44,16 @@ RAGGED = "ragged"
 STEP_TIMES = "step-times"
 #: Payloads may lie in a payload store: `objects`, `places`, attempts, and the messages about them.
 REFERENCES = "references"
+#: Payloads may stay in shared memory, of which file descriptors are sent: over Unix sockets only.
+SHARED_MEMORY = "shared-memory"
 #: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
 #: averaged over groups: it makes headers longer.
 OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REFERENCES})
 OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, REFERENCES})
 #: What this release speaks.
 OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
+#: What it speaks where file descriptors can be sent.
+OURS_ON_ONE_HOST = Offer(OURS.versions, OURS.capabilities | {SHARED_MEMORY})
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

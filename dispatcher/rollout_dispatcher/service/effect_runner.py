@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVarTuple
 
@@ -23,7 +23,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.group_totals import GroupTotals
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import DispatcherError, ProtocolError
-from rollout_dispatcher.payload import InJournal, InMemory, Reference
+from rollout_dispatcher.payload import InJournal, InMemory, Reference, are_in_memory
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
@@ -35,6 +35,7 @@ from rollout_dispatcher.protocol.versions import (
     RAGGED,
     REFERENCES,
     SCHEMA,
+    SHARED_MEMORY,
     Terms,
 )
 from rollout_dispatcher.sample import Sample
@@ -42,13 +43,16 @@ from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
-from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.connections.descriptors import for_segments, open_files_limit
+from rollout_dispatcher.service.connections.in_flight import InFlight
+from rollout_dispatcher.service.connections.peer import Bulk, Peer
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
+from rollout_dispatcher.transport.shared_memory.sharing import share
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +104,7 @@ class EffectRunner:
         self._announcements = Announcements()
         #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
         self._deliveries: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
+        self._in_flight = InFlight(for_segments(open_files_limit()))
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
@@ -379,32 +384,48 @@ class EffectRunner:
                 if at > index and at % LOOKED_AT_EVERY == 0 and self._clock() > until:
                     self._deliveries.appendleft((rank, step, groups, at))
                     break
-                rank.peer.enqueue(partial(self._frame, step, groups, rank.dp_rank, at))
+                rank.peer.enqueue(partial(self._bulk, rank, step, groups, at))
             if self._deliveries and self._clock() > until:
                 self._later(self._hand_out)
                 return
 
-    def _frame(
-        self, step: OpenStep, groups: GroupTotals | None, dp_rank: int, index: int
-    ) -> list[Buffer] | None:
+    def _bulk(
+        self, rank: RankConnection, step: OpenStep, groups: GroupTotals | None, index: int
+    ) -> Bulk | None:
         """The frame of one micro-batch; None once the step is over, or planned again."""
         if self._core.step(step.number) is not step:
             return None
-        parts = step.micro_batches[dp_rank]
+        parts = step.micro_batches[rank.dp_rank]
         if index == len(parts) - 1:
             now = self._clock()
             self._metrics.delivery_duration.observe(now - step.planned_at)
-            self._chronicle.delivered(step.number, dp_rank, now)
+            self._chronicle.delivered(step.number, rank.dp_rank, now)
         try:
-            if parts[index]:
-                numbers = None if groups is None else groups.numbers[dp_rank][index]
-                samples = self._samples(parts[index])
-                return micro_batch(step.number, index, samples, numbers, attempt=step.attempt)
-            (sample,) = self._samples([_any_here(step)])
-            return filler(step.number, index, sample, attempt=step.attempt)
+            attempt = step.attempt
+            if not parts[index]:
+                (sample,) = self._samples([_any_here(step)])
+                return Bulk(filler(step.number, index, sample, attempt=attempt))
+            numbers = None if groups is None else groups.numbers[rank.dp_rank][index]
+            samples = self._samples(parts[index])
+            frame = partial(micro_batch, step.number, index, samples, numbers, attempt=attempt)
+            return self._shared(rank.peer, samples, frame) or Bulk(frame())
         except Exception as error:  # a payload cannot be read back, or a bug of ours
             self._failure.fail(error)
             return None
+
+    def _shared(
+        self, peer: Peer, samples: Sequence[Sample], frame: Callable[..., list[Buffer]]
+    ) -> Bulk | None:
+        """With what the peer can find in shared memory, if there is enough of that."""
+        if SHARED_MEMORY not in peer.terms.capabilities:
+            return None
+        payloads = [sample.payload for sample in samples]
+        if not are_in_memory(payloads):  # some lie in a payload store
+            return None
+        if (found := share(payloads, self._in_flight.left)) is None:
+            return None
+        self._in_flight.sent(peer, len(found.descriptors))
+        return Bulk(frame(shared=found.shared), found.descriptors, without=lambda: Bulk(frame()))
 
     def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
         """With their payloads in memory, but for those in payload stores.

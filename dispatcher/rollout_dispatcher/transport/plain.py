@@ -5,11 +5,19 @@ here a protocol offers many buffers (`get_buffers`) and gathered writes go out a
 written in one turn of the event loop leaves together. Invariants: bytes leave in the order in which
 they were written; `connection_lost` is called once, after everything else; a peer that does not
 read costs what was written before `pause_writing`, and references rather than copies.
+
+Over a Unix socket file descriptors travel with bytes (SCM_RIGHTS): those of one `writelines` with
+its first byte, so that they are there before the frame that speaks of them. Who has not asked for
+any (`take_descriptors`) has none put into its process, and is told that some were sent.
 """
 
 import asyncio
+import fcntl
+import os
 import socket
-from collections.abc import Iterable
+import termios
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
@@ -23,6 +31,19 @@ WRITE_AT_ONCE_BYTES = 512 * 1024
 WRITE_BYTES = 2 * 1024 * 1024
 #: The protocol is paused while more than this is unsent, and resumed once it is all sent.
 HIGH_WATER_BYTES = 64 * 1024
+#: Or while more than so many descriptors are: each is a copy, and a process has few.
+HIGH_WATER_DESCRIPTORS = 64
+#: Descriptors that the kernel takes at a time (SCM_MAX_FD).
+MAX_DESCRIPTORS = 253
+#: Where there is none such, nobody asks for descriptors either.
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class DescriptorsLost(ConnectionError):
+    """Descriptors were sent that nobody asked for, or that there was no room for."""
+
+    def __init__(self) -> None:
+        super().__init__("file descriptors came that were not agreed on, or more than may be open")
 
 
 class StreamProtocol(asyncio.BufferedProtocol):
@@ -43,6 +64,18 @@ class StreamProtocol(asyncio.BufferedProtocol):
         """Memory for the next bytes, in order; none of it empty, at most IOV_MAX pieces."""
         raise NotImplementedError
 
+    def descriptors_received(self, descriptors: Sequence[int]) -> None:
+        """These came with the bytes that are told next; they are the protocol's to close."""
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def descriptors_lost(self) -> None:
+        """Descriptors came that could not be taken, and are closed.
+
+        Raises OSError to end the connection at once; who does not ends it himself.
+        """
+        raise DescriptorsLost
+
 
 class StreamTransport(asyncio.Transport):
     """Owns a connected socket of a running event loop; reads from the start."""
@@ -55,6 +88,7 @@ class StreamTransport(asyncio.Transport):
         self._loop, self._sock, self._protocol = loop, sock, protocol
         self._turns, self._descriptor = turns_of(loop), sock.fileno()
         self._outbox = Outbox()
+        self._ancillary_bytes = 0
         self._reading = self._writing = self._scheduled = False
         self._paused = self._closing = self._ends = self._lost = False
         protocol.connection_made(self)
@@ -97,7 +131,11 @@ class StreamTransport(asyncio.Transport):
     def _receive(self) -> bool:
         """Receive once; returns whether there may be more."""
         try:
-            nbytes = self._sock.recvmsg_into(self._protocol.get_buffers())[0]
+            nbytes, ancillary, flags, _ = self._sock.recvmsg_into(
+                self._protocol.get_buffers(), self._ancillary_bytes, _CLOSE_ON_EXEC
+            )
+            if ancillary or flags & socket.MSG_CTRUNC:
+                self._pass_on(ancillary, is_truncated=bool(flags & socket.MSG_CTRUNC))
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
@@ -117,20 +155,61 @@ class StreamTransport(asyncio.Transport):
             self._give_up(error)
         return self._reading
 
+    # -- descriptors ------------------------------------------------------------------------
+
+    @property
+    def carries_descriptors(self) -> bool:
+        """Whether descriptors can travel here."""
+        return self._sock.family == socket.AF_UNIX and bool(_CLOSE_ON_EXEC)
+
+    @property
+    def is_all_read(self) -> bool:
+        """Whether the peer has received all that was written; a Unix socket can tell."""
+        if self._outbox.nbytes:
+            return False
+        return self._lost or not any(fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4)))
+
+    def put_descriptors_together(self, count: int) -> None:
+        """From now on those of several frames leave with one write, which takes less: so many."""
+        self._outbox.together = count
+
+    def take_descriptors(self, at_once: int) -> None:
+        """From now on so many descriptors may come with one write of the peer's."""
+        self._ancillary_bytes = socket.CMSG_SPACE(at_once * array("i").itemsize)
+
+    def _pass_on(self, ancillary: Sequence[tuple[int, int, bytes]], *, is_truncated: bool) -> None:
+        """Give the protocol what came; the kernel has closed what found no room."""
+        came = array("i")
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                came.frombytes(data[: len(data) - len(data) % came.itemsize])
+        if not is_truncated:
+            self._protocol.descriptors_received(came)
+            return
+        _close_all(came)
+        self._protocol.descriptors_lost()
+
     # -- writing ----------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
         """Write one buffer; see `writelines`."""
         self.writelines((data,))
 
-    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
-        """Write buffers in order; they must not change before they are sent."""
+    def writelines(self, list_of_data: Iterable[Buffer], descriptors: Sequence[int] = ()) -> None:
+        """Write buffers in order; they must not change before they are sent.
+
+        descriptors: leave with the first byte, at most `MAX_DESCRIPTORS`, where this
+        `carries_descriptors`; they stay the caller's. Raises OSError if there can be no more of
+        them; nothing is written then.
+        """
         if self._closing:
             return
-        self._outbox.put(list_of_data)
+        self._outbox.put(list_of_data, _copies(descriptors) if descriptors else ())
         if self._writing:
             self._pause_above_high_water()
-        elif self._outbox.nbytes >= WRITE_AT_ONCE_BYTES:
+        elif self._outbox.nbytes >= WRITE_AT_ONCE_BYTES or (
+            self._outbox.num_descriptors > self._outbox.together  # they need a write anyway
+        ):
             self._write()
         elif not self._scheduled:
             self._scheduled = True
@@ -163,8 +242,7 @@ class StreamTransport(asyncio.Transport):
         try:
             left = WRITE_BYTES
             while self._outbox.nbytes and left > 0:
-                sent = self._sock.sendmsg(self._outbox.head())
-                self._outbox.sent(sent)
+                sent = self._send()
                 left -= sent
             if self._outbox.nbytes:
                 self._wait_for_room()
@@ -184,6 +262,18 @@ class StreamTransport(asyncio.Transport):
             self._paused = False
             self._protocol.resume_writing()
 
+    def _send(self) -> int:
+        """Write once; returns how many bytes that were."""
+        outbox = self._outbox
+        if not (descriptors := outbox.descriptors):
+            sent = self._sock.sendmsg(outbox.head())
+            outbox.sent(sent)
+            return sent
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+        sent = self._sock.sendmsg(outbox.head(), (rights,))
+        _close_all(outbox.sent(sent))
+        return sent
+
     def _wait_for_room(self) -> None:
         if not self._writing:
             self._writing = True
@@ -191,7 +281,9 @@ class StreamTransport(asyncio.Transport):
         self._pause_above_high_water()
 
     def _pause_above_high_water(self) -> None:
-        if self._outbox.nbytes > HIGH_WATER_BYTES and not self._paused:
+        outbox = self._outbox
+        much = outbox.nbytes > HIGH_WATER_BYTES or outbox.num_descriptors > HIGH_WATER_DESCRIPTORS
+        if much and not self._paused:
             self._paused = True
             self._protocol.pause_writing()
 
@@ -233,7 +325,7 @@ class StreamTransport(asyncio.Transport):
         self._closing = True
         self.pause_reading()
         self._wait_no_more()
-        self._outbox.clear()
+        _close_all(self._outbox.clear())
         if not self._lost:
             self._lost = True
             # In a turn of its own: the protocol may be in the midst of something.
@@ -247,6 +339,7 @@ class StreamTransport(asyncio.Transport):
 
     def __del__(self) -> None:
         if not self._lost:
+            _close_all(self._outbox.clear())
             self._sock.close()
 
     def set_protocol(self, protocol: Any) -> None:
@@ -256,3 +349,20 @@ class StreamTransport(asyncio.Transport):
     def get_protocol(self) -> Any:
         """The protocol that is in charge."""
         return self._protocol
+
+
+def _copies(descriptors: Iterable[int]) -> list[int]:
+    """The same files again, so that the originals may be closed. Raises OSError, with none open."""
+    made: list[int] = []
+    try:
+        for descriptor in descriptors:
+            made.append(os.dup(descriptor))  # noqa: PERF401  what was made is closed if one fails
+    except OSError:
+        _close_all(made)
+        raise
+    return made
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

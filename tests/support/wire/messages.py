@@ -132,18 +132,20 @@ def _places(size: int) -> st.SearchStrategy[dict[str, object]]:
 
 
 def _placed(
-    kind: type[m.Message], size: int, **values: st.SearchStrategy[object]
+    kind: type[m.Message],
+    places: st.SearchStrategy[dict[str, object]],
+    **values: st.SearchStrategy[object],
 ) -> st.SearchStrategy[Any]:
-    """Of a kind that has samples, with places or without."""
+    """Of a kind that has samples, at such places."""
     given = st.fixed_dictionaries(values)
-    return st.builds(lambda some, places: kind(**some, **places), given, _places(size))
+    return st.builds(lambda some, where: kind(**some, **where), given, places)
 
 
 def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     sizes = st.none() | st.lists(_extents, min_size=size, max_size=size)
     return _placed(
         m.Push,
-        size,
+        _places(size),
         first_seq=_counts,
         floor=_counts,
         named=st.booleans(),
@@ -153,10 +155,17 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     )
 
 
+def _segments(size: int) -> st.SearchStrategy[dict[str, object]]:
+    """Of what a micro-batch of so many samples says of shared memory, both keys or none."""
+    place = st.none() | st.tuples(st.integers(0, 1), st.integers(0, 9).map(lambda at: 8 * at))
+    places = st.lists(place, min_size=size, max_size=size)
+    return st.just({}) | places.map(lambda it: {"segments": [80, 73], "segment_places": it})
+
+
 def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
     return _placed(
         m.MicroBatch,
-        size,
+        _places(size) | _segments(size),
         attempt=_counts,
         step=_counts,
         index=_counts,

@@ -18,6 +18,7 @@ from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.transport.connect import connect
 from rollout_workers.client.core import Outgoing, Role
 from rollout_workers.client.link import Link
+from rollout_workers.client.sharing import Sharing
 from tests.support.certificates import Authority
 
 LIMITS = FrameLimits(1 << 20, 1 << 26)
@@ -32,6 +33,7 @@ class Words:
 
     def __init__(self) -> None:
         self.token: str | None = None
+        self.shares_memory = False
         self.to_say: list[m.Message] = []
         self.payload = b""  # of each
         self.said: list[m.Message] = []
@@ -114,7 +116,8 @@ async def joined(folder: Path, way: str) -> AsyncIterator[Ends]:
         "127.0.0.1", 0, ssl=serving,
     )  # fmt: skip
     core = Words()
-    link = Link(Role(core, Side.PRODUCER, LIMITS, core.news.set), asyncio.get_running_loop())
+    role, loop = Role(core, Side.PRODUCER, LIMITS, core.news.set), asyncio.get_running_loop()
+    link = Link(role, loop, Sharing(Endpoint()))
     port = server.sockets[0].getsockname()[1]
     await connect(Endpoint("127.0.0.1", port, tls=way == "tls"), link, trusted)
     other = await found

@@ -24,7 +24,7 @@ from secrets import token_hex
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED
+from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED, SHARED_MEMORY
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.core import Outgoing
 from rollout_workers.feedback import Hearing
@@ -67,6 +67,7 @@ class ProducerCore:
         self.client_id, self._heed = client_id, heed
         self._key = token_hex(16)
         self.token: str | None = None
+        self.shares_memory = False
         self.max_payload_bytes = 0
         self.welcomed = self._connected = False
         self._able = OF_PRODUCERS  # the dispatcher and we
@@ -179,13 +180,13 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
-        able = sorted(OF_PRODUCERS)
+        able = OF_PRODUCERS | {SHARED_MEMORY} if self.shares_memory else OF_PRODUCERS
         return m.HelloProducer(
             client_id=self.client_id,
             token=self.token,
             key=self._key,
             incarnation=self.objects.incarnation,
-            capabilities=able,
+            capabilities=sorted(able),
         )
 
     def lost(self) -> None:

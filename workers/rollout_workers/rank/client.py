@@ -16,6 +16,7 @@ from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.memory_pool import MemoryPool
+from rollout_workers.rank.shared_memory.incoming import most_mappings
 from rollout_workers.rank.steps import StepClient
 from rollout_workers.rank.thread import RankThread
 
@@ -59,10 +60,13 @@ class RankClient(StepClient):
             needs={GROUP_TOTALS} if group_totals else (), packed_length=packed_length,
         )  # fmt: skip
         validated(core.hello)
+        memory = memory or MemoryPool()
         changed = self._make_condition()
         self._thread = RankThread(
             address, core, changed, reconnect_timeout,
-            credentials=shown, memory=memory or MemoryPool(), ended=self._ended,
+            credentials=shown, memory=memory, ended=self._ended,
+            # What others have written is ordinary memory: no substitute for pinned, say.
+            mappings=most_mappings() if isinstance(memory, MemoryPool) else 0,
         )  # fmt: skip
         super().__init__(core, changed, self._thread, whole_steps=whole_steps)
 

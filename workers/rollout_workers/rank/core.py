@@ -18,7 +18,7 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import OF_RANKS, STEP_TIMES
+from rollout_dispatcher.protocol.versions import OF_RANKS, SHARED_MEMORY, STEP_TIMES
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.fetches import Fetch, Fetches
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
@@ -44,6 +44,7 @@ class RankCore:
     ) -> None:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
+        self.shares_memory = False
         self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         #: What the dispatcher has to be capable of, for this rank to train what it is told to.
         self._needs = frozenset(needs)
@@ -76,7 +77,7 @@ class RankCore:
         hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
-            capabilities=sorted(OF_RANKS | self._needs),
+            capabilities=sorted(OF_RANKS | self._needs | self._offers),
             dp_rank=self._dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
@@ -96,6 +97,10 @@ class RankCore:
         self._introduced, self._hello_due, self._told_resume = True, False, self._resume
         self._outbox.clear()
         return hello
+
+    @property
+    def _offers(self) -> frozenset[str]:
+        return frozenset({SHARED_MEMORY} if self.shares_memory else ())
 
     def lost(self) -> None:
         """Nothing said from here on is heard; the next HELLO will tell it."""

@@ -93,6 +93,11 @@ class SampleBuffer:
         """Every sample that a plan may choose from, oldest first."""
         return self.lots.leading.ready.values()
 
+    def all_entries(self) -> Iterator[Entry]:
+        """Every sample that is held now, by lot; those of open groups last."""
+        ready = [list(lot.ready.values()) for lot in self.lots]
+        return chain.from_iterable([*ready, *(list(group.entries) for group in self.groups)])
+
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
         """What a plan may choose from, of the first `limit` units, no group cut in two."""
         values: Iterator[Entry] = iter(self.lots.leading.ready.values())

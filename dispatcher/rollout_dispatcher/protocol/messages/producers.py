@@ -22,6 +22,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Message,
     Name,
     Tokens,
+    Total,
     Version,
 )
 from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
@@ -37,6 +38,9 @@ class Push(HasSamples, HasFields):
     named: the sample ids were given by the user, so repeats across producers are duplicates.
     group_sizes: members of each sample's group, 0 where `CloseGroup` will tell; left out where
         they are as configured.
+    segment: bytes of the spans, with the capability `shared-memory`, if they are in a sealed
+        segment instead of the payload, which is empty then; its descriptor comes with this
+        message's first byte.
     """
 
     type_code = 5
@@ -46,15 +50,31 @@ class Push(HasSamples, HasFields):
     floor: Count
     named: bool = False
     group_sizes: list[Count] | None = None
+    segment: Total | None = None
 
     def spans(self, nbytes: int) -> list[int]:
-        """The size of each sample's span in the payload, 0 for those that lie in an object."""
+        """The size of each sample's span in the payload: 0 for those that lie in an object.
+
+        None at all if they are in a segment.
+        """
+        if self.segment is None:
+            return self._cut(nbytes, "the frame carries")
+        if nbytes:
+            raise ProtocolError(f"a push of a segment carries {nbytes} payload bytes as well")
+        return []
+
+    def spans_in_segment(self) -> list[int]:
+        """The same of the segment, which there has to be."""
+        assert self.segment is not None
+        return self._cut(self.segment, "the segment has")
+
+    def _cut(self, nbytes: int, what: str) -> list[int]:
         sizes = self.sizes()
         if self.places is not None:
             sizes = [0 if at else size for at, size in zip(self.places, sizes, strict=True)]
         if sum(sizes) != nbytes:
             raise ProtocolError(
-                f"the header describes {sum(sizes)} payload bytes, the frame carries {nbytes}"
+                f"the header describes {sum(sizes)} payload bytes, {what} {nbytes}"
                 f"{self.rows_in_words()}"
             )
         return sizes

@@ -39,7 +39,9 @@ from rollout_dispatcher.service.config.themes.place import (
     SecurityOptions,
     StoreOptions,
 )
+from rollout_dispatcher.service.config.types import SharedMemoryUse
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
+from rollout_dispatcher.transport.shared_memory.segments import ARE_SUPPORTED
 
 #: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
 #: being received.
@@ -131,6 +133,12 @@ class ServeConfig(  # pydantic has the fields of the last base first
         """Connections that are asked for, whether descriptors allow them or not."""
         most = self.max_connections
         return ConnectionLimits(most, most, self.max_pending_connections)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether there may be segments of shared memory."""
+        is_local = any(endpoint.path for endpoint in self.listen)
+        return is_local and ARE_SUPPORTED and self.shared_memory is SharedMemoryUse.AUTO
 
     @property
     def longest_in_budget(self) -> int | None:

@@ -1,9 +1,10 @@
 """`against-*`: the same samples through what else there is, each peer at its best batch size.
 
 26 kB samples from one producer process to two consumer processes that check what they get, with a
-run for each batch size to find the best, then alternating runs of ours and the peer's. Peers live
-in an environment of their own, which `make bench-plane` makes; without it these rows are left out,
-which is said.
+run for each batch size to find the best, then alternating runs of ours and the peer's.
+`shared-against-*` are the same where ours connect over a Unix socket, so that payloads are shared
+memory. Peers live in an environment of their own, which `make bench-plane` makes; without it these
+rows are left out, which is said.
 """
 
 from collections.abc import Iterator
@@ -38,8 +39,10 @@ TRANSFERQUEUE = Peer("transferqueue", "transferqueue", (64, 512, 2048), 16384)
 RAY = Peer("ray", "ray_queue", (8, 64, 256, 512), 16384)
 
 
-def against(name: str, peer: Peer, load: Load, rounds: int) -> Iterator[Row]:
-    """The peer's rows, one a batch size, then ours."""
+def against(
+    name: str, peer: Peer, load: Load, rounds: int, *, shared: bool = False
+) -> Iterator[Row]:
+    """The peer's rows, one a batch size, then ours. shared: over a Unix socket."""
     if not PYTHON.exists():
         print(f"{name} skipped: {PYTHON} is not there; `make bench-plane` makes it")
         return
@@ -47,7 +50,8 @@ def against(name: str, peer: Peer, load: Load, rounds: int) -> Iterator[Row]:
     with (
         _environ() as environ,
         Child(module, {}, str(PYTHON), environ) as theirs,
-        plane(load) as ours,
+        TemporaryDirectory(prefix="plane-") as folder,
+        plane(load, listen=f"unix:{folder}/socket" if shared else "127.0.0.1:0") as ours,
     ):
         theirs.hear()
         ours.join()

@@ -1,0 +1,1 @@
+"""Memory that processes of one host share: sealed segments, and descriptors that arrive."""

@@ -1,0 +1,40 @@
+"""Descriptors that have arrived on a connection, until the frames that speak of them claim them."""
+
+import os
+from collections import deque
+from collections.abc import Iterable
+
+from rollout_dispatcher.errors import ProtocolError
+
+
+class Arrivals:
+    """In the order in which they came, at most `limit` at a time; closed unless claimed."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[int] = deque()
+
+    def put(self, descriptors: Iterable[int]) -> None:
+        """These have come. Raises ProtocolError for more than may wait; all are closed then."""
+        self._waiting.extend(descriptors)
+        if len(self._waiting) > self._limit:
+            self.close()
+            raise ProtocolError(
+                f"more than {self._limit} file descriptors came before a message spoke of them"
+            )
+
+    def take(self, count: int) -> list[int]:
+        """The first so many, which are the caller's now. Raises ProtocolError if there are less."""
+        if count > len(self._waiting):
+            raise ProtocolError(
+                f"a message speaks of {count} file descriptors, and {len(self._waiting)} came"
+            )
+        return [self._waiting.popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        """Nobody will claim those that wait."""
+        while self._waiting:
+            os.close(self._waiting.popleft())
+
+    def __del__(self) -> None:
+        self.close()

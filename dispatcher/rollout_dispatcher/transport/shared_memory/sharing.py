@@ -1,0 +1,49 @@
+"""Which spans of a micro-batch a DP rank finds in segments, instead of being sent their bytes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollout_dispatcher.protocol.assemble import Shared
+from rollout_dispatcher.transport.shared_memory.segments import Segment, segment_of
+
+#: Where fewer bytes than this lie in a segment they are sent: to pass a descriptor, and to look at
+#: what it is of, takes about as long.
+LEAST_BYTES_EACH = 16 * 1024
+#: A micro-batch with fewer bytes than this in segments is sent whole, for the same reason.
+LEAST_BYTES = 64 * 1024
+
+
+class Sharing(NamedTuple):
+    """What goes along with a micro-batch, a descriptor a segment, and what it says of them."""
+
+    shared: Shared
+    descriptors: Sequence[int]
+
+
+def share(spans: Sequence[memoryview], most: int) -> Sharing | None:
+    """Which of these go as at most so many descriptors; None if none should.
+
+    The descriptors are the segments' own: open as long as the spans are there.
+    """
+    segments = list(map(segment_of, spans))
+    nbytes: dict[Segment, int] = {}
+    for segment, span in zip(segments, spans, strict=True):
+        if segment is not None:
+            nbytes[segment] = nbytes.get(segment, 0) + len(span)
+    worth = [segment for segment, count in nbytes.items() if count >= LEAST_BYTES_EACH]
+    if len(worth) > most:
+        worth = sorted(worth, key=nbytes.__getitem__, reverse=True)[:most]
+    if sum(map(nbytes.__getitem__, worth)) < LEAST_BYTES:
+        return None
+    numbers = {segment: number for number, segment in enumerate(worth)}
+    places = [_place(segment, span, numbers) for segment, span in zip(segments, spans, strict=True)]
+    return Sharing(Shared(list(map(len, worth)), places), [it.descriptor for it in worth])
+
+
+def _place(
+    segment: Segment | None, span: memoryview, numbers: dict[Segment, int]
+) -> tuple[int, int] | None:
+    if segment is None or segment not in numbers or not len(span):
+        return None
+    start = segment.start_of(span)
+    return None if start is None else (numbers[segment], start)

@@ -1,0 +1,56 @@
+"""`shared-26k`, `shared-1m` and `shared-memory-held`: a Unix socket instead of TCP.
+
+**shared**: `end-to-end`'s runs, whose producer and ranks connect over a Unix socket, so that
+payloads are shared memory from push to tensor. Beside them the same over TCP, and blocking TCP from
+one sender to two receivers, the raw single hop, which moves the bytes once. All three alternate.
+
+**shared-memory-held**: `memory-held`'s runs. What is held is what the dispatcher grows by without
+its mappings, and all segments whole.
+"""
+
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+
+from tests.bench.plane.load.loads import Load
+from tests.bench.plane.measure.end_to_end import MEGA, RANK
+from tests.bench.plane.measure.memory import memory_row, resident
+from tests.bench.plane.planes.floor import floor
+from tests.bench.plane.planes.plane import Plane, plane
+from tests.bench.plane.rows import Row, row
+
+
+def shared(load: Load, rounds: int, *, beside_tcp: bool) -> Iterator[Row]:
+    """The raw hop's row, that of our TCP, and ours; beside_tcp: which of the two it is held to."""
+    rates: dict[str, list[float]] = {"raw-tcp": [], "over-tcp": [], "shared": []}
+    with (
+        TemporaryDirectory(prefix="plane-") as folder,
+        plane(load, rank=RANK) as by_tcp,
+        plane(load, rank=RANK, listen=f"unix:{folder}/socket") as sharing,
+        floor(load) as raw,
+    ):
+        for moving in (by_tcp, sharing):
+            moving.join()
+        for _ in range(rounds + 1):
+            rates["raw-tcp"].append(raw.run() / MEGA)
+            rates["over-tcp"].append(load.run_bytes / by_tcp.run() / MEGA)
+            rates["shared"].append(load.run_bytes / sharing.run() / MEGA)
+        for moving in (by_tcp, sharing):
+            moving.finish()
+    hop = row(f"raw-tcp-{load.name}", "MB/s", rates["raw-tcp"][1:])
+    tcp = row(f"over-tcp-{load.name}", "MB/s", rates["over-tcp"][1:], hop)
+    yield from (hop, tcp)
+    beside = tcp if beside_tcp else hop
+    yield row(f"shared-{load.name}", "MB/s", rates["shared"][1:], beside)
+
+
+def shared_memory_held(load: Load, rounds: int) -> Iterator[Row]:
+    """One row, a ratio."""
+    with TemporaryDirectory(prefix="plane-") as folder:
+        options = {"listen": f"unix:{folder}/socket"}
+        yield from memory_row("shared-memory-held", load, rounds, _held, **options)
+
+
+def _held(moving: Plane) -> int:
+    """Bytes of the dispatcher's own, and of segments."""
+    segments = int(moving.server.scrape()["shared_memory_bytes"])
+    return resident(moving, "RssAnon") + segments

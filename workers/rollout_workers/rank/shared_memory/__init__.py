@@ -1,0 +1,1 @@
+"""Micro-batches whose samples lie in shared memory, made what they are when carried."""
