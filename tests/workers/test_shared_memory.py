@@ -244,12 +244,17 @@ def test_nothing_stays_of_a_dispatcher_that_is_killed(tmp_path: Path) -> None:
 
 
 SHORT_OF_FILES = """
-import os, resource, sys
+import contextlib, os, resource, sys
 from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
 rank = RankClient(sys.argv[1], dp_rank=0, dp_size=1)
 used = max(map(int, os.listdir("/proc/self/fd")))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, 4096))
+taken = []
+with contextlib.suppress(OSError):
+    while True:
+        taken.append(os.dup(0))
+os.close(taken.pop())  # one is left
 sys.stdin.readline()
 step = rank.next_step(20)
 print(sum(received.payload.nbytes for received in step), rank.statistics().reconnects, flush=True)

@@ -14,11 +14,11 @@ from time import monotonic
 
 from rollout_dispatcher.errors import DispatcherError, ProtocolError, StoreFailed
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.daemon_executor import DaemonExecutor
 from rollout_workers.client.liveness import Backoff
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.fetches import Fetch
 from rollout_workers.rank.gather import gather
+from rollout_workers.stores.daemon_executor import DaemonExecutor
 from rollout_workers.stores.interface import Missing
 from rollout_workers.stores.opened import OpenedStores
 from rollout_workers.stores.requests import Request, perform

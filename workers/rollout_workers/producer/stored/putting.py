@@ -14,10 +14,10 @@ from typing import Any
 
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import StoredObject
-from rollout_workers.client.daemon_executor import DaemonExecutor
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.producer.core import ProducerCore
 from rollout_workers.producer.stored.placing import Put
+from rollout_workers.stores.daemon_executor import DaemonExecutor
 from rollout_workers.stores.opened import OpenedStores
 from rollout_workers.stores.requests import Request, perform
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rollout_workers.client.daemon_executor import DaemonExecutor
+from rollout_workers.stores.daemon_executor import DaemonExecutor
 
 PATIENCE_S = 10
 
@@ -51,7 +51,7 @@ def test_after_its_end_nothing_is_taken_and_what_was_is_done() -> None:
 def test_a_process_ends_whatever_hangs() -> None:
     script = (
         "import threading\n"
-        "from rollout_workers.client.daemon_executor import DaemonExecutor\n"
+        "from rollout_workers.stores.daemon_executor import DaemonExecutor\n"
         "begun = threading.Event()\n"
         "DaemonExecutor(1, 't').submit(lambda: (begun.set(), threading.Event().wait()))\n"
         "begun.wait()"
