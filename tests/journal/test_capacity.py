@@ -24,6 +24,7 @@ from rollout_dispatcher.journal.files.blocks import draft
 from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
 from tests.journal.support import (
     BATCH,
@@ -43,6 +44,8 @@ from tests.support.disks import remount
 from tests.support.samples import span_of
 
 SEGMENT = 256 << 10
+#: Where samples lie: in the log, or in an object of the longest name that there may be.
+STORED = [None, StoredObject("\N{BUG}" * 1024, "\0" * 512, 2**53)]
 
 
 def pushed(journal: Journal, tickets: Iterator[int], tokens: int) -> Accepted | None:
@@ -100,8 +103,11 @@ def test_a_batch_never_takes_more_than_it_is_counted_for(seed: int) -> None:
         assert block.head_bytes + block.payload_bytes <= batch.most
 
 
-def test_the_largest_numbers_that_a_sample_may_have_are_counted() -> None:
-    fact = accepted(2**63, group=2**63, version=2**53)
+@pytest.mark.parametrize("stored", STORED)
+def test_the_largest_numbers_that_a_sample_may_have_are_counted(
+    stored: StoredObject | None,
+) -> None:
+    fact = accepted(2**63, group=2**63, version=2**53, stored=stored)
     fact.entry.sample = fact.entry.sample._replace(
         tokens=2**31, loss_tokens=2**31, group_size=2**31, group_id="g", sample_id="s"
     )
@@ -111,17 +117,19 @@ def test_the_largest_numbers_that_a_sample_may_have_are_counted() -> None:
     assert block.head_bytes + block.payload_bytes <= batch.most
 
 
-def test_names_that_json_makes_long_are_counted_as_long() -> None:
+@pytest.mark.parametrize("stored", STORED)
+def test_names_that_json_makes_long_are_counted_as_long(stored: StoredObject | None) -> None:
     for name in ("\0" * 128, "\N{BUG}" * 128, '"' * 128):
-        fact = accepted(0, producer=name, given_id=name)
+        fact = accepted(0, producer=name, given_id=name, stored=stored)
         batch = Encoder({}, float).batch(1, [fact], {})
         block = draft(batch.rows, batch.payloads, batch.totals)
         assert block.head_bytes + block.payload_bytes <= batch.most
 
 
-def test_rows_of_as_many_fields_as_there_may_be_are_counted() -> None:
+@pytest.mark.parametrize("stored", STORED)
+def test_rows_of_as_many_fields_as_there_may_be_are_counted(stored: StoredObject | None) -> None:
     fields = tuple(Field(f"f{n:02}", DType.UINT8, False, (), ragged=True) for n in range(64))
-    fact = accepted(0, schema=Schema(fields))
+    fact = accepted(0, schema=Schema(fields), stored=stored)
     fact.entry.sample = fact.entry.sample._replace(rows=(2**31 - 1,) * 64)
     batch = Encoder({}, float).batch(1, [fact], {})
     block = draft(batch.rows, batch.payloads, batch.totals)

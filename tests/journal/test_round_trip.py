@@ -26,6 +26,7 @@ from rollout_dispatcher.core.facts import (
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
+from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.sample import Schema
 from tests.journal.support import (
     BATCH,
@@ -81,7 +82,13 @@ def test_where_a_sample_lies_comes_back(tmp_path: Path, schema: Schema) -> None:
         for at, stored in enumerate([OBJECTS[0], None, OBJECTS[0], OBJECTS[1], OBJECTS[0]])
     ]
     found = after(tmp_path / "j", [*facts[:2]], [*facts[2:]])
-    assert [entry.sample for entry in found.entries] == [fact.entry.sample for fact in facts]
+    again = recovered(tmp_path / "j")  # it was closed: all of it is in the index
+    for entries in (found.entries, again.entries):
+        assert [entry.sample for entry in entries] == [fact.entry.sample for fact in facts]
+    one, other = (again.entries[at].sample.payload for at in (0, 4))
+    assert isinstance(one, Reference)
+    assert isinstance(other, Reference)
+    assert one.stored is other.stored
 
 
 def test_an_object_is_written_once_for_samples_that_follow_each_other() -> None:

@@ -44,11 +44,12 @@ class Kept:
     step: int = -1
 
     @classmethod
-    def of(cls, row: Row) -> Self:
-        """What the index has stored."""
+    def of(cls, row: Row, objects: dict[StoredObject, StoredObject]) -> Self:
+        """What the index has stored; objects: those that are known, so that each is there once."""
         kept = cls(*row)
         if kept.stored is not None:
-            kept.stored = StoredObject(*row[-1])
+            stored = StoredObject(*row[-1])
+            kept.stored = objects.setdefault(stored, stored)
         return kept
 
     def row(self) -> Row:

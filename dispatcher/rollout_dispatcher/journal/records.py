@@ -92,7 +92,7 @@ def most_bytes(rows: Sequence[Row], totals: str) -> int:
     """The log takes no more than this for a block of these, without its payloads."""
     found = _BLOCK_BYTES + 2 * len(totals)
     for row in rows:
-        if row[0] == ACCEPTED:  # of these there are many, with the names that users give
+        if row[0] in {ACCEPTED, REFERENCED}:  # there are many, with names that users give
             names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[ROWS - 1] or "")
             found += _ACCEPTED_BYTES + _CHARACTER_BYTES * names
             found += sum(map(_most_bytes_of, row[ROWS:]))

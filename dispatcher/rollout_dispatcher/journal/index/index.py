@@ -26,6 +26,7 @@ from rollout_dispatcher.journal.index.lmdb_check import check_index
 from rollout_dispatcher.journal.parts import Kept, Ledger, ProducerRecord, StepRecord
 from rollout_dispatcher.journal.records import schema_of, schema_row
 from rollout_dispatcher.journal.state import State
+from rollout_dispatcher.payload import StoredObject
 
 if TYPE_CHECKING:
     _Transaction = lmdb.Transaction[bytes]
@@ -228,9 +229,10 @@ class Index:
         state.ledger = Ledger(**self._values.get(read, _LEDGER))
         for key, value in self._schemas.items(read):
             state.schemas[int.from_bytes(key)] = schema_of(value)
+        objects = dict[StoredObject, StoredObject]()
         for _, rows in self._kept.items(read):
             for row in rows:
-                state.keep(Kept.of(row))
+                state.keep(Kept.of(row, objects))
         for key, value in self._steps.items(read):
             step = state.steps[int.from_bytes(key)] = StepRecord(*value)
             for ticket in step.tickets():
