@@ -64,8 +64,9 @@ class Completion:
         if not self._connections.ranks:
             if self._core.deserted and self._connections.end_is_known:
                 log.warning(
-                    "objects are left in payload stores, and nobody is there who releases them: the "
-                    "journal remembers them for the next start, or run `dispatcher gc`"
+                    "%d objects or more are left in payload stores, and nobody is there to release "
+                    "them: the journal remembers that for the next start on it",
+                    self._core.unreleased,
                 )
             else:
                 log.warning("a client left without a goodbye and did not come back")

@@ -163,8 +163,9 @@ class Router:
                 check_push(peer.terms, message)
                 samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
-                    peer.client_id, message.first_seq, samples, message.floor, message.named
-                )
+                    peer.client_id, message.first_seq, samples, message.floor, message.named,
+                    refers=message.objects is not None,
+                )  # fmt: skip
                 self.perform(self.core.push(push, now))
             case m.CloseGroup(group_id=group, withdrawn=list(numbers)):
                 size, who = message.size, peer.client_id

@@ -173,6 +173,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         versions=_versions,
         capabilities=_capabilities,
         key=st.none() | st.text("0123456789abcdef", min_size=16, max_size=128),
+        incarnation=st.none() | _names,
     ),
     m.HelloRank: st.builds(
         m.HelloRank,

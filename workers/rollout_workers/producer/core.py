@@ -181,7 +181,11 @@ class ProducerCore:
         """The first message of a connection."""
         able = sorted(OF_PRODUCERS)
         return m.HelloProducer(
-            client_id=self.client_id, token=self.token, key=self._key, capabilities=able
+            client_id=self.client_id,
+            token=self.token,
+            key=self._key,
+            incarnation=self.objects.incarnation,
+            capabilities=able,
         )
 
     def lost(self) -> None:

@@ -19,7 +19,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Version,
     Watermark,
 )
-from rollout_dispatcher.protocol.messages.samples import SchemaKnown, StoreAddress
+from rollout_dispatcher.protocol.messages.samples import Key, SchemaKnown, StoreAddress
 from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 
 #: Steps that a DP rank can hold uncommitted; far above what memory allows.
@@ -75,7 +75,7 @@ class HelloProducer(Hello):
     """
 
     type_code = 1
-    incarnation: Name | None = None
+    incarnation: Key | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
 
 

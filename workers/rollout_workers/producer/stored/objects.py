@@ -20,7 +20,7 @@ class Objects:
 
     def __init__(self, client_id: str) -> None:
         #: What its keys begin with: never the same in two processes.
-        self._incarnation = f"{client_id}.{token_hex(4)}"
+        self.incarnation = f"{client_id}.{token_hex(4)}"
         self._inline_limit: int | None = None
         self.stores: tuple[str, ...] = ()
         self.requests = StoreRequests()
@@ -36,7 +36,7 @@ class Objects:
         """What is to be put of the samples of a push, if anything is."""
         if self._inline_limit is None:
             return None
-        return put_of(samples, self._inline_limit, first, f"{self._incarnation}/{first}")
+        return put_of(samples, self._inline_limit, first, f"{self.incarnation}/{first}")
 
     def begin(self, put: Put) -> None:
         """This is to be put."""
