@@ -1,7 +1,7 @@
 """`python -m tests.chaos`: long runs under faults, then the planted bugs; writes the figures.
 
 Most faults hit ranks that know nothing of torch, some ranks that go back to checkpoints, some a
-journal on a small disk, some ranks that train under torchrun. Exit code 0 only if no promise was
+journal on a small disk, some ranks that train under torchrun, some payloads by reference. Exit code 0 only if no promise was
 broken, every run got to its end, and every planted bug was caught with every one of its seeds.
 """
 
@@ -21,6 +21,7 @@ from tests.chaos.cluster.processes import mount
 from tests.chaos.faults.decks import (
     DISK_FAULTS,
     FAULTS,
+    REFERENCES,
     REWINDS,
     TORCHRUN_FAULTS,
     deck,
@@ -54,18 +55,19 @@ def main() -> int:
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),
         ),
         ("torchrun", TORCHRUN_FAULTS, options.torchrun, Settings(dp_size=2, torchrun=True)),
+        ("references", REFERENCES, options.references, Settings(references=True)),
     ]  # fmt: skip
     results = [
         run(folder / name, settings, list(islice(deck(faults, random), count)), random, _say)
         for name, faults, count, settings in runs
-        if count
+        if count > 0
     ]
     seeds = range(options.seed, options.seed + options.seeds)
     bugs = TRIALS if seeds else ()
     caught = {bug: [_try(bug, folder / bug, seed) for seed in seeds] for bug in bugs}
     found = {
         "seed": options.seed,
-        "faults_asked": options.faults,
+        "faults_asked": options.faults + options.references,
         "skipped": 0 if may_mount else on_small,
     } | figures(results, caught)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +120,9 @@ def _say(text: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=200, help="faults in the run (200)")
+    parser.add_argument(
+        "--references", type=int, default=40, help="and with payloads by reference (40)"
+    )
     parser.add_argument("--torchrun", type=int, default=12, help="of them under torchrun (12)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (1)")
     parser.add_argument(

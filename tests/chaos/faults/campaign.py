@@ -24,6 +24,8 @@ OF_RANKS = (
     m.HelloRank, m.WelcomeRank, m.StepHeader, m.MicroBatch, m.Prepared, m.Release, m.Demand,
     m.Commit, m.CheckpointSaved, m.Ping,
 )  # fmt: skip
+#: And of both, where there is a payload store.
+OF_STORES = m.Free, m.Freed, m.Sweep, m.Swept
 
 
 def kill_dispatcher(cluster: Cluster, _: Random) -> None:
@@ -122,6 +124,7 @@ def lose_messages(cluster: Cluster, random: Random) -> None:
     chosen = random.sample(names, random.randint(1, len(names)))
     for name in chosen:
         kinds = OF_RANKS if name.startswith("rank") else OF_PRODUCERS
+        kinds += OF_STORES if cluster.settings.references else ()
         cluster.proxies[name].lose(random.choice(kinds))
     deadline = monotonic() + LOST_WITHIN_S
     for name in chosen:
