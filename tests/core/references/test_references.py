@@ -1,7 +1,7 @@
 """Who is asked to release what nobody needs, and to find what nobody knows of."""
 
 from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
-from rollout_dispatcher.core.references.references import ANSWER_S, MAX_KEYS
+from rollout_dispatcher.core.references.references import ANSWER_S, KEYS_AT_A_TIME
 from rollout_dispatcher.core.references.said import (
     Freed,
     Swept,
@@ -53,9 +53,9 @@ def test_what_one_turn_has_made_unneeded_is_asked_of_one_worker() -> None:
 
 def test_nobody_is_asked_for_more_than_a_message_takes() -> None:
     bench = bench_with()
-    refuse(bench, *range(MAX_KEYS + 1))
+    refuse(bench, *range(KEYS_AT_A_TIME + 1))
     bench.hear(WorkerThere("a"))
-    assert len(keys(bench.asked["a"])) == MAX_KEYS
+    assert len(keys(bench.asked["a"])) == KEYS_AT_A_TIME
     bench.answer("a")
     assert len(keys(bench.asked["a"])) == 1
 

@@ -30,6 +30,8 @@ STORE = "files"
 class Bench:
     """A core with its planner run inline, two ranks, and a clock that moves when told to."""
 
+    stores = frozenset({STORE})
+
     def __init__(
         self,
         *,
@@ -38,7 +40,6 @@ class Bench:
         capacity: int = 6,
         nbytes: int = 1 << 20,
         held_bytes: int = 1 << 20,
-        stores: frozenset[str] = frozenset({STORE}),
         **options: object,
     ) -> None:
         self.now = 100.0
@@ -52,7 +53,9 @@ class Bench:
         self.syncs = True
         config = DispatchConfig(
             dp_size=2,
-            limits=BufferLimits(capacity, batch, None, nbytes, 1000, held_bytes, stores=stores),
+            limits=BufferLimits(
+                capacity, batch, None, nbytes, 1000, held_bytes, stores=self.stores
+            ),
             trigger=TriggerConfig(batch, window, max_wait=2.0),
             **options,  # type: ignore[arg-type]
         )

@@ -39,8 +39,10 @@ class StoreBench(Bench):
     asked: what each worker was asked and has not answered.
     """
 
+    stores = STORES
+
     def __init__(self, **options: object) -> None:
-        super().__init__(stores=STORES, durable=True, **options)  # type: ignore[arg-type]
+        super().__init__(durable=True, **options)  # type: ignore[arg-type]
         self.objects: set[str] = set()
         self.asked: dict[str, FreeWanted | SweepWanted] = {}
 

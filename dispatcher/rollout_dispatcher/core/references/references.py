@@ -38,7 +38,7 @@ from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.payload import StoredObject
 
 #: Objects that a worker is asked to release at a time: as many keys as a message may have.
-MAX_KEYS = 1024
+KEYS_AT_A_TIME = 1024
 #: A worker that has not answered for so long is not waited for: another one is asked.
 ANSWER_S = 60.0
 
@@ -252,7 +252,7 @@ class References:
         """Give everything that is to be done to somebody who can be asked."""
         for store in self.releases.stores:
             while self.releases.waits(store) and (worker := self.workers.ready(store, now)):
-                objects = tuple(self.releases.take(store, MAX_KEYS))
+                objects = tuple(self.releases.take(store, KEYS_AT_A_TIME))
                 number = self._begin(worker, store, now, objects)
                 yield FreeWanted(worker, number, store, tuple(item.key for item in objects))
         for store in self.sweeps.stores:

@@ -117,6 +117,12 @@ class CoreCollector:
                 at.steps_not_rewound,
             ),
             ("dispatched_tokens", "Tokens of planned samples.", at.dispatched_tokens),
+            ("objects_released", "Objects of payload stores released.", at.objects.freed),
+            (
+                "object_release_failures",
+                "Times that objects could not be released, and were tried again.",
+                at.objects.failures,
+            ),
         ):
             yield CounterMetricFamily(f"dispatcher_{name}", text, value=value)
 
@@ -167,6 +173,9 @@ class CoreCollector:
                 "Payload bytes of retained steps, on disk and in payload stores.",
                 at.retained_bytes,
             ),
+            ("objects_needed", "Objects of payload stores with live samples.", at.objects.needed),
+            ("objects_needed_bytes", "Bytes of these objects.", at.objects.needed_bytes),
+            ("objects_unneeded", "Objects that are to be released.", at.objects.unneeded),
             ("generation", "Process groups that have joined so far.", at.generation),
             ("dp_size", "DP ranks of the current process group.", at.dp_size),
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),

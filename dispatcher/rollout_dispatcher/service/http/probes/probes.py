@@ -8,7 +8,7 @@ from functools import partial
 from aiohttp import web
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import indented, problem
 from rollout_dispatcher.service.http.probes.negotiation import preferred, takes_gzip
@@ -121,8 +121,19 @@ class Probes:
             f"steps: {at.steps_committed} committed, {at.open_steps} open with "
             f"{at.in_flight} samples\n"
             f"dropped: {sum(at.dropped.values())} of {at.accepted} accepted samples\n"
+            f"{_objects_in_words(at.objects)}"
             f"the next step waits for:\n{delays}\n"
         )
+
+
+def _objects_in_words(at: ObjectStatistics) -> str:
+    """A line where there is anything to say."""
+    if not any((at.needed, at.unneeded, at.sweeps, at.freed)):
+        return ""
+    waits = f", {at.unneeded} to be released" if at.unneeded else ""
+    waits += f", {at.sweeps} producers' to be looked for" if at.sweeps else ""
+    nobody = "; nobody is there who can" if waits and not at.workers else ""
+    return f"payload stores: {at.needed} objects needed, {at.freed} released{waits}{nobody}\n"
 
 
 def _accept(request: web.Request) -> str:
