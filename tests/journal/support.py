@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,6 +44,7 @@ from rollout_dispatcher.core.facts import (
     StreamEnded,
     Unneeded,
     VersionReported,
+    Withdrawn,
 )
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
@@ -208,7 +210,7 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
 def plain_step(step: RememberedStep) -> tuple[object, ...]:
     """Everything of a step, comparable."""
     parts = [[[plain_entry(e) for e in part] for part in rank] for rank in step.micro_batches]
-    return (step.number, step.digest, step.planned_at, parts, step.rewound)
+    return (step.number, step.digest, step.planned_at, parts, step.rewound, step.attempt)
 
 
 def plain(remembered: Remembered) -> dict[str, object]:
@@ -221,7 +223,7 @@ def plain(remembered: Remembered) -> dict[str, object]:
             remembered.next_ticket, remembered.next_step, remembered.generation,
             remembered.dp_size, remembered.policy_version, remembered.policy_step,
             remembered.ended, remembered.run_id, remembered.resumed, remembered.saved,
-            remembered.group_size, remembered.posted,
+            remembered.group_size, remembered.posted, dict(remembered.withdrawn),
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),
@@ -242,6 +244,8 @@ class Model:
         self.id_horizon = id_horizon
         self.entries: dict[int, Entry] = {}
         self.steps: dict[int, Planned] = {}
+        #: Steps that were withdrawn and are not planned again, and the last attempt at each.
+        self.withdrawn: dict[int, int] = {}
         #: Steps that were ever committed, and of those the ones that are retained.
         self.lazy: set[int] = set()
         self.retained: set[int] = set()
@@ -298,7 +302,7 @@ class Model:
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
                 self.version_step, self.ended, self.run_id, self.resumed, self.saved,
-                self.group_size, self.posted,
+                self.group_size, self.posted, self.withdrawn,
             ),
             "phases": self._phases(),
             "producers": {
@@ -324,7 +328,7 @@ class Model:
 
         parts = [[[plain_ticket(t) for t in part] for part in rank] for rank in step.micro_batches]
         rewound = lazy and number not in self.retained
-        return (number, step.digest, step.planned_at, parts, rewound)
+        return (number, step.digest, step.planned_at, parts, rewound, step.attempt)
 
     def _phases(self) -> tuple[int, ...]:
         """The newest, and those before it that some buffered sample still belongs to."""
@@ -352,6 +356,7 @@ class Model:
             case Planned(step, passed_over=passed_over):
                 self.steps[step] = fact
                 self.next_step = max(self.next_step, step + 1)
+                self.withdrawn.pop(step, None)
                 for ticket in passed_over:
                     self.entries[ticket].skips += 1
             case Committed():
@@ -359,8 +364,9 @@ class Model:
             case Dropped(tickets):
                 for ticket in tickets:
                     del self.entries[ticket]
-            case Resumed() | CheckpointSaved():
-                self._apply_checkpoint(fact)
+                self.steps = {at: without(tickets, step) for at, step in self.steps.items()}
+            case Resumed() | CheckpointSaved() | Withdrawn():
+                self._apply_to_steps(fact)
             case _:
                 self._apply_single(fact)
 
@@ -386,7 +392,12 @@ class Model:
         else:
             self._forget(fact.step)
 
-    def _apply_checkpoint(self, fact: Resumed | CheckpointSaved) -> None:
+    def _apply_to_steps(self, fact: Resumed | CheckpointSaved | Withdrawn) -> None:
+        if isinstance(fact, Withdrawn):
+            del self.steps[fact.step]
+            self.lazy.discard(fact.step)
+            self.next_step, self.withdrawn[fact.step] = fact.step, fact.attempt
+            return
         if isinstance(fact, CheckpointSaved):
             self.saved = fact.step
             for number in [number for number in self.retained if number <= fact.step]:
@@ -430,6 +441,15 @@ class Model:
                 self.incarnations.pop(incarnation, None)
 
 
+def without(tickets: Sequence[int], step: Planned) -> Planned:
+    """The same without these."""
+    kept = tuple(
+        tuple(tuple(ticket for ticket in part if ticket not in tickets) for part in rank)
+        for rank in step.micro_batches
+    )
+    return replace(step, micro_batches=kept)
+
+
 class Player:
     """Plays a core: valid facts from random numbers, the same for the same seed."""
 
@@ -454,8 +474,10 @@ class Player:
             return [self._accepted(at) for at in range(random.randrange(1, 5))]
         if kind < 0.66:
             return self._planned()
-        if kind < 0.70 and self.model.open():
+        if kind < 0.68 and self.model.open():
             return self._planned_again()
+        if kind < 0.71 and self.model.open():
+            return self._lost()
         if kind < 0.83 and self.model.open():
             return [Committed(self.model.open()[0], retained=random.random() < 0.5)]
         if kind < 0.86 and self.model.retained:
@@ -526,7 +548,8 @@ class Player:
         ranks = ((tuple(chosen[:cut]),), (tuple(chosen[cut:-1]), (chosen[-1],)))
         over = tuple(ticket for ticket in buffered if ticket not in chosen)
         number = self.model.next_step
-        return [Planned(number, f"digest-{number}", number / 4, ranks, over)]
+        attempt = self.model.withdrawn.get(number, -1) + 1
+        return [Planned(number, f"digest-{number}", number / 4, ranks, over, attempt)]
 
     def _planned_again(self) -> list[Fact]:
         """An open step for another number of ranks: the same samples, elsewhere."""
@@ -535,4 +558,25 @@ class Player:
         members = self.model.members(number)
         self.random.shuffle(members)
         ranks = tuple((tuple(members[rank::size]),) for rank in range(size))
-        return [Planned(number, f"{before.digest}+", before.planned_at, ranks, ())]
+        digest, attempt = f"{before.digest}+", before.attempt
+        return [Planned(number, digest, before.planned_at, ranks, (), attempt)]
+
+    def _lost(self) -> list[Fact]:
+        """Samples of an open step are lost, one or all; what comes after it moves up then."""
+        numbers, steps = self.model.open(), self.model.steps
+        at = self.random.randrange(len(numbers))
+        members = self.model.members(numbers[at])
+        lost = tuple(self.random.sample(members, self.random.choice([1, len(members)])))
+        left = without(lost, steps[numbers[at]])
+        facts: list[Fact] = [Dropped(lost, DropReason.UNRESOLVED), _voided(left)]
+        if len(lost) < len(members):
+            return facts
+        for empty, full in pairwise(numbers[at:]):
+            moved = replace(steps[empty], micro_batches=steps[full].micro_batches)
+            facts.append(_voided(moved))
+        return [*facts, Withdrawn(numbers[-1], steps[numbers[-1]].attempt)]
+
+
+def _voided(step: Planned) -> Planned:
+    """The same, without its plan."""
+    return replace(step, digest="", passed_over=(), attempt=step.attempt + 1)

@@ -19,6 +19,7 @@ from rollout_dispatcher.core.effects import (
     WithdrawStep,
 )
 from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import StepState
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError
@@ -97,7 +98,7 @@ def test_what_is_lost_is_dropped_and_the_step_filled_up_with_the_oldest_that_are
     assert ranks.heard(Deliver) == [Deliver(0, 0, attempt=1), Deliver(1, 0, attempt=1)]
     assert ranks.heard(Redelivered) == [Redelivered(0, "unresolved")]
     at = ranks.core.statistics()
-    assert (at.buffered, at.in_flight, at.steps_planned["window-full"]) == (1, 4, 1)
+    assert (at.buffered, at.in_flight, at.steps_planned[Trigger.WINDOW_FULL]) == (1, 4, 1)
     ranks.check_books()
 
 

@@ -1,6 +1,7 @@
 """Training on meshes: every rank of a model replica sees the same, and gradients are one process's.
 
-Real torchrun ranks over gloo, four and eight of them, against one process on the same samples.
+Real torchrun ranks over gloo, four and eight of them, against one process on the same samples; with
+some shapes the samples lie in a payload store, from which every rank of a replica fetches them.
 """
 
 import json
@@ -35,6 +36,8 @@ REPLICAS = {
     "cp": ((0, 1, 2, 3), (4, 5, 6, 7)),
     "pp": ((0, 1, 4, 5), (2, 3, 6, 7)),
 }
+#: Shapes whose samples come by reference: each rank fetches some, and gets the others.
+REFERENCED, INLINE_LIMIT = {"tp", "pp"}, 256
 Found = dict[str, list[dict[str, Any]]]
 
 
@@ -45,7 +48,12 @@ def trained_by(ranks: int, directory: Path) -> Found:
     with ExitStack() as stack:
         endpoints = {
             shape: stack.enter_context(
-                serve(directory / shape, dp_size=len(REPLICAS[shape]), **SERVE)
+                serve(
+                    directory / shape,
+                    dp_size=len(REPLICAS[shape]),
+                    **SERVE,
+                    **(references(directory / f"{shape}-store") if shape in REFERENCED else {}),
+                )
             )
             for shape in STARTS[ranks]
         }
@@ -62,6 +70,21 @@ def trained_by(ranks: int, directory: Path) -> Found:
         ]
         for shape in STARTS[ranks]
     }
+
+
+def references(folder: Path) -> dict[str, object]:
+    """Options with which samples of the limit and more lie in a store of the test's own."""
+    (folder / "payloads").mkdir(parents=True)
+    return {
+        "payload_stores": f"file://{folder / 'payloads'}",
+        "inline_limit": f"{INLINE_LIMIT}B",
+        "journal_dir": folder / "journal",
+    }
+
+
+def is_inline(tokens: int) -> bool:
+    """Whether a sample of so many tokens, an id and a mask's value each, is below the limit."""
+    return 8 * tokens + -(-tokens // 8) * 8 < INLINE_LIMIT
 
 
 class Trained:
@@ -126,6 +149,8 @@ def test_a_step_that_is_iterated_again_is_not_sent_again(trained: Trained, shape
         for peer in members[1:]:
             batches = [b for step in trained[shape][peer]["steps"] for b in step["batches"]]
             sizes = [[1] if b["filler"] else [tokens[name] for name in b["ids"]] for b in batches]
+            if shape in REFERENCED:  # the others each peer has fetched for itself
+                sizes = [[count for count in size if is_inline(count)] for size in sizes]
             # 8 bytes an id, 1 a mask's, of all samples end to end and then aligned.
             expected = sum(8 * sum(size) + -(-sum(size) // 8) * 8 for size in sizes)
             assert trained[shape][peer]["bytes"][-1] == expected

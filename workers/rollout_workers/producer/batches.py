@@ -25,7 +25,7 @@ BATCH_SAMPLES = 256
 def batches(
     samples: Sequence[EncodedSample], max_payload_bytes: int
 ) -> Iterator[Sequence[EncodedSample]]:
-    """Consecutive runs of samples that one push can carry."""
+    """Consecutive runs of samples that one push can carry; all of them have references, or none."""
     limit = min(BATCH_BYTES, max_payload_bytes)
     start, nbytes = 0, 0
     for stop, sample in enumerate(samples):
@@ -107,7 +107,6 @@ def _alike(one: EncodedSample, other: EncodedSample) -> bool:
     return (
         (one.schema is other.schema or one.schema == other.schema)
         and (one.sample_id is None) == (other.sample_id is None)
-        and (one.reference is None) == (other.reference is None)
         and _is_sized(one) == _is_sized(other)
     )
 

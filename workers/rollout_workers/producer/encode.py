@@ -70,11 +70,6 @@ class EncodedSample(NamedTuple):
     reference: Reference | None = None
 
 
-def encoded_size(group_size: GroupSize | None) -> int | None:
-    """The size of a group as an `EncodedSample` says it."""
-    return TOLD_AT_CLOSE if group_size == AT_CLOSE else group_size
-
-
 def rollout_samples(given: object) -> list[RolloutSample]:
     """What a user pushed, as samples; raises SampleRefused for anything else."""
     if isinstance(given, (RolloutSample, Mapping)):
@@ -144,7 +139,7 @@ class Encoder:
             layout.schema.nbytes(tokens, rows),
             sample.sample_id,
             sample.group_id,
-            encoded_size(sample.group_size),
+            TOLD_AT_CLOSE if sample.group_size == AT_CLOSE else sample.group_size,
             sample.policy_version,
             rows,
         )

@@ -77,12 +77,15 @@ class Fetcher:
     def _run(self, work: Callable[..., None], what: Fetch | Request) -> None:
         try:
             work(what)
+            return
+        except DispatcherError as error:
+            failure = error
         except Exception as error:
             log.exception("what a DP rank asks of payload stores failed")
             failure = ProtocolError(f"the client failed: {error!r}")
-            with self._changed:
-                self._failed(error if isinstance(error, DispatcherError) else failure)
-                self._changed.notify_all()
+        with self._changed:
+            self._failed(failure)
+            self._changed.notify_all()
 
     def _fetch(self, fetch: Fetch) -> None:
         found = self._get(fetch)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.sample import Schema
-from rollout_workers.producer.encode import EncodedSample, GroupSize, encoded_size
+from rollout_workers.producer.encode import AT_CLOSE, TOLD_AT_CLOSE, EncodedSample, GroupSize
 from rollout_workers.producer.layout import layout_of
 
 
@@ -75,10 +75,10 @@ def _encoded(
             f"{', '.join(sorted(allowed)) or 'none'}); start the dispatcher with it in "
             "--payload-stores, or push the sample itself",
         )
+    size = given.group_size or (group_size if given.group_id else None)
     return EncodedSample(
         schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
-        encoded_size(given.group_size or (group_size if given.group_id else None)),
-        given.policy_version, rows, reference,
+        TOLD_AT_CLOSE if size == AT_CLOSE else size, given.policy_version, rows, reference,
     )  # fmt: skip
 
 

@@ -1,0 +1,123 @@
+"""A DP rank hears of another attempt at a step, or that a step is none any more."""
+
+import pytest
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_workers.rank.core import RankCore
+from tests.workers.support.peers import sample, step
+
+WELCOME = m.WelcomeRank(
+    run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
+    heartbeat_interval_s=5.0,
+)  # fmt: skip
+
+
+def connected() -> RankCore:
+    core = RankCore("me", 0, 2, None, prefetch=2)
+    core.hello()
+    core.heard(WELCOME, memoryview(b""), 0.0)
+    return core
+
+
+def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
+    """Give the core messages; return what it says."""
+    for message in messages:
+        core.heard(message, memoryview(b""), 0.0)
+    return [said for said, _ in core.take_messages(0.0)]
+
+
+def deliver(core: RankCore, number: int, attempt: int, *tokens: int) -> None:
+    """The next micro-batch of a step, of one sample."""
+    frames = b"".join(assemble.micro_batch(number, 0, [sample(list(tokens))], attempt=attempt))
+    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frames)
+    core.heard(codec.decode(frame), frame.payload, 0.0)
+
+
+def attempt(number: int, at: int) -> m.StepHeader:
+    return step(number, digest=f"d{at}", attempt=at)
+
+
+def test_a_new_attempt_takes_the_place_of_what_is_held_and_is_prepared_by_itself() -> None:
+    core = connected()
+    hear(core, attempt(0, 0), step(1))
+    deliver(core, 0, 0, 1, 2, 3)
+    assert hear(core, attempt(0, 1)) == [m.Prepared(step=0, digest="d1", attempt=1)]
+    assert core.hello().received == [(0, 0), (1, 0)]
+    assert core.hello().attempts == [(0, 1)]
+
+
+def test_training_gets_the_newest_attempt_alone() -> None:
+    core = connected()
+    hear(core, attempt(0, 0))
+    deliver(core, 0, 0, 1, 2, 3)
+    hear(core, attempt(0, 1))
+    deliver(core, 0, 1, 7, 8)
+    hear(core, m.Release(step=0))
+    held = core.ready()
+    assert held is not None
+    assert [received.header.tokens for received in held.micro_batches] == [[2]]
+
+
+def test_a_later_step_that_comes_again_behind_it_is_prepared_again() -> None:
+    core = connected()
+    hear(core, attempt(0, 0), step(1))
+    deliver(core, 1, 0, 1)
+    again = hear(core, attempt(0, 1), step(1))
+    assert [said.step for said in again if isinstance(said, m.Prepared)] == [0, 1]
+    assert core.hello().received == [(0, 0), (1, 1)], "what was here of it still is"
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_another_attempt_at_a_step_that_is_released_is_an_error(taken: bool) -> None:
+    core = connected()
+    hear(core, attempt(0, 0), m.Release(step=0))
+    held = core.ready()
+    assert held is not None
+    if taken:
+        core.take(held)
+    with pytest.raises(ProtocolError, match="attempt 0, then 1"):
+        hear(core, attempt(0, 1))
+    with pytest.raises(ProtocolError, match=r"step 0 is withdrawn, and it is (released|taken)"):
+        hear(core, m.StepWithdrawn(step=0))
+
+
+def test_an_earlier_attempt_and_micro_batches_of_another_one_are_errors() -> None:
+    core = connected()
+    hear(core, attempt(0, 1))
+    with pytest.raises(ProtocolError, match="attempt 1, then 0"):
+        hear(core, attempt(0, 0))
+    for other in (0, 2):
+        with pytest.raises(
+            ProtocolError, match=f"of attempt {other} at step 0, of which attempt 1"
+        ):
+            deliver(core, 0, other, 1)
+
+
+def test_a_step_that_is_withdrawn_is_let_go_of_and_its_number_may_come_again() -> None:
+    core = connected()
+    hear(core, step(0), attempt(1, 0))
+    hear(core, m.StepWithdrawn(step=1))
+    core.lost()
+    assert core.hello().received == [(0, 0)]
+    core.heard(WELCOME, memoryview(b""), 0.0)
+    hear(core, m.StepWithdrawn(step=1))  # as it is told again after a reconnect
+    assert hear(core, attempt(1, 2)) == [m.Prepared(step=1, digest="d2", attempt=2)]
+
+
+def test_only_the_last_step_is_withdrawn() -> None:
+    core = connected()
+    hear(core, step(0), step(1))
+    with pytest.raises(ProtocolError, match="step 0 is withdrawn, and it is prepared or not the"):
+        hear(core, m.StepWithdrawn(step=0))
+
+
+def test_the_stream_ends_where_the_last_step_is_withdrawn_behind_its_end() -> None:
+    core = connected()
+    hear(core, attempt(0, 0), m.End(reason="the stream has ended"))
+    ended = [(core.exhausted, core.finished)]
+    hear(core, m.StepWithdrawn(step=0))
+    ended.append((core.exhausted, core.finished))
+    assert ended == [(False, False), (True, True)]
