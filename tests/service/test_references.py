@@ -124,6 +124,13 @@ def test_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
     assert f"'file:///etc', which is not allowed here (allowed: {STORE})" in pushed.errors["0"]
 
 
+def test_over_http_payloads_come_with_the_request(server: ServeProcess) -> None:
+    body = b'{"fields": {"input_ids": [1, 2]}, "reference": {"store": "file:///mnt/rollouts"}}'
+    answer = server.post("/v1/samples", body)
+    assert answer.status == 400
+    assert "reference: Extra inputs are not permitted" in answer.text
+
+
 def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Start) -> None:
     one = SCHEMA.nbytes(4)
     server = start(referenced_bytes=f"{5 * one}B")

@@ -17,6 +17,7 @@ from typing import Any, TypeVarTuple
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.buffer.limits import STORES_CAP
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.group_totals import GroupTotals
@@ -471,12 +472,12 @@ def _any_here(step: OpenStep) -> Entry:
 
 
 def _log_given_up(effect: e.GroupGivenUp) -> None:
-    refers = effect.cap.cap == "referenced-bytes"
+    in_stores = effect.cap.cap == STORES_CAP
     log.warning(
         "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
         "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
-        "--referenced-bytes" if refers else "--buffer-bytes, or use --journal-dir",
+        "--referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
     )  # fmt: skip
 
 

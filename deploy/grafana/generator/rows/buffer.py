@@ -27,11 +27,13 @@ PANELS = [
     Panel(
         "Bytes",
         "In memory: the buffer (--buffer-bytes), pushes that wait (--held-bytes), frames being "
-        "received (--receive-bytes); on disk: steps kept until a checkpoint (--retain).",
+        "received (--receive-bytes); in payload stores: what is buffered (--referenced-bytes); on "
+        "disk: steps kept until a checkpoint (--retain).",
         {
             "buffer": chosen("dispatcher_buffer_bytes"),
             "pushes that wait": chosen("dispatcher_pushes_held_bytes"),
             "being received": chosen("dispatcher_receiving_bytes"),
+            "in payload stores": chosen("dispatcher_buffer_referenced_bytes"),
             "retained": chosen("dispatcher_retained_bytes"),
         },
         Unit.BYTES,

@@ -62,9 +62,10 @@ PANELS = [
     ),
     Panel(
         "Bytes",
-        "Payload each second, in and out.",
+        "Payload each second: accepted as it came or by reference, and dispatched, either way.",
         {
             "accepted": rate("dispatcher_received_bytes_total"),
+            "by reference": rate("dispatcher_referenced_bytes_total"),
             "dispatched": rate("dispatcher_dispatched_bytes_total"),
         },
         Unit.BYTES_PER_SECOND,

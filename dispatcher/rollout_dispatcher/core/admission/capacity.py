@@ -17,12 +17,13 @@ from itertools import accumulate
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
+from rollout_dispatcher.core.buffer.limits import MEMORY_CAP, STORES_CAP
 from rollout_dispatcher.errors import BufferFull
 from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Sample, SamplesByField
 
 #: Caps that nothing but leaving samples can lift.
-HARD_CAPS = ("bytes", "journal", "referenced-bytes")
+HARD_CAPS = (MEMORY_CAP, STORES_CAP, "journal")
 #: A producer that cannot be held, as over HTTP, and has not asked again for so long has gone.
 ASKS_AGAIN_S = 5.0
 
@@ -83,7 +84,7 @@ class Capacity:
     def holds_back_all(self, least: Iterable[Taken]) -> BufferFull | None:
         """The cap that holds back samples that take one of these and more, whatever they are."""
         found = [self._hard_cap(*taken) for taken in least]
-        return found[0] if all(found) else None
+        return found[0] if found and None not in found else None
 
     def fits(self, taken: Taken) -> bool:
         """Whether no hard cap holds back a sample that takes so much."""
@@ -132,15 +133,15 @@ class Capacity:
         return self.pressed is not None and self.pressed.cap in HARD_CAPS
 
     @property
-    def refers(self) -> bool:
-        """Whether it is the cap of payload stores."""
-        return self.pressed is not None and self.pressed.cap == "referenced-bytes"
+    def at_stores_cap(self) -> bool:
+        """Whether it is that of payload stores."""
+        return self.pressed is not None and self.pressed.cap == STORES_CAP
 
     @property
     def is_helped(self) -> bool:
         """Whether capacity is on its way: payloads leave memory for a journal that takes them."""
         pressed = self.pressed
-        return self.helped_since is not None and pressed is not None and pressed.cap == "bytes"
+        return self.helped_since is not None and pressed is not None and pressed.cap == MEMORY_CAP
 
     def was_asked_for(self, now: float) -> bool:
         """Whether somebody found a hard cap of late who asks again and again, as over HTTP."""

@@ -12,7 +12,7 @@ from itertools import chain, islice, repeat
 from operator import le
 
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.limits import MEMORY_CAP, STORES_CAP, BufferLimits
 from rollout_dispatcher.core.buffer.lots import Lot, Lots
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
 from rollout_dispatcher.errors import BufferFull, SampleRefused
@@ -146,12 +146,6 @@ class SampleBuffer:
 
     def _check_reference(self, sample_id: str, reference: Reference) -> None:
         """Raise SampleRefused for one into a store that is not allowed, or that never fits."""
-        if reference.nbytes > self.limits.referenced_bytes:
-            raise SampleRefused(
-                "larger-than-buffer",
-                f"sample {sample_id} has {reference.nbytes} bytes in a payload store, where all "
-                f"may have {self.limits.referenced_bytes}; raise --referenced-bytes",
-            )
         if (store := reference.stored.store) not in self.limits.stores:
             known = ", ".join(sorted(self.limits.stores)) or "none"
             raise SampleRefused(
@@ -159,6 +153,12 @@ class SampleBuffer:
                 f"sample {sample_id} comes as a reference into the store {store!r}, which is not "
                 f"allowed here (allowed: {known}); add it to --payload-stores, or push its tensors "
                 "themselves",
+            )
+        if reference.nbytes > self.limits.referenced_bytes:
+            raise SampleRefused(
+                "larger-than-buffer",
+                f"sample {sample_id} has {reference.nbytes} bytes in a payload store, where all "
+                f"may have {self.limits.referenced_bytes}; raise --referenced-bytes",
             )
 
     def is_grouped(self, sample: Sample) -> bool:
@@ -253,9 +253,9 @@ class SampleBuffer:
         """The hard cap that so many bytes more, here and in stores, would exceed, if any."""
         held, limits = self._held, self.limits
         if held.nbytes + nbytes > limits.nbytes:
-            return BufferFull("bytes", held.nbytes, limits.nbytes)
+            return BufferFull(MEMORY_CAP, held.nbytes, limits.nbytes)
         if referenced and held.referenced + referenced > limits.referenced_bytes:
-            return BufferFull("referenced-bytes", held.referenced, limits.referenced_bytes)
+            return BufferFull(STORES_CAP, held.referenced, limits.referenced_bytes)
         return None
 
     def are_plain(self, samples: SamplesByField) -> bool:

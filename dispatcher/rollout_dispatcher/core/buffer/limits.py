@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from rollout_dispatcher.plan import round_up
 from rollout_dispatcher.sample import Sample
 
+#: How the hard caps are called: of what is in memory, and in payload stores.
+MEMORY_CAP, STORES_CAP = "bytes", "referenced-bytes"
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchLimits:

@@ -199,14 +199,14 @@ class OpenGroups:
             found += self._untracked
         return sorted(found, key=_serial)
 
-    def youngest(self, *, refers: bool) -> OpenGroup:
+    def youngest(self, *, in_stores: bool) -> OpenGroup:
         """The group with members that was opened last; there has to be one.
 
-        refers: one of which a member lies in a payload store, if there is any.
+        in_stores: one of which a member lies in a payload store, if there is any.
         """
         youngest_first = (group for group in reversed(self._groups.values()) if group.entries)
         first = next(youngest_first)
-        if not refers or first.referenced_bytes:
+        if not in_stores or first.referenced_bytes:
             return first
         return next((group for group in youngest_first if group.referenced_bytes), first)
 

@@ -8,6 +8,7 @@ beginning of a group is given up.
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.dropping import Dropping
+from rollout_dispatcher.core.buffer.limits import MEMORY_CAP
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import Effect, GroupGivenUp, PayloadsToJournal
 from rollout_dispatcher.core.facts import DropReason
@@ -66,7 +67,7 @@ class Relief:
         capacity = self._capacity
         if not self._durable or capacity.helped_since is not None or capacity.pressed is None:
             return []
-        if capacity.pressed.cap != "bytes" or capacity.shortfall() <= 0:
+        if capacity.pressed.cap != MEMORY_CAP or capacity.shortfall() <= 0:
             return []
         entries = tuple(self._buffer.groups.in_memory())
         if not entries:
@@ -91,10 +92,10 @@ class Relief:
         cap = self._capacity.pressed
         # What a journal can take then shows after a while, but not after all of the wait again.
         self._capacity.last_moved = now - self._max_wait * (1 - RELIEF_SHOWS_AFTER)
-        refers, groups = self._capacity.refers, self._buffer.groups
-        youngest = groups.youngest(refers=refers)
+        in_stores = self._capacity.at_stores_cap
+        youngest = self._buffer.groups.youngest(in_stores=in_stores)
         given_up = len(youngest.entries)
-        remedy = "--referenced-bytes" if refers else "--buffer-bytes or use a journal"
+        remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
         why = f"there was no room for all open groups; raise {remedy}"
         self._dropping.forbid(youngest, why, DropReason.NO_ROOM, now)
         effects = self._admission.retry(now)
