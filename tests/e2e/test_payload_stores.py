@@ -7,6 +7,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +38,10 @@ def root(tmp_path: Path) -> Path:
     return found
 
 
-def serve(folder: Path, root: Path | None, **options: object) -> ServeProcess:
+def serve(folder: Path, root: Path | None, **options: Any) -> ServeProcess:
     """With payload stores if there is a root."""
     folder.mkdir(exist_ok=True)
-    common: dict[str, object] = {
+    common: dict[str, Any] = {
         "dp_size": RANKS, "dispatch_batch_size": 8, "micro_batch_tokens": 512,
         "journal_dir": folder / "journal",
     }  # fmt: skip

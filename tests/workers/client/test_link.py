@@ -50,6 +50,9 @@ class Words:
             self.said.append(self.to_say.pop(0))
             yield self.said[-1], (self.payload,) if self.payload else ()
 
+    def take_answers(self) -> Iterable[Outgoing]:
+        return ()
+
     def ping(self) -> m.Ping:
         return m.Ping()
 

@@ -195,7 +195,8 @@ def test_a_hello_tells_of_resolved_steps_alone_and_the_rest_is_told_when_it_come
 def test_what_is_unresolved_is_said_again_when_the_step_comes_again() -> None:
     core = connected()
     lie_there(core, 0)
-    core.missed(*core.take_fetches(), {"one": "gone"})
+    (fetch,) = core.take_fetches()
+    core.missed(fetch, {"one": "gone"})
     said(core)
     core.lost()
     core.hello()

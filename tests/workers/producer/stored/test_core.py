@@ -1,6 +1,7 @@
 """What a producer puts, and what it says of it: put first, then pushed, and never twice."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def encoded(*tokens: int, **metadata: object) -> list[EncodedSample]:
 
 
 def ids(buffers: Sequence[Buffer]) -> list[int]:
-    return np.frombuffer(b"".join(buffers), np.int64).tolist()
+    return list(map(int, np.frombuffer(b"".join(buffers), np.int64)))
 
 
 def stored(put: Put) -> StoredObject:
@@ -86,13 +87,13 @@ def test_samples_below_the_limit_are_sent_as_ever() -> None:
     core.submit(encoded(SMALL, LARGE - 1))
     assert core.objects.take_puts() == []
     (push,) = pushed(core)
-    assert push.objects is push.places is None
+    assert (push.objects, push.places) == (None, None)
 
 
 @pytest.mark.parametrize(
     "options", [{"payload_stores": []}, {"inline_limit": None}], ids=["no store", "no limit"]
 )
-def test_where_the_dispatcher_wants_no_references_all_is_sent(options: dict[str, object]) -> None:
+def test_where_the_dispatcher_wants_no_references_all_is_sent(options: dict[str, Any]) -> None:
     core = connected(**options)
     core.submit(encoded(LARGE))
     assert core.objects.take_puts() == []
