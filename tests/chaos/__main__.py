@@ -1,8 +1,9 @@
 """`python -m tests.chaos`: long runs under faults, then the planted bugs; writes the figures.
 
 Most faults hit ranks that know nothing of torch, some ranks that go back to checkpoints, some a
-journal on a small disk, some ranks that train under torchrun, some payloads by reference. Exit code 0 only if no promise was
-broken, every run got to its end, and every planted bug was caught with every one of its seeds.
+journal on a small disk, some ranks that train under torchrun, some payloads by reference. Exit code
+0 only if no promise was broken, every run got to its end, and every planted bug was caught with
+every one of its seeds.
 """
 
 import argparse

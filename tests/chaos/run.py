@@ -37,7 +37,7 @@ class Result:
     """What came of a run. stalled: why it did not get to its end, or not without a traceback in
     some log. times_full: faults in which the disk was full and the dispatcher said so. sizes:
     numbers of DP ranks that a process group had. unresolved: samples dropped, as what they were in
-    was gone; released: objects that workers were asked to release, and did.
+    was gone; released: objects of a payload store.
     """
 
     recoveries: tuple[Recovery, ...]
@@ -108,7 +108,7 @@ def live(
         steps_rewound=final.get("steps_rewound", 0),
         sizes=frozenset(len(group.seen) for group in cluster.groups),
         unresolved=final.get("dropped", {}).get(GONE, 0),
-        released=0,
+        released=final.get("objects", {}).get("freed", 0),
     )
 
 

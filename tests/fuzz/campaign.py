@@ -3,7 +3,8 @@
 *Session*: the sans-IO session alone, the dispatcher's and those of clients. *Beside work*:
 strangers and producers on a real dispatcher whose good producer and ranks work meanwhile. *As
 ranks*: peers that may begin generations, which is no attack; afterwards a good group trains all
-that was pushed meanwhile.
+that was pushed meanwhile. *About stores*: as beside work, where payloads may come by reference, and
+whoever says that he opens payload stores is asked to release objects.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import REFERENCES
 from tests.fuzz.arena import DP_SIZE, Arena, Work, arena, is_harmless
 from tests.fuzz.inputs import streams
 from tests.fuzz.session import check_session, client_inputs, inputs
@@ -28,6 +30,12 @@ PRODUCERS = (
     m.HelloProducer(client_id="another"),
     m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=DP_SIZE, generation=1),
     m.HelloRank(client_id="fuzz", dp_rank=1, dp_size=DP_SIZE + 1),
+)
+ABOUT_STORES = (
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.1", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.2", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="another", incarnation="good.1", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="inline"),
 )
 RANKS = (
     m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=DP_SIZE),
@@ -53,12 +61,15 @@ def fuzz_beside_work(
 ) -> dict[str, object]:
     """So many connections beside good peers; raises what they show."""
     with arena(folder, bug) as target:
-        work = Work(target)
-        work.go_on()
-        memory = _attack(target, PRODUCERS, examples, number, work.go_on)
-        work.go_on()
-        work.end()
-    return {"inputs": target.attacks, "errors": target.codes, "trained": len(work.trained)} | memory
+        return _beside_work(target, PRODUCERS, examples, number)
+
+
+def fuzz_about_stores(folder: Path, examples: int, number: int) -> dict[str, object]:
+    """So many connections beside good peers of a dispatcher that takes references."""
+    with arena(folder, references=True) as target:
+        found = _beside_work(target, ABOUT_STORES, examples, number)
+        at: dict[str, Any] = target.status()
+        return found | {"referenced": at["samples_referenced"], "released": at["objects"]["freed"]}
 
 
 def fuzz_as_ranks(folder: Path, examples: int, number: int, bug: str = "none") -> dict[str, object]:
@@ -69,6 +80,17 @@ def fuzz_as_ranks(folder: Path, examples: int, number: int, bug: str = "none") -
         work.go_on()
         work.end()
     return {"inputs": target.attacks, "errors": target.codes} | memory
+
+
+def _beside_work(
+    target: Arena, hellos: tuple[m.Message, ...], examples: int, number: int
+) -> dict[str, object]:
+    work = Work(target)
+    work.go_on()
+    memory = _attack(target, hellos, examples, number, work.go_on)
+    work.go_on()
+    work.end()
+    return {"inputs": target.attacks, "errors": target.codes, "trained": len(work.trained)} | memory
 
 
 def _attack(

@@ -33,7 +33,6 @@ from tests.chaos.faults.groups import (
     rewind_and_kill_dispatcher,
     rewind_to_other_dp_size,
 )
-
 from tests.chaos.faults.references import (
     delete_object,
     hide_store,
