@@ -71,17 +71,19 @@ def _pushes(draw: st.DrawFn) -> bytes:
 @st.composite
 def _pushes_of_references(draw: st.DrawFn) -> bytes:
     """A push of which some samples lie in objects, that are as large as they have to be or not."""
-    tokens, first = draw(st.lists(st.integers(0, 70), max_size=4)), draw(st.integers(0, 2**21))
-    push, _ = make_push("fuzz", first, tokens)
+    tokens = draw(st.lists(st.integers(1, 70), min_size=1, max_size=4))
+    push, _ = make_push("fuzz", first := draw(st.integers(0, 2**20)), tokens)
     stored = st.builds(
         m.ObjectHeader,
         store=st.sampled_from([STORE, STORE, STORE, "file:///elsewhere"]),
         key=KEYS,
-        nbytes=st.sampled_from([sum(push.sizes()) + 8, 2**53 - 1, 1]),
+        nbytes=st.sampled_from([2**40, 2**40, 2**40, sum(push.sizes()), 1]),
     )
-    objects = draw(st.lists(stored, min_size=1, max_size=2))
-    place = st.none() | st.tuples(st.integers(0, len(objects) - draw(st.integers(0, 1))), SIZES)
-    places = [draw(place) for _ in tokens]
+    places: list[tuple[int, int] | None] = [(0, 0)]
+    places += [draw(st.sampled_from([None, (0, 0), (0, 8)])) for _ in tokens[1:]]
+    if not draw(st.integers(0, 4)):
+        places[-1] = draw(st.tuples(st.integers(0, 2), SIZES))
+    objects = draw(st.lists(stored, min_size=1, max_size=1 + (not draw(st.integers(0, 4)))))
     placed = push.model_copy(update={"objects": objects, "places": places})
     spans = [make_span(first + at, size) for at, size in enumerate(tokens) if places[at] is None]
     payload = b"".join(spans)
@@ -101,7 +103,8 @@ def _with_other_json(draw: st.DrawFn) -> bytes:
     return encode_frame(message.type_code, json.dumps(header).encode(), draw(st.integers(0, 9)))
 
 
-_frames = st.one_of(
+#: Whatever may be said.
+FRAMES: st.SearchStrategy[bytes] = st.one_of(
     _messages.map(codec.encode),
     _pushes(),
     _pushes_of_references(),
@@ -120,10 +123,22 @@ _frames = st.one_of(
 )
 
 
+#: The same, and more of what is said of payload stores, answers to what was asked among them.
+FRAMES_ABOUT_STORES = st.one_of(
+    _pushes_of_references(),
+    _pushes_of_references(),
+    st.builds(m.Freed, number=st.integers(0, 9), left=st.lists(KEYS, max_size=2)).map(codec.encode),
+    st.builds(m.Swept, number=st.integers(0, 9), keys=st.lists(KEYS, max_size=2)).map(codec.encode),
+    FRAMES,
+)
+
+
 @st.composite
-def streams(draw: st.DrawFn, hellos: tuple[m.Message, ...]) -> bytes:
-    """All that a peer says on one connection; most begin with one of the hellos."""
-    frames: list[bytes] = draw(st.lists(_frames, max_size=4))
+def streams(
+    draw: st.DrawFn, hellos: tuple[m.Message, ...], each: st.SearchStrategy[bytes] = FRAMES
+) -> bytes:
+    """All that a peer says on one connection, of frames; most begin with one of the hellos."""
+    frames: list[bytes] = draw(st.lists(each, max_size=4))
     if draw(st.integers(0, 1)) and len(frames) > 1:
         places = st.integers(0, len(frames) - 1)
         frames[draw(places)] = frames[draw(places)]

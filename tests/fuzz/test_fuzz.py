@@ -42,7 +42,7 @@ def test_nothing_that_is_sent_keeps_others_from_their_work(tmp_path: Path) -> No
 def test_nothing_that_is_said_of_payload_stores_keeps_others_from_their_work(
     tmp_path: Path,
 ) -> None:
-    found = fuzz_about_stores(tmp_path, 300, SEED)
+    found = fuzz_about_stores(tmp_path, 200, SEED)
     assert found["referenced"], "no push of references was taken"
     assert found["released"], "nothing was released"
 
