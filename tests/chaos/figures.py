@@ -43,6 +43,8 @@ def figures(results: Sequence[Result], caught: Mapping[str, Sequence[bool]]) -> 
         "committed": sum(len(one.committed) for one in verdicts),
         "steps": sum(result.steps for result in results),
         "steps_rewound": sum(result.steps_rewound for result in results),
+        "unresolved": sum(result.unresolved for result in results),
+        "released": sum(result.released for result in results),
         "dp_sizes": sorted({size for result in results for size in result.sizes}),
         "stalled": [result.stalled for result in results if result.stalled is not None],
     }

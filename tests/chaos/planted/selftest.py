@@ -106,6 +106,9 @@ TRIALS: dict[str, Trial] = {
     ),
 }
 
+#: Only `make chaos` tries these: they stall, or need a moment that has to be waited for.
+SLOW = frozenset({"ignore-unresolved", "keep-the-attempt", "split-a-group"})
+
 
 def is_caught(bug: str, folder: Path, seed: int) -> bool:
     """Whether the checker finds this planted bug."""
