@@ -151,10 +151,12 @@ class Producer(WireClient):
         *,
         first_seq: int = 0,
         capabilities: Sequence[str] = (),
+        incarnation: str | None = None,
     ) -> None:
         super().__init__(endpoint)
         self.client_id, self.next_seq = client_id, first_seq
-        self.send(m.HelloProducer(client_id=client_id, capabilities=list(capabilities)))
+        able = list(capabilities)
+        self.send(m.HelloProducer(client_id=client_id, capabilities=able, incarnation=incarnation))
         self.welcome = self.expect(m.WelcomeProducer)
 
     def send_push(self, tokens: Sequence[int], *, seq: int | None = None, **columns: object) -> int:

@@ -9,9 +9,9 @@ from rollout_dispatcher.core.references.said import (
     WorkerLeaves,
     WorkerThere,
 )
-from rollout_dispatcher.core.references.sweeps import AWAY_S
+from rollout_dispatcher.core.references.sweeps import AWAY_S, MAX_INCARNATIONS, Sweeps
 from rollout_dispatcher.core.references.workers import LONGEST_REST_S
-from tests.support.core.objects import StoreBench
+from tests.support.core.objects import STORES, StoreBench
 
 
 def bench_with(*workers: str) -> StoreBench:
@@ -237,6 +237,18 @@ def test_a_sweep_that_fails_is_made_again_and_outlives_the_process() -> None:
     bench.answer_all()
     assert bench.objects == set()
     assert bench.core.unreleased == 0
+
+
+def test_incarnations_that_nobody_can_sweep_are_forgotten_beyond_a_bound() -> None:
+    sweeps = Sweeps(STORES)
+    for word in range(MAX_INCARNATIONS):
+        sweeps.begins("p", f"p.{word}")
+    assert sweeps.forget_oldest() is None
+    sweeps.begins("p", "p.last")
+    assert sweeps.forget_oldest() == "p.0"
+    assert len(sweeps) == MAX_INCARNATIONS - 1
+    assert sweeps.take(next(iter(sweeps.stores))).name == "p.1"
+    sweeps.lost("p", 0.0, for_good=True)
 
 
 def test_keys_of_others_are_not_released_whatever_a_worker_says() -> None:

@@ -9,14 +9,16 @@ import pytest
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PlanWanted, PushAnswered
-from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.facts import DropReason, Remembered
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.durability.fits import fit
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
@@ -265,6 +267,13 @@ async def test_samples_in_a_payload_store_need_it_until_they_are_trained_on(
     after = Life(tmp_path, payload_stores=("file:///b",))
     assert after.core.statistics().buffered_referenced_bytes == 32
     after.end()
+
+
+def test_objects_to_be_released_need_their_payload_store_until_they_are(tmp_path: Path) -> None:
+    stored = StoredObject("file:///b", "p.1/0", 32)
+    config = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=2, journal_dir=tmp_path)
+    with pytest.raises(ConfigError, match="has 1 object to be released in file:///b"):
+        fit(config, Remembered(unneeded=(stored,)))
 
 
 async def test_what_only_waited_gives_way_to_declared_fields(tmp_path: Path) -> None:

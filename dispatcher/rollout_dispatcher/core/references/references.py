@@ -102,6 +102,8 @@ class References:
             self.objects.producer_gone(producer)  # what it has not heard of is not sent again
         if self.sweeps.begins(producer, incarnation):
             self._note(IncarnationBegan(producer, incarnation))
+            if (forgotten := self.sweeps.forget_oldest()) is not None:
+                self._note(IncarnationSwept(forgotten))
 
     def producer_lost(self, producer: str, now: float, *, for_good: bool) -> None:
         """Its connection is lost, `for_good` if it said goodbye; after the stream's end it is."""

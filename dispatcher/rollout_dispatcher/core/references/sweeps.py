@@ -16,6 +16,8 @@ from itertools import takewhile
 #: A producer that was away for so long does not come back. Nothing is lost by waiting but room in
 #: a store; one that comes back later would push what is gone.
 AWAY_S = 3600.0
+#: Incarnations that are known, far above any fleet; the oldest is forgotten beyond it.
+MAX_INCARNATIONS = 65_536
 #: Behind a producer's incarnation in each of its keys; before that, the producer's name and a dot.
 SEPARATOR = "/"
 
@@ -78,6 +80,19 @@ class Sweeps:
         self._put_off = {each: None for each in self._put_off if each[0] is not known}
         self._known[name] = Incarnation(name, producer)  # what it was asked before is of another
         return known is None
+
+    def forget_oldest(self) -> str | None:
+        """Forget one if there are more than there may be; returns which."""
+        if len(self._known) <= MAX_INCARNATIONS:
+            return None
+        name = next(iter(self._known))
+        known = self._known.pop(name)
+        self._away.pop(name, None)
+        self._ended.pop(name, None)
+        self._put_off = {each: None for each in self._put_off if each[0] is not known}
+        if self._current.get(known.producer) == name:
+            del self._current[known.producer]
+        return name
 
     def lost(self, producer: str, now: float, *, for_good: bool) -> None:
         """Its producer's connection is lost, `for_good` if it said goodbye."""

@@ -77,7 +77,7 @@ def _check_fields(config: ServeConfig, memory: Remembered) -> None:
 
 
 def _check_stores(config: ServeConfig, memory: Remembered) -> None:
-    """DP ranks open no other payload stores than those that they are told of."""
+    """Nobody opens other payload stores than those that are told of, to fetch or to release."""
     payloads = [entry.sample.payload for entry in (*memory.entries, *_in_steps(memory))]
     stores = [payload.stored.store for payload in payloads if isinstance(payload, Reference)]
     if lacking := sorted({*stores} - {*config.payload_stores}):
@@ -87,6 +87,15 @@ def _check_stores(config: ServeConfig, memory: Remembered) -> None:
             "open: start with --payload-stores "
             f"{' --payload-stores '.join([*config.payload_stores, *lacking])} until they are "
             "trained on"
+        )
+    left = [stored.store for stored in memory.unneeded]
+    if lacking := sorted({*left} - {*config.payload_stores}):
+        count = sum(map(left.count, lacking))
+        raise ConfigError(
+            f"the journal {config.journal_dir} has {count} object{'s' * (count > 1)} to be "
+            f"released in {', '.join(lacking)}, which no worker may open: start with "
+            f"--payload-stores {' --payload-stores '.join([*config.payload_stores, *lacking])} "
+            "until they are"
         )
 
 
