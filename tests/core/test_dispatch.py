@@ -1,5 +1,7 @@
 """The whole core under a virtual clock: from pushes to committed steps."""
 
+from typing import Any
+
 import pytest
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
@@ -162,7 +164,7 @@ def test_oversize_samples_may_be_dropped_with_their_groups_and_counted() -> None
 
 @pytest.mark.parametrize("option", [{"drop_above": 50}, {"max_staleness": 1}])
 def test_looking_for_samples_to_drop_does_not_forget_that_producers_are_held(
-    option: dict[str, int],
+    option: dict[str, Any],
 ) -> None:
     bench = Bench(batch=4, window=8, capacity=6, **option)
     bench.perform(bench.core.set_policy_version(1, bench.now, 0))

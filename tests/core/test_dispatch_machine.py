@@ -322,7 +322,11 @@ class DispatchMachine(RuleBasedStateMachine):
         self.next_seq[producer] += len(samples)
         self.pushes[producer, first] = samples
         self.stored |= {one.sample_id for one in samples if not one.is_in_memory}
-        self.perform(self.core.push(Push(producer, first, samples), self.now))
+        self.perform(self.core.push(self.made(producer, first, samples), self.now))
+
+    def made(self, producer: str, first: int, samples: tuple[Sample, ...]) -> Push:
+        refers = any(one.sample_id in self.stored for one in samples)
+        return Push(producer, first, samples, refers=refers)
 
     @precondition(lambda self: self.pushes)
     @rule(data=st.data())
@@ -332,7 +336,7 @@ class DispatchMachine(RuleBasedStateMachine):
         # A producer sends again after a reconnect only.
         self.perform(self.core.producer_lost(producer, self.now))
         self.core.producer_connected(producer)
-        self.perform(self.core.push(Push(producer, first, samples), self.now))
+        self.perform(self.core.push(self.made(producer, first, samples), self.now))
 
     # -- ranks ----------------------------------------------------------------------------
 

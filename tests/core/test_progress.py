@@ -195,7 +195,7 @@ class Progress(RuleBasedStateMachine):
         first, producer.next_seq = producer.next_seq, producer.next_seq + len(samples)
         producer.waiting[first] = samples
         self.pushed += len(samples)
-        self.perform(self.core.push(Push(by, first, samples), self.now))
+        self.perform(self.core.push(_push(by, first, samples), self.now))
 
     @rule(by=st.sampled_from("pqr"), for_good=st.booleans())
     def stop(self, by: str, for_good: bool) -> None:
@@ -217,7 +217,7 @@ class Progress(RuleBasedStateMachine):
             asked = self.recalled.popleft()
             samples = self.producers[asked.producer].waiting.get(asked.first_seq)
             if samples is not None:  # else it has died since
-                push = Push(asked.producer, asked.first_seq, samples)
+                push = _push(asked.producer, asked.first_seq, samples)
                 self.perform(self.core.push(push, self.now))
 
     @rule()
@@ -341,6 +341,11 @@ class Progress(RuleBasedStateMachine):
             pushing = any(p.todo or p.waiting for p in self.producers.values())
             if until_nobody_pushes and not pushing:
                 return
+
+
+def _push(by: str, first: int, samples: tuple[Sample, ...]) -> Push:
+    refers = any(not sample.is_in_memory for sample in samples)
+    return Push(by, first, samples, refers=refers)
 
 
 TestProgress = Progress.TestCase

@@ -95,7 +95,8 @@ class Bench:
         first = self._next_seq
         self._next_seq += len(samples)
         start = len(self.log)
-        self.perform(self.core.push(Push(by, first, samples), self.now))
+        refers = any(not sample.is_in_memory for sample in samples)
+        self.perform(self.core.push(Push(by, first, samples, refers=refers), self.now))
         answers = [
             effect.outcomes
             for effect in self.log[start:]
