@@ -36,15 +36,16 @@ class OpenedStores:
 
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
         """Put an object into the first store that takes it."""
-        failed = StoreFailed("", "the dispatcher allows no payload store")
+        failed: StoreFailed | None = None
         for address in self._allowed:
+            if failed is not None:
+                log.warning("%s; %s is tried instead", failed, address)
             try:
                 with self._asking(address) as store:
                     return store.put(key, spans)
             except StoreFailed as error:
                 failed = error
-                log.warning("%s", error)
-        raise failed
+        raise failed or StoreFailed("", "the dispatcher allows no payload store")
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
         """The bytes of each, in their order."""

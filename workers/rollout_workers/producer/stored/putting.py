@@ -6,8 +6,10 @@ large object.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from rollout_dispatcher.errors import StoreFailed
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Objects that are put at a time: one thread alone does not keep a network file system busy.
 PUT_AT_ONCE = 4
+#: Between two words on a store that takes nothing, at least.
+WARNING_INTERVAL_S = 10.0
 
 
 class Putting:
@@ -37,6 +41,7 @@ class Putting:
         self._putting = DaemonExecutor(PUT_AT_ONCE, "rollout-put")
         self._serving = DaemonExecutor(1, "rollout-store")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._warned = -math.inf
 
     def look(self) -> None:
         """Begin what there is to do. Cheap where there is nothing."""
@@ -72,11 +77,18 @@ class Putting:
         try:
             stored = await loop.run_in_executor(self._putting, self._stores.put, put.key, put.spans)
         except (StoreFailed, RuntimeError) as error:
-            log.warning("%s; its samples are sent to the dispatcher instead", error)
+            self._warn(error)
             self._core.was_not_put(put, error)
         else:
             self._core.was_put(put, stored)
         self._go_on()
+
+    def _warn(self, error: Exception) -> None:
+        """Say that it is so, and not of every push."""
+        now = monotonic()
+        if now >= self._warned + WARNING_INTERVAL_S:
+            self._warned = now
+            log.warning("%s; samples are sent to the dispatcher instead", error)
 
     async def _perform(self, request: Request) -> None:
         loop = asyncio.get_running_loop()
