@@ -27,7 +27,7 @@ from tests.chaos.faults.decks import (
     TORCHRUN_FAULTS,
     deck,
 )
-from tests.chaos.figures import figures, write_tables
+from tests.chaos.figures import RESULTS, figures, write_tables
 from tests.chaos.planted.selftest import TRIALS, is_caught
 from tests.chaos.run import run
 from tests.chaos.settings import LARGE_BUFFER, Settings
@@ -64,7 +64,8 @@ def main() -> int:
         if count > 0
     ]
     seeds = range(options.seed, options.seed + options.seeds)
-    bugs = TRIALS if seeds else ()
+    tried = [bug for bug, trial in TRIALS.items() if options.faults or trial.settings.references]
+    bugs = tried if seeds else ()
     caught = {bug: [_try(bug, folder / bug, seed) for seed in seeds] for bug in bugs}
     found = {
         "seed": options.seed,
@@ -74,7 +75,7 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=2) + "\n")
     if options.save:
-        save("chaos", shlex.join(["python", "-m", "tests.chaos", *sys.argv[1:]]), found)
+        save(options.save, shlex.join(["python", "-m", "tests.chaos", *sys.argv[1:]]), found)
         write_tables()
     for result in results:
         _summarise(result.verdict)
@@ -120,7 +121,10 @@ def _say(text: str) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--faults", type=int, default=200, help="faults in the run (200)")
+    parser.add_argument(
+        "--faults", type=int, default=200,
+        help="faults in the run (200); 0: none, nor planted bugs, but where there are references",
+    )  # fmt: skip
     parser.add_argument(
         "--references", type=int, default=40, help="and with payloads by reference (40)"
     )
@@ -129,7 +133,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--seeds", type=int, default=3, help="of each planted bug (3); 0: none is run"
     )
-    parser.add_argument("--save", action="store_true", help="keep it as docs/results/chaos.json")
+    parser.add_argument(
+        "--save", nargs="?", const="chaos", choices=RESULTS, help="keep it in docs/results"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/chaos.json"), help="figures, JSON")
     return parser.parse_args()
 
