@@ -23,6 +23,7 @@ from tests.chaos.faults.decks import (
     DISK_FAULTS,
     FAULTS,
     REFERENCES,
+    REFERENCES_AND_REWINDS,
     REWINDS,
     TORCHRUN_FAULTS,
     deck,
@@ -47,6 +48,7 @@ def main() -> int:
     random = Random(options.seed)
     on_small = options.faults // SHARE_ON_SMALL_DISK
     rewinds = options.faults // SHARE_OF_REWINDS
+    retained = options.references // SHARE_OF_REWINDS
     may_mount = _may_mount(folder, on_small)
     runs = [
         ("run", FAULTS, options.faults - on_small - rewinds - options.torchrun, Settings()),
@@ -56,7 +58,11 @@ def main() -> int:
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),
         ),
         ("torchrun", TORCHRUN_FAULTS, options.torchrun, Settings(dp_size=2, torchrun=True)),
-        ("references", REFERENCES, options.references, Settings(references=True)),
+        ("references", REFERENCES, options.references - retained, Settings(references=True)),
+        (
+            "references-rewinds", REFERENCES_AND_REWINDS, retained,
+            Settings(dp_size=2, retain=True, references=True),
+        ),
     ]  # fmt: skip
     results = [
         run(folder / name, settings, list(islice(deck(faults, random), count)), random, _say)

@@ -307,7 +307,7 @@ class Cluster:
             stuck=self.stuck,
             ended=self.stream_ended,
             deleted=self._store.deleted if self._store else frozenset(),
-            left=self._store.keys() if self._store and self.final else (),
+            left=self._store.everything() if self._store and self.final else {},
         )
 
     def complaints(self) -> list[str]:

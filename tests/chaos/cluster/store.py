@@ -31,6 +31,10 @@ class Store:
         """Of the objects that are there, those that came last at the end."""
         return sorted(self._files.list(""), key=self._put_at)
 
+    def everything(self) -> dict[str, list[str]]:
+        """The objects that are there, and the samples in each."""
+        return {key: self.names(key) for key in self.keys()}
+
     def names(self, key: str) -> list[str]:
         """The samples that are in an object; none if it is not there, or not whole yet."""
         try:

@@ -110,6 +110,18 @@ REFERENCES: dict[str, Fault] = {
     )
 }
 
+#: Both: objects are kept until a checkpoint covers what is in them.
+REFERENCES_AND_REWINDS = REWINDS | {
+    fault.__name__: fault
+    for fault in (
+        delete_object,
+        hide_store,
+        kill_producer_before_push,
+        kill_rank_before_word,
+        kill_dispatcher_before_release,
+    )
+}
+
 #: Faults while torchrun trains. It kills a rank that is stopped while others end, so that none can
 #: come back.
 TORCHRUN_FAULTS: dict[str, Fault] = {

@@ -23,7 +23,7 @@ the same samples.
 *Planned again.* What was removed from a payload store cannot be trained. Its samples may be
 dropped, their groups with them; the step that they were in comes again as a later attempt, with
 other samples, and the earlier attempts are void. Nothing else may be lost, and nothing may be left
-in the store.
+in the store but what a rewind may still need.
 
 *In doubt.* A push without an answer may exist or not, but if so then once.
 """
@@ -89,7 +89,7 @@ def check(history: History) -> Verdict:
         starved=tuple(_starved(history, committed)),
         overfull=tuple(sorted(set(_overfull(history)))),
         stuck=tuple(_stuck(history, groups)),
-        leaked=tuple(sorted(history.left)),
+        leaked=tuple(sorted(_leaked(history, committed))),
         committed=committed,
     )
 
@@ -323,6 +323,15 @@ def _overfull(history: History) -> Iterator[str]:
     for look in history.looks:
         if (buffered := look["buffered"] - look["open_group_samples"]) > history.most_buffered:
             yield f"{buffered} samples were buffered, and {history.most_buffered} may be"
+
+
+def _leaked(history: History, committed: Mapping[str, int]) -> Iterator[str]:
+    """Objects that are left, but for what is kept for a rewind."""
+    retains = history.final is not None and history.final["steps_retained"]
+    saved = max((one.saved for one in history.ranks), default=-1)
+    for key, names in history.left.items():
+        if not retains or all(committed.get(name, -1) <= saved for name in names):
+            yield key
 
 
 # -- P8: it never waits for itself --------------------------------------------------------------

@@ -7,7 +7,7 @@ has happened, or is about to where the event says so (`push`, `committing`).
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -151,8 +151,8 @@ class History:
     whether the end of the stream was said for all.
     longest_wait: dispatches that may pass between a sample's acknowledgement and its own step.
     batch: samples of a step; most_buffered: that may be in the buffer.
-    deleted: samples that were removed from a payload store behind everybody's back; left: keys of
-    objects that are still there when all is over.
+    deleted: samples that were removed from a payload store behind everybody's back; left: objects
+    that are still there when all is over, by key, with the samples in them.
     """
 
     max_open_steps: int
@@ -167,7 +167,7 @@ class History:
     stuck: Mapping[str, Any] | None = None
     ended: bool = False
     deleted: Set[str] = frozenset()
-    left: Collection[str] = ()
+    left: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def read_rank(path: Path, launch: int, rank: int) -> RankHistory:

@@ -314,5 +314,14 @@ def test_what_is_in_a_group_with_what_was_removed_goes_with_it() -> None:
 
 
 def test_an_object_that_is_left_is_leaked() -> None:
-    found = history(group(0, {0: AB}), acknowledged="ab", final=final(2, 1), left=["p.1/0"])
-    assert check(found).leaked == ("p.1/0",)
+    left = {"p.1/0": ["a", "b"], "p.1/2": []}
+    found = history(group(0, {0: AB}), acknowledged="ab", final=final(2, 1), left=left)
+    assert check(found).leaked == ("p.1/0", "p.1/2")
+
+
+def test_an_object_that_a_rewind_may_need_is_not_leaked() -> None:
+    ranks = group(0, {0: AB, 1: CD})
+    ranks[0].saved = 0
+    left = {"p.1/0": ["a", "b"], "p.1/2": ["b", "c"]}
+    told = final(4, 2, steps_retained=1)
+    assert check(history(ranks, acknowledged="abcd", final=told, left=left)).leaked == ("p.1/0",)
