@@ -63,7 +63,7 @@ class Cluster:
         self.stream_ended = False
         (folder / "groups").mkdir(parents=True)
         self.disk.mkdir()
-        self._store = Store(folder / "store") if settings.references else None
+        self._store = Store(folder / "volume") if settings.references else None
 
     def __enter__(self) -> Self:
         try:

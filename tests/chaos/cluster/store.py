@@ -15,11 +15,15 @@ _ID_BYTES = np.dtype(np.int64).itemsize
 
 
 class Store:
-    """Objects by key. deleted: samples that were in objects which were removed."""
+    """Objects by key. deleted: samples that were in objects which were removed.
 
-    def __init__(self, root: Path) -> None:
-        root.mkdir()
-        self.root, self.address = root, f"file://{root}"
+    volume: what has the store's directory, as a mounted file system would have it.
+    """
+
+    def __init__(self, volume: Path) -> None:
+        self._volume, self.root = volume, volume / "rollouts"
+        self.root.mkdir(parents=True)
+        self.address = f"file://{self.root}"
         self.deleted: set[str] = set()
         self._files = FileStore.open(self.address)
 
@@ -52,18 +56,18 @@ class Store:
 
     @contextmanager
     def away(self, *, mount_point: bool) -> Iterator[None]:
-        """The directory is not there, or what it was mounted upon is."""
-        elsewhere = self.root.with_name(f"{self.root.name}-away")
-        self.root.rename(elsewhere)
+        """The volume is not there, or nothing but its mount point."""
+        elsewhere = self._volume.with_name(f"{self._volume.name}-away")
+        self._volume.rename(elsewhere)
         if mount_point:
-            self.root.mkdir()
+            self._volume.mkdir()
         try:
             yield
         finally:
             if mount_point:
                 # Fails if somebody has written there: what is under a mount is seen by nobody.
-                self.root.rmdir()
-            elsewhere.rename(self.root)
+                self._volume.rmdir()
+            elsewhere.rename(self._volume)
 
     def _put_at(self, key: str) -> float:
         try:

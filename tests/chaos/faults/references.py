@@ -42,7 +42,7 @@ def restart_without_store(cluster: Cluster, random: Random) -> None:
         cluster.restart_dispatcher,
         lambda: cluster.restart_producer(random.randrange(len(cluster.producers))),
     )
-    with cluster.store.away(mount_point=False):
+    with cluster.store.away(mount_point=random.random() < 0.5):
         random.choice(restarts)()
         sleep(random.uniform(0.3, 2.5))
 
