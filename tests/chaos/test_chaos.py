@@ -67,7 +67,7 @@ def test_a_full_disk_refuses_samples_and_loses_none(tmp_path: Path) -> None:
 
 
 def test_payloads_by_reference_are_neither_lost_nor_left(tmp_path: Path) -> None:
-    """Of what may happen to them and their store; in what brings bugs out with them, the rest."""
+    """What may happen to them and their store; the faults of others are in the other runs."""
     names = [name for name in REFERENCES if name not in FAULTS]
     settings = Settings(dp_size=2, references=True)
     result = run(tmp_path / "run", settings, names, Random(SEED))

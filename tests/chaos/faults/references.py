@@ -17,14 +17,12 @@ SAID_WITHIN_S = 5.0
 def delete_object(cluster: Cluster, random: Random) -> None:
     """An object is removed behind everybody's back; ranks find out, or have it already."""
     cluster.disturb()
-    cluster.wait_for(
-        lambda: (
-            any(map(cluster.store.delete, random.sample(keys, 1)))
-            if (keys := cluster.store.keys()[-NEWEST:])
-            else False
-        ),
-        "an object can be removed",
-    )
+
+    def is_deleted() -> bool:
+        keys = cluster.store.keys()[-NEWEST:]
+        return bool(keys) and cluster.store.delete(random.choice(keys))
+
+    cluster.wait_for(is_deleted, "an object can be removed")
 
 
 def hide_store(cluster: Cluster, random: Random) -> None:
