@@ -26,7 +26,7 @@ OF_RANKS: Kinds = (
     m.Commit, m.CheckpointSaved, m.Ping,
 )  # fmt: skip
 #: And of both, where there is a payload store.
-OF_STORES: Kinds = m.Free, m.Freed, m.Sweep, m.Swept
+OF_STORES: Kinds = m.Free, m.Freed, m.Sweep, m.Swept, m.Unresolved, m.StepWithdrawn
 
 
 def kill_dispatcher(cluster: Cluster, _: Random) -> None:
