@@ -107,7 +107,7 @@ TRIALS: dict[str, Trial] = {
 }
 
 #: Only `make chaos` tries these: they stall, or need a moment that has to be waited for.
-SLOW = frozenset({"ignore-unresolved", "keep-the-attempt", "split-a-group"})
+SLOW = frozenset({"ignore-unresolved", "keep-the-attempt", "split-a-group", "forget-what-was-put"})
 
 
 def is_caught(bug: str, folder: Path, seed: int) -> bool:
