@@ -19,7 +19,7 @@ help:
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
 	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (40 minutes of an idle machine)"
-	@echo "make chaos  200 faults on real processes, and whether anything was lost (20 minutes)"
+	@echo "make chaos  240 faults on real processes, and whether anything was lost (25 minutes)"
 	@echo "make fuzz   100,000 inputs that no well-behaved peer would send, and damaged journals (12 minutes)"
 	@echo "make fuzz-nightly  1,000,000 of them, others each day (2 hours)"
 	@echo "make soak   2,000,000 samples of 64 producers under backpressure, and what memory is held (9 minutes)"

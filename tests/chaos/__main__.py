@@ -1,8 +1,9 @@
 """`python -m tests.chaos`: long runs under faults, then the planted bugs; writes the figures.
 
 Most faults hit ranks that know nothing of torch, some ranks that go back to checkpoints, some a
-journal on a small disk, some ranks that train under torchrun. Exit code 0 only if no promise was
-broken, every run got to its end, and every planted bug was caught with every one of its seeds.
+journal on a small disk, some ranks that train under torchrun, some payloads by reference. Exit code
+0 only if no promise was broken, every run got to its end, and every planted bug was caught with
+every one of its seeds.
 """
 
 import argparse
@@ -21,11 +22,13 @@ from tests.chaos.cluster.processes import mount
 from tests.chaos.faults.decks import (
     DISK_FAULTS,
     FAULTS,
+    REFERENCES,
+    REFERENCES_AND_REWINDS,
     REWINDS,
     TORCHRUN_FAULTS,
     deck,
 )
-from tests.chaos.figures import figures, write_tables
+from tests.chaos.figures import RESULTS, figures, write_tables
 from tests.chaos.planted.selftest import TRIALS, is_caught
 from tests.chaos.run import run
 from tests.chaos.settings import LARGE_BUFFER, Settings
@@ -45,6 +48,7 @@ def main() -> int:
     random = Random(options.seed)
     on_small = options.faults // SHARE_ON_SMALL_DISK
     rewinds = options.faults // SHARE_OF_REWINDS
+    retained = options.references // SHARE_OF_REWINDS
     may_mount = _may_mount(folder, on_small)
     runs = [
         ("run", FAULTS, options.faults - on_small - rewinds - options.torchrun, Settings()),
@@ -54,24 +58,30 @@ def main() -> int:
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),
         ),
         ("torchrun", TORCHRUN_FAULTS, options.torchrun, Settings(dp_size=2, torchrun=True)),
+        ("references", REFERENCES, options.references - retained, Settings(references=True)),
+        (
+            "references-rewinds", REFERENCES_AND_REWINDS, retained,
+            Settings(dp_size=2, retain=True, references=True),
+        ),
     ]  # fmt: skip
     results = [
         run(folder / name, settings, list(islice(deck(faults, random), count)), random, _say)
         for name, faults, count, settings in runs
-        if count
+        if count > 0
     ]
     seeds = range(options.seed, options.seed + options.seeds)
-    bugs = TRIALS if seeds else ()
+    tried = [bug for bug, trial in TRIALS.items() if options.faults or trial.settings.references]
+    bugs = tried if seeds else ()
     caught = {bug: [_try(bug, folder / bug, seed) for seed in seeds] for bug in bugs}
     found = {
         "seed": options.seed,
-        "faults_asked": options.faults,
+        "faults_asked": options.faults + options.references,
         "skipped": 0 if may_mount else on_small,
     } | figures(results, caught)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=2) + "\n")
     if options.save:
-        save("chaos", shlex.join(["python", "-m", "tests.chaos", *sys.argv[1:]]), found)
+        save(options.save, shlex.join(["python", "-m", "tests.chaos", *sys.argv[1:]]), found)
         write_tables()
     for result in results:
         _summarise(result.verdict)
@@ -117,13 +127,21 @@ def _say(text: str) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--faults", type=int, default=200, help="faults in the run (200)")
+    parser.add_argument(
+        "--faults", type=int, default=200,
+        help="faults in the run (200); 0: none, nor planted bugs, but where there are references",
+    )  # fmt: skip
+    parser.add_argument(
+        "--references", type=int, default=40, help="and with payloads by reference (40)"
+    )
     parser.add_argument("--torchrun", type=int, default=12, help="of them under torchrun (12)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (1)")
     parser.add_argument(
         "--seeds", type=int, default=3, help="of each planted bug (3); 0: none is run"
     )
-    parser.add_argument("--save", action="store_true", help="keep it as docs/results/chaos.json")
+    parser.add_argument(
+        "--save", nargs="?", const="chaos", choices=RESULTS, help="keep it in docs/results"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/chaos.json"), help="figures, JSON")
     return parser.parse_args()
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.chaos.faults.campaign import fill_disk
 from tests.chaos.run import Recovery, Result
 from tests.chaos.verdict.check import KINDS
-from tests.results.files import load
+from tests.results.files import Measured, load
 from tests.support.generated import replaced
 from tests.support.source import ROOT
 
@@ -43,6 +43,8 @@ def figures(results: Sequence[Result], caught: Mapping[str, Sequence[bool]]) -> 
         "committed": sum(len(one.committed) for one in verdicts),
         "steps": sum(result.steps for result in results),
         "steps_rewound": sum(result.steps_rewound for result in results),
+        "unresolved": sum(result.unresolved for result in results),
+        "released": sum(result.released for result in results),
         "dp_sizes": sorted({size for result in results for size in result.sizes}),
         "stalled": [result.stalled for result in results if result.stalled is not None],
     }
@@ -70,7 +72,6 @@ def chaos_table() -> str:
     """docs/faults.md: what was done, and what came of it."""
     found = load("chaos")
     at: dict[str, Any] = found.figures
-    broken = ", ".join(f"{kind} {at[kind]}" for kind in KINDS)
     disk = at["disk_full"]
     rows = [
         ("faults, and runs that did not get to their end", at["faults"], len(at["stalled"])),
@@ -83,13 +84,32 @@ def chaos_table() -> str:
         ("samples acknowledged, steps trained", at["acknowledged"], at["steps"]),
         ("steps trained again after a rewind", at["steps_rewound"]),
         ("sizes of process groups", *at["dp_sizes"]),
-        ("promises broken", broken),
-        (
-            f"planted bugs, caught with each of {at['seeds_of_each']} seeds",
-            at["planted"],
-            at["caught"],
-        ),
+        *_verdict(at),
     ]
+    return _seen(rows, found)
+
+
+def references_table() -> str:
+    """docs/faults.md: the same where most samples lie in a payload store."""
+    found = load("chaos-references")
+    at: dict[str, Any] = found.figures
+    rows = [
+        ("faults, and runs that did not get to their end", at["faults"], len(at["stalled"])),
+        ("samples acknowledged, steps trained", at["acknowledged"], at["steps"]),
+        ("objects released", at["released"]),
+        ("samples dropped, as an object was removed that had them", at["unresolved"]),
+        *_verdict(at),
+    ]
+    return _seen(rows, found)
+
+
+def _verdict(at: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    broken = ", ".join(f"{kind} {at[kind]}" for kind in KINDS if kind in at)
+    bugs = f"planted bugs, caught with each of {at['seeds_of_each']} seeds"
+    return [("promises broken", broken), (bugs, at["planted"], at["caught"])]
+
+
+def _seen(rows: Sequence[tuple[Any, ...]], found: Measured) -> str:
     lines = ["| what | seen |", "|---|---|"]
     lines += [f"| {name} | {', '.join(map(str, values))} |" for name, *values in rows]
     return "\n".join([*lines, "", str(found)])
@@ -114,7 +134,13 @@ def recovery_table() -> str:
 
 
 #: Name of the generated part -> what writes it.
-TABLES: dict[str, Callable[[], str]] = {"chaos": chaos_table, "recovery": recovery_table}
+TABLES: dict[str, Callable[[], str]] = {
+    "chaos": chaos_table,
+    "chaos-references": references_table,
+    "recovery": recovery_table,
+}
+#: What a run may be kept as.
+RESULTS = ("chaos", "chaos-references")
 
 
 def write_tables() -> None:

@@ -13,9 +13,9 @@ from time import monotonic
 
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import NotInTime, Stalled
-from tests.chaos.faults.decks import DISK_FAULTS, FAULTS, REWINDS, TORCHRUN_FAULTS
+from tests.chaos.faults.decks import DISK_FAULTS, FAULTS, REFERENCES, REWINDS, TORCHRUN_FAULTS
 from tests.chaos.settings import Settings
-from tests.chaos.verdict.check import Verdict, check
+from tests.chaos.verdict.check import GONE, Verdict, check
 
 #: Steps that go by between two faults.
 FEWEST_STEPS, MOST_STEPS = 1, 8
@@ -36,7 +36,8 @@ class Recovery:
 class Result:
     """What came of a run. stalled: why it did not get to its end, or not without a traceback in
     some log. times_full: faults in which the disk was full and the dispatcher said so. sizes:
-    numbers of DP ranks that a process group had.
+    numbers of DP ranks that a process group had. unresolved: samples dropped, as what they were in
+    was gone; released: objects of a payload store.
     """
 
     recoveries: tuple[Recovery, ...]
@@ -47,6 +48,8 @@ class Result:
     times_full: int
     steps_rewound: int
     sizes: frozenset[int]
+    unresolved: int
+    released: int
 
 
 def run(
@@ -94,7 +97,7 @@ def live(
         report(f"stalled: {stalled}")
     if stalled is None and (logs := cluster.complaints()):
         stalled = f"there are tracebacks in {', '.join(logs)}"
-    history = cluster.history()
+    history, final = cluster.history(), cluster.final or {}
     return Result(
         recoveries=(),
         verdict=check(history),
@@ -102,15 +105,17 @@ def live(
         acknowledged=sum(len(one.acknowledged) for one in history.producers),
         steps=len({step for one in history.ranks for step in one.takes}),
         times_full=cluster.times_full,
-        steps_rewound=(cluster.final or {}).get("steps_rewound", 0),
+        steps_rewound=final.get("steps_rewound", 0),
         sizes=frozenset(len(group.seen) for group in cluster.groups),
+        unresolved=final.get("dropped", {}).get(GONE, 0),
+        released=final.get("objects", {}).get("freed", 0),
     )
 
 
 def _strike(cluster: Cluster, name: str, random: Random) -> Recovery:
     cluster.await_steps(random.randint(FEWEST_STEPS, MOST_STEPS))
     began = monotonic()
-    (FAULTS | DISK_FAULTS | TORCHRUN_FAULTS | REWINDS)[name](cluster, random)
+    (FAULTS | DISK_FAULTS | TORCHRUN_FAULTS | REWINDS | REFERENCES)[name](cluster, random)
     over = monotonic()
     recovered = cluster.await_recovery()
     cluster.look()

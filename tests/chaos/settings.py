@@ -17,7 +17,9 @@ class Settings:
     """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls.
 
     dp_size: of the first process group. torchrun: whether ranks train with torch, under torchrun.
-    retain: whether steps are kept for checkpoints, which the ranks then save.
+    retain: whether steps are kept for checkpoints, which the ranks then save. references: whether
+    there is a payload store, in which most samples lie; then the samples that producer 1 pushes
+    together are a group.
     """
 
     dp_size: int = 3
@@ -33,6 +35,7 @@ class Settings:
     small_disk: bool = False
     torchrun: bool = False
     retain: bool = False
+    references: bool = False
 
     @property
     def longest_wait(self) -> int:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import mount
-from tests.chaos.faults.decks import FAULTS, REWINDS, TORCHRUN_FAULTS, deck
+from tests.chaos.faults.decks import FAULTS, REFERENCES, REWINDS, TORCHRUN_FAULTS, deck
 from tests.chaos.faults.forced import kill_after_the_end
 from tests.chaos.planted.dispatcher import BUGS
-from tests.chaos.planted.selftest import TRIALS, try_out
+from tests.chaos.planted.selftest import SLOW, TRIALS, try_out
 from tests.chaos.run import live, run
 from tests.chaos.settings import LARGE_BUFFER, Settings
 
@@ -66,7 +66,17 @@ def test_a_full_disk_refuses_samples_and_loses_none(tmp_path: Path) -> None:
     assert result.times_full == 2
 
 
-@pytest.mark.parametrize("bug", BUGS)
+def test_payloads_by_reference_are_neither_lost_nor_left(tmp_path: Path) -> None:
+    """What may happen to them and their store; the faults of others are in the other runs."""
+    names = [name for name in REFERENCES if name not in FAULTS]
+    settings = Settings(dp_size=2, references=True)
+    result = run(tmp_path / "run", settings, names, Random(SEED))
+    assert result.stalled is None
+    assert result.verdict.clean, result.verdict
+    assert result.released > 0
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug not in SLOW])
 def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
     result = try_out(bug, tmp_path / "run", SEED)
     assert TRIALS[bug].shows(result.verdict), result
@@ -74,7 +84,9 @@ def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
 
 def test_what_brings_bugs_out_breaks_no_promise_without_them(tmp_path: Path) -> None:
     """One after the other in one run, and last the one that is its end."""
-    faults = dict.fromkeys(trial.fault for trial in TRIALS.values())
+    faults = dict.fromkeys(
+        trial.fault for trial in TRIALS.values() if not trial.settings.references
+    )
     del faults[kill_after_the_end]
 
     def disturb(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 
 from tests.fuzz.campaign import (
+    fuzz_about_stores,
     fuzz_as_ranks,
     fuzz_beside_work,
     fuzz_client_sessions,
@@ -25,6 +26,7 @@ from tests.fuzz.order.campaign import fuzz_order
 SHARES = {
     "client sessions": 0.1,
     "beside work": 0.1,
+    "about stores": 0.05,
     "over HTTP": 0.05,
     "as ranks": 0.05,
     "order of words": 0.02,
@@ -47,6 +49,7 @@ def main() -> int:
             "session": lambda count: fuzz_session(count, seed),
             "client sessions": lambda count: fuzz_client_sessions(count, seed),
             "beside work": lambda count: fuzz_beside_work(folder("work"), count, seed),
+            "about stores": lambda count: fuzz_about_stores(folder("stores"), count, seed),
             "over HTTP": lambda count: fuzz_http(folder("http"), count, seed),
             "as ranks": lambda count: fuzz_as_ranks(folder("ranks"), count, seed),
             "order of words": lambda count: fuzz_order(count, seed, shorten=True),

@@ -13,7 +13,9 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Session, Side
+from rollout_dispatcher.protocol.versions import REFERENCES
 from tests.chaos.cluster.processes import Process
+from tests.fuzz.inputs import STORE
 from tests.fuzz.session import welcome
 from tests.support.client import Producer, Trainer
 from tests.support.server import eventually
@@ -29,9 +31,12 @@ KNOWN_CODES = {
 
 
 class Arena:
-    """One dispatcher; `attack` sends it one connection's worth of bytes."""
+    """One dispatcher; `attack` sends it one connection's worth of bytes.
 
-    def __init__(self, folder: Path, bug: str = "none") -> None:
+    references: whether it takes payloads by reference.
+    """
+
+    def __init__(self, folder: Path, bug: str = "none", *, references: bool = False) -> None:
         self._folder, self._path = folder, str(folder / "sample.sock")
         options = {
             "listen": f"unix:{self._path}",
@@ -45,6 +50,8 @@ class Arena:
             "group-timeout": "200ms",
             "max-frame-bytes": f"{LIMITS.payload}B",
         }
+        if references:
+            options |= {"payload-stores": STORE, "journal-dir": folder / "journal"}
         flags = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         self._process = Process(
             ["tests.fuzz.planted", bug, "serve", *flags], folder / "dispatcher.log"
@@ -122,7 +129,7 @@ class Work:
 
     def __init__(self, arena: Arena) -> None:
         self._producer = Producer(arena.endpoint, GOOD)
-        self._trainer = Trainer(arena.endpoint, DP_SIZE)
+        self._trainer = Trainer(arena.endpoint, DP_SIZE, [REFERENCES])
         self._failure: BaseException | None = None
         self.trained: list[str] = []
         self._thread = threading.Thread(target=self._train, daemon=True)
@@ -164,9 +171,9 @@ class Work:
 
 
 @contextmanager
-def arena(folder: Path, bug: str = "none") -> Iterator[Arena]:
+def arena(folder: Path, bug: str = "none", *, references: bool = False) -> Iterator[Arena]:
     """An arena that is closed in the end, whatever happens in it."""
-    found = Arena(folder, bug)
+    found = Arena(folder, bug, references=references)
     try:
         yield found
     except BaseException:

@@ -3,10 +3,12 @@
 *Session*: the sans-IO session alone, the dispatcher's and those of clients. *Beside work*:
 strangers and producers on a real dispatcher whose good producer and ranks work meanwhile. *As
 ranks*: peers that may begin generations, which is no attack; afterwards a good group trains all
-that was pushed meanwhile.
+that was pushed meanwhile. *About stores*: as beside work, where payloads may come by reference, and
+whoever says that he opens payload stores is asked to release objects.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import REFERENCES
 from tests.fuzz.arena import DP_SIZE, Arena, Work, arena, is_harmless
-from tests.fuzz.inputs import streams
+from tests.fuzz.inputs import FRAMES_ABOUT_STORES, streams
 from tests.fuzz.session import check_session, client_inputs, inputs
 
 #: Every so many inputs the good peers are asked for a sign of work.
@@ -28,6 +31,12 @@ PRODUCERS = (
     m.HelloProducer(client_id="another"),
     m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=DP_SIZE, generation=1),
     m.HelloRank(client_id="fuzz", dp_rank=1, dp_size=DP_SIZE + 1),
+)
+ABOUT_STORES = (
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.1", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.2", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="another", incarnation="good.1", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="inline"),
 )
 RANKS = (
     m.HelloRank(client_id="fuzz", dp_rank=0, dp_size=DP_SIZE),
@@ -53,43 +62,61 @@ def fuzz_beside_work(
 ) -> dict[str, object]:
     """So many connections beside good peers; raises what they show."""
     with arena(folder, bug) as target:
-        work = Work(target)
-        work.go_on()
-        memory = _attack(target, PRODUCERS, examples, number, work.go_on)
-        work.go_on()
-        work.end()
-    return {"inputs": target.attacks, "errors": target.codes, "trained": len(work.trained)} | memory
+        return _beside_work(target, streams(PRODUCERS), examples, number)
+
+
+def fuzz_about_stores(folder: Path, examples: int, number: int) -> dict[str, object]:
+    """So many connections beside good peers of a dispatcher that takes references."""
+    with arena(folder, references=True) as target:
+        said = streams(ABOUT_STORES, FRAMES_ABOUT_STORES)
+        found = _beside_work(target, said, examples, number)
+        at: dict[str, Any] = target.status()
+        return found | {"referenced": at["samples_referenced"], "released": at["objects"]["freed"]}
 
 
 def fuzz_as_ranks(folder: Path, examples: int, number: int, bug: str = "none") -> dict[str, object]:
     """So many connections that may be ranks; raises what they show, then or afterwards."""
     with arena(folder, bug) as target:
-        memory = _attack(target, RANKS, examples, number, lambda: _is_balanced(target))
+        check = partial(_is_balanced, target)
+        memory = _attack(target, streams(RANKS), examples, number, check, rank=True)
         work = Work(target)
         work.go_on()
         work.end()
     return {"inputs": target.attacks, "errors": target.codes} | memory
 
 
+def _beside_work(
+    target: Arena, said: st.SearchStrategy[bytes], examples: int, number: int
+) -> dict[str, object]:
+    work = Work(target)
+    work.go_on()
+    memory = _attack(target, said, examples, number, work.go_on)
+    work.go_on()
+    work.end()
+    return {"inputs": target.attacks, "errors": target.codes, "trained": len(work.trained)} | memory
+
+
 def _attack(
     target: Arena,
-    hellos: tuple[m.Message, ...],
+    said: st.SearchStrategy[bytes],
     examples: int,
     number: int,
     check: Callable[[], None],
+    *,
+    rank: bool = False,
 ) -> dict[str, object]:
     warm = 0
 
     def one(stream: bytes) -> None:
         nonlocal warm
-        assume(is_harmless(stream, rank=hellos is RANKS))
+        assume(is_harmless(stream, rank=rank))
         target.attack(stream)
         if target.attacks % ROUND == 0:
             check()
         if not warm and target.attacks >= WARM_UP * examples:
             warm = target.resident
 
-    _each(streams(hellos), examples, number, one)
+    _each(said, examples, number, one)
     grown = target.resident - warm
     assert grown <= GROWTH_BYTES, f"{grown >> 20} MiB more memory after {examples} inputs"
     return {"warm_mb": round(warm / 1e6, 2), "end_mb": round((warm + grown) / 1e6, 2)}

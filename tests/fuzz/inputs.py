@@ -13,13 +13,18 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, encode_frame
 from rollout_dispatcher.sample import DType, Field
-from tests.support.client import make_push
+from tests.support.client import make_push, make_span
 from tests.support.schemas import rows, schemas
 from tests.support.wire.messages import EXAMPLES, STRATEGIES
 
 #: Numbers at which something may be allocated, overflow or be taken for a sign.
 SIZES = st.sampled_from([0, 1, 7, 8, 9, 64, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1])
 BIG_SIZES = SIZES | st.sampled_from([2**40, 2**53, 2**63, 2**64 - 1])
+
+#: The payload store of a dispatcher that has one; whether it is anywhere is nothing to it.
+STORE = "file:///of/rollouts"
+#: What objects may be called: as a good producer's, as one's own, as two at once, as nothing good.
+KEYS = st.sampled_from(["good.1/0", "fuzz.1/0", "fuzz.1/1", "another.1/0", "../0", "/", "fuzz.1"])
 
 #: JSON that has brought parsers down, or passes for what it is not.
 NASTY_JSON = [
@@ -64,6 +69,28 @@ def _pushes(draw: st.DrawFn) -> bytes:
 
 
 @st.composite
+def _pushes_of_references(draw: st.DrawFn) -> bytes:
+    """A push of which some samples lie in objects, that are as large as they have to be or not."""
+    tokens = draw(st.lists(st.integers(1, 70), min_size=1, max_size=4))
+    push, _ = make_push("fuzz", first := draw(st.integers(0, 2**20)), tokens)
+    stored = st.builds(
+        m.ObjectHeader,
+        store=st.sampled_from([STORE, STORE, STORE, "file:///elsewhere"]),
+        key=KEYS,
+        nbytes=st.sampled_from([2**40, 2**40, 2**40, sum(push.sizes()), 1]),
+    )
+    places: list[tuple[int, int] | None] = [(0, 0)]
+    places += [draw(st.sampled_from([None, (0, 0), (0, 8)])) for _ in tokens[1:]]
+    if not draw(st.integers(0, 4)):
+        places[-1] = draw(st.tuples(st.integers(0, 2), SIZES))
+    objects = draw(st.lists(stored, min_size=1, max_size=1 + (not draw(st.integers(0, 4)))))
+    placed = push.model_copy(update={"objects": objects, "places": places})
+    spans = [make_span(first + at, size) for at, size in enumerate(tokens) if places[at] is None]
+    payload = b"".join(spans)
+    return codec.encode(placed, len(payload)) + payload
+
+
+@st.composite
 def _with_other_json(draw: st.DrawFn) -> bytes:
     """A frame whose header has a key too many, one too few, or another value."""
     message = draw(_messages)
@@ -76,9 +103,11 @@ def _with_other_json(draw: st.DrawFn) -> bytes:
     return encode_frame(message.type_code, json.dumps(header).encode(), draw(st.integers(0, 9)))
 
 
-_frames = st.one_of(
+#: Whatever may be said.
+FRAMES: st.SearchStrategy[bytes] = st.one_of(
     _messages.map(codec.encode),
     _pushes(),
+    _pushes_of_references(),
     _with_other_json(),
     st.builds(encode_frame, st.integers(0, 255), st.sampled_from(NASTY_JSON)),
     st.builds(encode_frame, st.integers(0, 25), st.binary(max_size=64), SIZES),
@@ -94,10 +123,22 @@ _frames = st.one_of(
 )
 
 
+#: The same, and more of what is said of payload stores, answers to what was asked among them.
+FRAMES_ABOUT_STORES = st.one_of(
+    _pushes_of_references(),
+    _pushes_of_references(),
+    st.builds(m.Freed, number=st.integers(0, 9), left=st.lists(KEYS, max_size=2)).map(codec.encode),
+    st.builds(m.Swept, number=st.integers(0, 9), keys=st.lists(KEYS, max_size=2)).map(codec.encode),
+    FRAMES,
+)
+
+
 @st.composite
-def streams(draw: st.DrawFn, hellos: tuple[m.Message, ...]) -> bytes:
-    """All that a peer says on one connection; most begin with one of the hellos."""
-    frames: list[bytes] = draw(st.lists(_frames, max_size=4))
+def streams(
+    draw: st.DrawFn, hellos: tuple[m.Message, ...], each: st.SearchStrategy[bytes] = FRAMES
+) -> bytes:
+    """All that a peer says on one connection, of frames; most begin with one of the hellos."""
+    frames: list[bytes] = draw(st.lists(each, max_size=4))
     if draw(st.integers(0, 1)) and len(frames) > 1:
         places = st.integers(0, len(frames) - 1)
         frames[draw(places)] = frames[draw(places)]

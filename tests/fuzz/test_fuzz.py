@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.campaign import (
+    fuzz_about_stores,
     fuzz_as_ranks,
     fuzz_beside_work,
     fuzz_client_sessions,
@@ -35,6 +36,15 @@ def test_no_bytes_confuse_the_sessions_of_clients() -> None:
 def test_nothing_that_is_sent_keeps_others_from_their_work(tmp_path: Path) -> None:
     found = fuzz_beside_work(tmp_path, 800, SEED)
     assert found["errors"], "no input was bad enough to be refused"
+
+
+@pytest.mark.e2e
+def test_nothing_that_is_said_of_payload_stores_keeps_others_from_their_work(
+    tmp_path: Path,
+) -> None:
+    found = fuzz_about_stores(tmp_path, 200, SEED)
+    assert found["referenced"], "no push of references was taken"
+    assert found["released"], "nothing was released"
 
 
 @pytest.mark.e2e

@@ -234,6 +234,7 @@ class HeldStep:
 class Rank(WireClient):
     """A DP rank that does exactly what the test says, one word at a time.
 
+    Of payload stores it takes everything to be there, and to be gone when it is told to release it.
     hello: further fields of `m.HelloRank`, for a reconnect.
     """
 
@@ -348,6 +349,10 @@ class Rank(WireClient):
                 self.steps[message.step].released = True
             case m.End():
                 self.ended = message.reason
+            case m.Free():
+                self.send(m.Freed(number=message.number))
+            case m.Sweep():
+                self.send(m.Swept(number=message.number))
             case _:
                 raise AssertionError(f"DP rank {self.dp_rank} got {message!r}")
 

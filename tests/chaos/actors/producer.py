@@ -1,16 +1,18 @@
 """One producer of the chaos run: pushes until SIGTERM, and writes down what was acknowledged.
 
-    python -m tests.chaos.actors.producer ENDPOINT NUMBER HISTORY
+    python -m tests.chaos.actors.producer ENDPOINT NUMBER HISTORY [grouped]
 
 `push` is written before each push, so a sample without that line does not exist. A producer that
 was killed goes on behind the last number of its file. Producer 0 first pushes again, under the
 same ids, what had no answer; producer 1 leaves that in doubt; producer 2 gives no ids, and pushes
-with a timeout, so that some pushes are given up.
+with a timeout, so that some pushes are given up. `grouped`: what producer 1 pushes together is a
+group.
 """
 
 import random
 import signal
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -26,14 +28,17 @@ MOST_AT_ONCE = 6
 PATIENCE_S = 120.0
 #: Shorter than a busy dispatcher needs at times.
 TIMEOUT_S = 0.05
-REPEATS, NAMELESS = 0, 2
+REPEATS, GROUPS, NAMELESS = 0, 1, 2
 
 
 class Load:
     """Pushes samples of one producer."""
 
-    def __init__(self, producer: RolloutProducer, number: int, history: Writer) -> None:
+    def __init__(
+        self, producer: RolloutProducer, number: int, history: Writer, *, grouped: bool
+    ) -> None:
         self._producer, self._number, self._history = producer, number, history
+        self._grouped = grouped and number == GROUPS
         self._random = random.Random()  # how much at once is no part of the seeded faults
 
     def run(self, before: ProducerHistory, stopping: Event) -> None:
@@ -52,7 +57,9 @@ class Load:
         named = self._number != NAMELESS
         hurried = not named and self._random.random() < 0.3
         samples = [sample_of(name, named=named) for name in names]
-        self._history.write("push", names)
+        if self._grouped:
+            samples = [replace(one, group_id=names[0], group_size=len(names)) for one in samples]
+        self._history.write("grouped" if self._grouped else "push", names)
         try:
             outcomes = self._producer.push_many(samples, timeout=TIMEOUT_S if hurried else None)
         except (BufferFull, TimeoutError) as error:
@@ -69,15 +76,15 @@ def sample_of(name: str, *, named: bool) -> RolloutSample:
     return RolloutSample(fields, name if named else None)
 
 
-def main(endpoint: str, number: int, path: Path) -> None:
+def main(endpoint: str, number: int, path: Path, *, grouped: bool) -> None:
     """Run one producer until SIGTERM."""
     stopping = Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     lifeline.hold()
     before = read_producer(path)
     with RolloutProducer(endpoint, reconnect_timeout=PATIENCE_S) as producer:
-        Load(producer, number, Writer(path)).run(before, stopping)
+        Load(producer, number, Writer(path), grouped=grouped).run(before, stopping)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), grouped="grouped" in sys.argv[4:])

@@ -90,7 +90,7 @@ def train(client: RankClient, history: Writer, behind: int | None) -> None:
         own = sum(len(tokens_of(name)) - 1 for name in names)  # nothing predicts a first token
         history.write(
             "take", header.step, header.digest, len(step), header.num_samples, names,
-            own, header.loss_tokens,
+            own, header.loss_tokens, header.attempt,
         )  # fmt: skip
         if behind is not None and header.step % SAVES_EVERY == SAVES_EVERY - 1:
             save(client, history, header.step - behind)

@@ -30,11 +30,21 @@ def ballast_of(tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 def name_of(tokens: NDArray[np.int64]) -> str:
     """The name of a sample; raises ValueError for tokens that are no sample's."""
-    producer, number = divmod(int(tokens[0]), _SPACE)
-    name = f"{producer}-{number}"
-    if not np.array_equal(tokens, tokens_of(name)):
-        raise ValueError(f"these are not the tokens of sample {name}: {tokens}")
-    return name
+    if not is_sample(tokens):
+        raise ValueError(f"these are not the tokens of a sample: {tokens}")
+    return _name_at(int(tokens[0]))
+
+
+def is_sample(tokens: NDArray[np.int64]) -> bool:
+    """Whether these are the tokens of some sample, and all of them."""
+    first = int(tokens[0])
+    plausible = 0 <= first < _SPACE * _SPACE
+    return plausible and np.array_equal(tokens, tokens_of(_name_at(first)))
+
+
+def _name_at(token: int) -> str:
+    producer, number = divmod(token, _SPACE)
+    return f"{producer}-{number}"
 
 
 def names_of(tokens: NDArray[np.int64], lengths: Sequence[int]) -> list[str]:

@@ -26,6 +26,7 @@ from tests.chaos.cluster.processes import (
     start_group,
 )
 from tests.chaos.cluster.proxy import Proxy
+from tests.chaos.cluster.store import Store
 from tests.chaos.cluster.torchrun import start_torchrun, torch_group
 from tests.chaos.settings import MOST_RANKS, Settings
 from tests.chaos.verdict.history import History, read_producer, read_rank
@@ -62,6 +63,7 @@ class Cluster:
         self.stream_ended = False
         (folder / "groups").mkdir(parents=True)
         self.disk.mkdir()
+        self._store = Store(folder / "volume") if settings.references else None
 
     def __enter__(self) -> Self:
         try:
@@ -102,6 +104,12 @@ class Cluster:
         """Names of the proxies of what runs now."""
         ranks = [f"rank-{at}" for at in range(self.size)]
         return ranks + [f"producer-{at}" for at in range(self.settings.producers)]
+
+    @property
+    def store(self) -> Store:
+        """Where samples lie that go by reference, with `settings.references`."""
+        assert self._store is not None, "this run has no payload store"
+        return self._store
 
     # -- hands ------------------------------------------------------------------------------
 
@@ -298,6 +306,8 @@ class Cluster:
             final=self.final,
             stuck=self.stuck,
             ended=self.stream_ended,
+            deleted=self._store.deleted if self._store else frozenset(),
+            left=self._store.everything() if self._store and self.final else {},
         )
 
     def complaints(self) -> list[str]:
@@ -310,6 +320,7 @@ class Cluster:
     def start_dispatcher(self) -> Process:
         """A new dispatcher process on the same addresses and journal."""
         flags = self.settings.flags(self.listen, self.http, self.disk / "journal")
+        flags += self._store.flags() if self._store else []
         bug = self.settings.bug or "none"
         command = ["tests.chaos.planted.dispatcher", bug, str(self._jumps), "serve", *flags]
         return Process(command, self.folder / "dispatcher.log")
@@ -317,8 +328,9 @@ class Cluster:
     def _producer(self, at: int) -> Process:
         endpoint = self.proxies[f"producer-{at}"].endpoint
         path = self.folder / f"producer-{at}.jsonl"
+        grouped = ["grouped"] if self.settings.references else []
         return Process(
-            ["tests.chaos.actors.producer", endpoint, str(at), str(path)],
+            ["tests.chaos.actors.producer", endpoint, str(at), str(path), *grouped],
             self.folder / f"producer-{at}.log",
         )
 

@@ -18,12 +18,15 @@ FEW_SAMPLES = 60
 JUMP_S = 60, 10_000
 #: A message that does not come within these seconds is not lost.
 LOST_WITHIN_S = 2.0
+Kinds = tuple[type[m.Message], ...]
 #: Messages of either side that may be lost, with the connection.
-OF_PRODUCERS = m.HelloProducer, m.WelcomeProducer, m.Push, m.Pushed, m.Blocked, m.Ping
-OF_RANKS = (
+OF_PRODUCERS: Kinds = m.HelloProducer, m.WelcomeProducer, m.Push, m.Pushed, m.Blocked, m.Ping
+OF_RANKS: Kinds = (
     m.HelloRank, m.WelcomeRank, m.StepHeader, m.MicroBatch, m.Prepared, m.Release, m.Demand,
     m.Commit, m.StepTimes, m.CheckpointSaved, m.Ping,
 )  # fmt: skip
+#: And of both, where there is a payload store.
+OF_STORES: Kinds = m.Free, m.Freed, m.Sweep, m.Swept, m.Unresolved, m.StepWithdrawn
 
 
 def kill_dispatcher(cluster: Cluster, _: Random) -> None:
@@ -122,6 +125,7 @@ def lose_messages(cluster: Cluster, random: Random) -> None:
     chosen = random.sample(names, random.randint(1, len(names)))
     for name in chosen:
         kinds = OF_RANKS if name.startswith("rank") else OF_PRODUCERS
+        kinds += OF_STORES if cluster.settings.references else ()
         cluster.proxies[name].lose(random.choice(kinds))
     deadline = monotonic() + LOST_WITHIN_S
     for name in chosen:

@@ -33,6 +33,14 @@ from tests.chaos.faults.groups import (
     rewind_and_kill_dispatcher,
     rewind_to_other_dp_size,
 )
+from tests.chaos.faults.references import (
+    delete_object,
+    hide_store,
+    kill_dispatcher_before_release,
+    kill_producer_before_push,
+    kill_rank_before_word,
+    restart_without_store,
+)
 
 Fault = Callable[[Cluster, Random], None]
 
@@ -74,6 +82,43 @@ REWINDS: dict[str, Fault] = {
         rewind_to_other_dp_size,
         kill_dispatcher_and_ranks,
         other_dp_size,
+    )
+}
+
+#: Faults while most samples lie in a payload store.
+REFERENCES: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        delete_object,
+        hide_store,
+        kill_producer_before_push,
+        kill_rank_before_word,
+        kill_dispatcher_before_release,
+        restart_without_store,
+        kill_dispatcher,
+        kill_dispatcher_twice,
+        kill_dispatcher_and_producer,
+        kill_dispatcher_and_ranks,
+        kill_producer,
+        kill_rank,
+        cut_connections,
+        lose_messages,
+        pause_rank,
+        old_rank_returns,
+        other_dp_size,
+        other_dp_size_and_new_dispatcher,
+    )
+}
+
+#: Both: objects are kept until a checkpoint covers what is in them.
+REFERENCES_AND_REWINDS = REWINDS | {
+    fault.__name__: fault
+    for fault in (
+        delete_object,
+        hide_store,
+        kill_producer_before_push,
+        kill_rank_before_word,
+        kill_dispatcher_before_release,
     )
 }
 

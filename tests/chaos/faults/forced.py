@@ -149,6 +149,41 @@ def steps(number: int) -> Forced:
     return lambda cluster: cluster.await_steps(number)
 
 
+# -- payloads by reference ------------------------------------------------------------------------
+
+
+def restart_ranks(cluster: Cluster) -> None:
+    """Ranks die, so that others fetch again what the open steps have."""
+    cluster.restart_group()
+
+
+def delete_an_object(cluster: Cluster) -> None:
+    """An object goes whose samples are in no step yet."""
+    _delete_when(cluster, lambda _: True)
+
+
+def delete_part_of_a_group(cluster: Cluster) -> None:
+    """The same, of a group that has other members elsewhere."""
+
+    def is_part(names: set[str]) -> bool:
+        return any(
+            names < set(group) for one in cluster.history().producers for group in one.groups
+        )
+
+    _delete_when(cluster, is_part)
+
+
+def _delete_when(cluster: Cluster, chosen: Callable[[set[str]], bool]) -> None:
+    """Delete an object with such samples, the latest that there is, while no rank fetches any."""
+    store, deleted = cluster.store, False
+    while not deleted:
+        cluster.await_steps(1)
+        with _ranks_stopped(cluster):
+            _soon(lambda: cluster.look()["pushes_held"])
+            waiting = reversed(store.keys())
+            deleted = any(chosen(set(store.names(key))) and store.delete(key) for key in waiting)
+
+
 # -- the moments ----------------------------------------------------------------------------------
 
 

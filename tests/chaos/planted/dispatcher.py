@@ -14,13 +14,13 @@ from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.journal.journal import Journal
 from rollout_workers.demo import lifeline
 from tests.chaos.actors.clock import follow_jumps
-from tests.chaos.planted.bugs import groups, pushes, samples, words
+from tests.chaos.planted.bugs import groups, pushes, references, samples, words
 from tests.chaos.planted.plant import BUGS
 
 SEGMENT_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
 #: Each makes its bugs known.
-_KNOWN = groups, pushes, samples, words
+_KNOWN = groups, pushes, references, samples, words
 
 __all__ = ["BUGS", "shrink_journal"]
 

@@ -7,6 +7,7 @@ has to be there: a bug that is planted nowhere would never be caught.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from rollout_dispatcher.core.decision import Decision
@@ -26,8 +27,8 @@ def planted(bug: Bug) -> Bug:
     return bug
 
 
-def plant(owner: type, name: str, method: Callable[..., object]) -> None:
-    """Put a method in the place of one that is there."""
+def plant(owner: type | ModuleType, name: str, method: Callable[..., object]) -> None:
+    """Put a method, or a function of a module, in the place of one that is there."""
     assert hasattr(owner, name), f"{owner.__name__} has no {name} any more: plant elsewhere"
     setattr(owner, name, method)
 

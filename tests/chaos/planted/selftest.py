@@ -14,6 +14,7 @@ from rollout_dispatcher.protocol import messages as m
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.faults import forced as f
 from tests.chaos.faults.groups import old_rank_returns
+from tests.chaos.faults.references import kill_producer_before_push
 from tests.chaos.planted.bugs.samples import FED_AFTER, REPEATED
 from tests.chaos.run import Result, live
 from tests.chaos.settings import Settings
@@ -23,6 +24,7 @@ from tests.chaos.verdict.check import Verdict
 #: connection, by which it would be told.
 SETTINGS = Settings(dp_size=2, patience_s=10.0, rank_timeout_s=30.0)
 RETAINING = replace(SETTINGS, retain=True)
+REFERRING = replace(SETTINGS, references=True)
 #: Nobody is hurried: whatever comes in is acknowledged to whom it is from, or not at all.
 PATIENT = replace(SETTINGS, producers=2)
 #: Steps that go by before the fault.
@@ -48,6 +50,11 @@ def lost(verdict: Verdict) -> bool:
 def duplicated(verdict: Verdict) -> bool:
     """A sample was trained twice."""
     return bool(verdict.duplicated)
+
+
+def leaked(verdict: Verdict) -> bool:
+    """An object was left in the payload store."""
+    return bool(verdict.leaked)
 
 
 def stuck(verdict: Verdict) -> bool:
@@ -90,7 +97,17 @@ TRIALS: dict[str, Trial] = {
     "skip-known-headers": Trial(f.lose("rank-1", m.Prepared), stuck),
     "skip-micro-batches": Trial(f.lose("rank-1", m.MicroBatch), stuck),
     "release-once": Trial(f.lose("rank-1", m.Release), stuck),
+    "release-when-planned": Trial(f.restart_ranks, lost, REFERRING),
+    "ignore-unresolved": Trial(f.delete_an_object, stuck, REFERRING),
+    "keep-the-attempt": Trial(f.delete_an_object, harmed, REFERRING),
+    "split-a-group": Trial(f.delete_part_of_a_group, says("not trained whole"), REFERRING),
+    "forget-what-was-put": Trial(
+        lambda cluster: kill_producer_before_push(cluster, Random(0)), leaked, REFERRING
+    ),
 }
+
+#: Only `make chaos` tries these: they stall, or need a moment that has to be waited for.
+SLOW = frozenset({"ignore-unresolved", "keep-the-attempt", "split-a-group", "forget-what-was-put"})
 
 
 def is_caught(bug: str, folder: Path, seed: int) -> bool:

@@ -20,6 +20,11 @@ after n: it begins with n + 1, trains what it is given, and those steps belong t
 *Of another size.* A group of another number of ranks is given the open steps in other plans, and
 the same samples.
 
+*Planned again.* What was removed from a payload store cannot be trained. Its samples may be
+dropped, their groups with them; the step that they were in comes again as a later attempt, with
+other samples, and the earlier attempts are void. Nothing else may be lost, and nothing may be left
+in the store but what a rewind may still need.
+
 *In doubt.* A push without an answer may exist or not, but if so then once.
 """
 
@@ -43,6 +48,7 @@ class Verdict:
     starved: tuple[str, ...]
     overfull: tuple[str, ...]
     stuck: tuple[str, ...]
+    leaked: tuple[str, ...]
     committed: Mapping[str, int]
 
     @property
@@ -51,8 +57,11 @@ class Verdict:
         return not any(getattr(self, kind) for kind in KINDS)
 
 
+#: Why the dispatcher drops what is gone from a payload store.
+GONE = "unresolved"
+
 #: What may be wrong.
-KINDS = ("lost", "duplicated", "disagreements", "starved", "overfull", "stuck")
+KINDS = ("lost", "duplicated", "disagreements", "starved", "overfull", "stuck", "leaked")
 
 
 def check(history: History) -> Verdict:
@@ -75,10 +84,12 @@ def check(history: History) -> Verdict:
             *_processes(history, groups),
             *_books(history, committed, committed_steps),
             *_rewinds(history, groups),
+            *_split(history, committed),
         ),
         starved=tuple(_starved(history, committed)),
         overfull=tuple(sorted(set(_overfull(history)))),
         stuck=tuple(_stuck(history, groups)),
+        leaked=tuple(sorted(_leaked(history, committed))),
         committed=committed,
     )
 
@@ -99,13 +110,28 @@ def _lost(
         for sample in take.samples
         if sample not in committed
     }  # fmt: skip
-    missing = acknowledged & vanished
+    gone = _gone(history)
+    missing = (acknowledged & vanished) - gone
     if history.final is not None:
-        dropped = sum(history.final["dropped"].values())
-        unaccounted = acknowledged - committed.keys()
+        dropped = sum(history.final["dropped"].values()) - history.final["dropped"].get(GONE, 0)
+        unaccounted = acknowledged - committed.keys() - gone
         if len(unaccounted) > dropped:
             missing |= unaccounted
     return missing
+
+
+def _gone(history: History) -> set[str]:
+    """What was removed, and what is in a group with it."""
+    groups = [group for one in history.producers for group in one.groups]
+    hit = (group for group in groups if not history.deleted.isdisjoint(group))
+    return set(history.deleted).union(*hit)
+
+
+def _split(history: History, committed: Mapping[str, int]) -> Iterator[str]:
+    for group in (group for one in history.producers for group in one.groups):
+        steps = {committed.get(name) for name in group}
+        if len(steps) > 1:
+            yield f"the group of {group[0]} was not trained whole, in one step: {steps}"
 
 
 def _books(
@@ -125,6 +151,8 @@ def _books(
     final = history.final
     if final is None:
         return
+    if (unresolved := final["dropped"].get(GONE, 0)) > len(_gone(history)):
+        yield f"{unresolved} samples were dropped as {GONE}, {len(_gone(history))} could be"
     facts = {
         "accepted": len(committed) + sum(final["dropped"].values()),
         "samples_committed": len(committed) + final["samples_rewound"],
@@ -174,7 +202,9 @@ def _in_groups(groups: list[Group]) -> Iterator[str]:
     for group in groups:
         for step in sorted(group.steps()):
             takes = group.takes(step)
-            seen = {(t.digest, t.micro_batches, t.num_samples, t.loss_tokens) for t in takes}
+            seen = {
+                (t.digest, t.attempt, t.micro_batches, t.num_samples, t.loss_tokens) for t in takes
+            }
             if len(seen) > 1:
                 yield f"ranks of group {group.launch} have different plans of step {step}: {seen}"
             trained = sum(take.own_loss for take in takes)
@@ -192,14 +222,25 @@ def _in_groups(groups: list[Group]) -> Iterator[str]:
 
 
 def _over_groups(groups: list[Group]) -> Iterator[str]:
-    """The same plan for each group of the same size that follows, the same samples for all."""
+    """The same plan for each group of the same size that follows, the same samples for all.
+
+    Of each attempt; a group that is given an earlier one than those before it is told.
+    """
     plans: dict[int, tuple[int, str]] = {}
+    attempts: dict[int, int] = {}
     shares: dict[tuple[int, int], tuple[str, ...]] = {}
     whole: dict[int, set[str]] = {}
     for group in groups:
         for step in sorted(group.steps()):
             takes = group.takes(step)
-            plan = group.size, takes[0].digest
+            plan, attempt = (group.size, takes[0].digest), takes[0].attempt
+            if (before := attempts.get(step, attempt)) > attempt:
+                yield f"step {step} came as attempt {attempt} after {before}"
+            if before < attempt:
+                del plans[step]
+                whole.pop(step, None)
+                shares = {place: one for place, one in shares.items() if place[0] != step}
+            attempts[step] = attempt
             known = plans.setdefault(step, plan)
             if known[0] != group.size:  # it was planned again, for these ranks
                 plans[step] = plan
@@ -237,13 +278,18 @@ def _processes(history: History, groups: list[Group]) -> Iterator[str]:
 
 def _duplicated(history: History, groups: list[Group]) -> set[str]:
     places: defaultdict[str, set[int]] = defaultdict(set)
+    attempts: defaultdict[int, int] = defaultdict(int)
+    for one in history.ranks:
+        for step, take in one.takes.items():
+            attempts[step] = max(attempts[step], take.attempt)
     twice: set[str] = set()
     highest = -1
     for group in groups:
         if group.resumed is not None:
             highest = min(highest, group.resumed)
         for step in group.steps():
-            samples = [name for take in group.takes(step) for name in take.samples]
+            takes = [take for take in group.takes(step) if take.attempt == attempts[step]]
+            samples = [name for take in takes for name in take.samples]
             twice |= {name for name, times in Counter(samples).items() if times > 1}
             for name in samples:
                 places[name].add(step)
@@ -277,6 +323,15 @@ def _overfull(history: History) -> Iterator[str]:
     for look in history.looks:
         if (buffered := look["buffered"] - look["open_group_samples"]) > history.most_buffered:
             yield f"{buffered} samples were buffered, and {history.most_buffered} may be"
+
+
+def _leaked(history: History, committed: Mapping[str, int]) -> Iterator[str]:
+    """Objects that are left, but for what is kept for a rewind."""
+    retains = history.final is not None and history.final["steps_retained"]
+    saved = max((one.saved for one in history.ranks), default=-1)
+    for key, names in history.left.items():
+        if not retains or all(committed.get(name, -1) <= saved for name in names):
+            yield key
 
 
 # -- P8: it never waits for itself --------------------------------------------------------------

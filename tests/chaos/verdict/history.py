@@ -7,7 +7,7 @@ has happened, or is about to where the event says so (`push`, `committing`).
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -51,7 +51,7 @@ class Take:
     """A rank's training loop has a step. samples: this rank's; num_samples: of all ranks.
 
     own_loss: tokens of this rank's samples that the loss counts; loss_tokens: of all ranks, as the
-    step's header says.
+    step's header says. attempt: at the step; it rises where samples of it were gone.
     """
 
     at: float
@@ -61,6 +61,7 @@ class Take:
     samples: tuple[str, ...]
     own_loss: int = 0
     loss_tokens: int = 0
+    attempt: int = 0
 
 
 @dataclass(slots=True)
@@ -117,11 +118,12 @@ class RankHistory:
 
 @dataclass(slots=True)
 class ProducerHistory:
-    """One producer over all its processes: samples and when that was."""
+    """One producer over all its processes: samples and when that was; and its groups."""
 
     pushed: dict[str, float] = field(default_factory=dict)
     acknowledged: dict[str, float] = field(default_factory=dict)
     withdrawn: set[str] = field(default_factory=set)
+    groups: list[list[str]] = field(default_factory=list)
 
     def add(self, line: Line) -> None:
         """Take one line of its file."""
@@ -129,6 +131,9 @@ class ProducerHistory:
         match event:
             case "push":
                 self.pushed |= dict.fromkeys(samples, at)
+            case "grouped":
+                self.pushed |= dict.fromkeys(samples, at)
+                self.groups.append(samples)
             case "acknowledged":
                 for sample in samples:
                     self.acknowledged.setdefault(sample, at)
@@ -146,6 +151,8 @@ class History:
     whether the end of the stream was said for all.
     longest_wait: dispatches that may pass between a sample's acknowledgement and its own step.
     batch: samples of a step; most_buffered: that may be in the buffer.
+    deleted: samples that were removed from a payload store behind everybody's back; left: objects
+    that are still there when all is over, by key, with the samples in them.
     """
 
     max_open_steps: int
@@ -159,6 +166,8 @@ class History:
     final: Mapping[str, Any] | None = None
     stuck: Mapping[str, Any] | None = None
     ended: bool = False
+    deleted: Set[str] = frozenset()
+    left: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def read_rank(path: Path, launch: int, rank: int) -> RankHistory:

@@ -255,3 +255,73 @@ def test_ranks_that_wait_while_samples_are_here_are_stuck() -> None:
     assert not check(history(ranks)).stuck
     ended = check(history(ranks, stuck=final(2, 1), ended=True))
     assert "the stream was ended" in ended.stuck[0]
+
+
+# -- payloads by reference ------------------------------------------------------------------------
+
+
+def again(ranks: list[RankHistory], step: int, attempt: int = 1) -> list[RankHistory]:
+    """The same group, which was given that step as a later attempt."""
+    for one in ranks:
+        take = one.takes[step]
+        one.takes[step] = replace(take, attempt=attempt, digest=f"{take.digest}, {attempt}")
+    return ranks
+
+
+def gone(count: int) -> dict[str, object]:
+    """/statusz at the end: two samples are committed, and so many dropped as they were gone."""
+    return final(2, 1, count) | {"dropped": {"unresolved": count}}
+
+
+def test_what_was_removed_may_be_dropped_and_its_step_planned_again() -> None:
+    before = group(0, {0: AB}, uncommitted=((0, 0), (1, 0)))
+    after = again(group(1, {0: (("a",), ("c",))}), 0)
+    found = history(before, after, acknowledged="abc", final=gone(1), deleted={"b"})
+    assert check(found).clean
+    assert check(replace(found, deleted=set())).lost == ("b",)
+
+
+def test_what_nobody_removed_is_not_dropped_as_gone() -> None:
+    found = history(group(0, {0: AB}), acknowledged="ab", final=gone(1))
+    assert "could be" in "".join(check(found).disagreements)
+
+
+def test_a_later_attempt_does_not_come_before_an_earlier_one() -> None:
+    before = again(group(0, {0: AB}, uncommitted=((0, 0),)), 0)
+    found = history(before, group(1, {0: AB}), acknowledged="ab", final=final(2, 1))
+    assert "came as attempt 0 after 1" in "".join(check(found).disagreements)
+
+
+def test_a_sample_that_a_void_attempt_had_may_come_in_another_step() -> None:
+    before = group(0, {0: AB}, uncommitted=((0, 0), (1, 0)))
+    after = again(group(1, {0: (("a",), ("c",)), 1: (("b",), ("d",))}), 0)
+    found = history(before, after, acknowledged="abcd", final=final(4, 2))
+    assert check(found).clean
+
+
+def test_a_group_is_trained_whole_or_not_at_all() -> None:
+    found = history(group(0, {0: AB, 1: CD}), acknowledged="abcd", final=final(4, 2))
+    found.producers[0].groups = [["a", "b"], ["x", "y"]]
+    assert check(found).clean
+    found.producers[0].groups = [["a", "c"]]
+    assert "not trained whole" in "".join(check(found).disagreements)
+
+
+def test_what_is_in_a_group_with_what_was_removed_goes_with_it() -> None:
+    found = history(group(0, {0: AB}), acknowledged="abxy", final=gone(2), deleted={"x"})
+    found.producers[0].groups = [["x", "y"]]
+    assert check(found).clean
+
+
+def test_an_object_that_is_left_is_leaked() -> None:
+    left = {"p.1/0": ["a", "b"], "p.1/2": []}
+    found = history(group(0, {0: AB}), acknowledged="ab", final=final(2, 1), left=left)
+    assert check(found).leaked == ("p.1/0", "p.1/2")
+
+
+def test_an_object_that_a_rewind_may_need_is_not_leaked() -> None:
+    ranks = group(0, {0: AB, 1: CD})
+    ranks[0].saved = 0
+    left = {"p.1/0": ["a", "b"], "p.1/2": ["b", "c"]}
+    told = final(4, 2, steps_retained=1)
+    assert check(history(ranks, acknowledged="abcd", final=told, left=left)).leaked == ("p.1/0",)

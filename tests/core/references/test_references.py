@@ -1,5 +1,7 @@
 """Who is asked to release what nobody needs, and to find what nobody knows of."""
 
+import pytest
+
 from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
 from rollout_dispatcher.core.references.references import ANSWER_S, KEYS_AT_A_TIME
 from rollout_dispatcher.core.references.said import (
@@ -11,7 +13,8 @@ from rollout_dispatcher.core.references.said import (
 )
 from rollout_dispatcher.core.references.sweeps import AWAY_S, MAX_INCARNATIONS, Sweeps
 from rollout_dispatcher.core.references.workers import LONGEST_REST_S
-from tests.support.core.objects import STORES, StoreBench
+from tests.support.core.objects import STORES, StoreBench, push_of
+from tests.support.samples import make_sample
 
 
 def bench_with(*workers: str) -> StoreBench:
@@ -210,6 +213,32 @@ def test_at_the_end_of_the_stream_nobody_who_is_away_is_waited_for() -> None:
     bench.pass_time(0)
     bench.answer_all()
     assert bench.objects == set()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_client_without_an_incarnation_may_send_again_is_not_waited_for_longer(
+    *, ends: bool, crashes: bool
+) -> None:
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    samples = [make_sample(name) for name in "abc"]
+    bench.objects = {"theirs"}
+    bench.send(push_of("p", 0, "theirs", samples))  # one has no room, and may be sent again
+    bench.lose("p")
+    if crashes:
+        bench.crash()
+    bench.hear(WorkerThere("a"))
+    bench.join()
+    bench.hungry()
+    bench.train(0)
+    bench.pass_time(AWAY_S - 1)
+    assert not bench.asked
+    if ends:
+        bench.perform(bench.core.end_stream(bench.now, force=True))
+    bench.pass_time(0 if ends else 1)
+    bench.answer_all()
+    assert bench.objects == set()
+    assert bench.core.statistics().objects.needed == 0
 
 
 def test_what_comes_back_while_it_is_swept_is_left_alone() -> None:

@@ -186,7 +186,11 @@ def test_of_a_root_that_is_not_there_nothing_is_known(store: FileStore, root: Pa
     root.mkdir()  # as a mount point is there when nothing is mounted
     with pytest.raises(StoreFailed, match="mounted"):
         store.get([part(stored, 0, 8)])
-    root.rmdir()
+    with pytest.raises(StoreFailed, match="mounted"):
+        store.list("")
+    with pytest.raises(StoreFailed, match="mounted"):
+        store.put("p.1/1", [BYTES])
+    root.rmdir()  # nothing was written there, where nobody would see it again
     away.rename(root)
     assert read(store, part(stored, 0, 8)) == [BYTES[:8]]
 

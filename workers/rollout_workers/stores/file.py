@@ -39,6 +39,7 @@ _NO_FILE = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
 )
 _NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class FileStore(PayloadStore):
@@ -103,23 +104,24 @@ class FileStore(PayloadStore):
 
     def release(self, keys: Sequence[str]) -> builtins.list[str]:
         """Remove their files, and the folders that are empty then."""
-        if keys:
-            self._check_root()
-        left = [key for key in keys if not self._remove(*place(key))]
-        for folder in {place(key)[0] for key in keys} - {None}:
-            with suppress(OSError):  # there are others in it, or it is gone
-                (self.root / str(folder)).rmdir()
+        if not keys:
+            return []
+        with self._folder(None) as root:
+            left = [key for key in keys if not self._remove(root, *place(key))]
+            for folder in {place(key)[0] for key in keys} - {None}:
+                with suppress(OSError):  # there are others in it, or it is gone
+                    os.rmdir(str(folder), dir_fd=root)
         return left
 
     def list(self, prefix: str) -> builtins.list[str]:
         """Those that are being written are there as well."""
         found = set[str | None]()
-        with self._told(f"listing {prefix or 'all'}"):
-            for item in os.scandir(self.root):
+        with self._told(f"listing {prefix or 'all'}"), self._folder(None) as root:
+            for item in os.scandir(root):
                 if item.is_file(follow_symlinks=False):
                     found.add(key_of(None, item.name))
                 elif item.is_dir(follow_symlinks=False) and may_have(item.name, prefix):
-                    found.update(_keys_in(item.path, item.name))
+                    found.update(_keys_in(root, item.name))
         return sorted(key for key in found if key is not None and key.startswith(prefix))
 
     def close(self) -> None:
@@ -132,26 +134,17 @@ class FileStore(PayloadStore):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOT_FOLLOWED
         for left in reversed(range(ATTEMPTS)):
             try:
-                self._make(folder)
-                at = self._open(folder)
+                with self._folder(None) as root:
+                    at = os.dup(root) if folder is None else _made(root, folder)
                 try:
                     return at, os.open(name, flags, 0o666, dir_fd=at)
                 except BaseException:
                     os.close(at)
                     raise
             except FileNotFoundError:  # the last of the folder's objects was released meanwhile
-                self._check_root()
                 if not left:
                     raise
         raise AssertionError
-
-    def _make(self, folder: str | None) -> None:
-        if folder is None:
-            return
-        with suppress(FileExistsError):
-            (self.root / folder).mkdir()
-            with self._folder(None) as root:
-                os.fsync(root)
 
     def _read(
         self, stored: StoredObject, references: Sequence[Reference]
@@ -164,7 +157,6 @@ class FileStore(PayloadStore):
         except OSError as error:
             if error.errno not in _NO_FILE:
                 raise
-            self._check_root()
             return [Missing(f"{self.address} has no {stored.key}")] * len(references)
         try:
             start = _start(file, stored.nbytes)
@@ -175,10 +167,10 @@ class FileStore(PayloadStore):
         finally:
             os.close(file)
 
-    def _remove(self, folder: str | None, name: str) -> bool:
+    def _remove(self, root: int, folder: str | None, name: str) -> bool:
         """Whether it is gone."""
         try:
-            with self._folder(folder) as at:
+            with _opened(root, folder) as at:
                 for one in (name, name + PART):
                     with suppress(FileNotFoundError):
                         os.unlink(one, dir_fd=at)
@@ -191,31 +183,24 @@ class FileStore(PayloadStore):
 
     @contextmanager
     def _folder(self, folder: str | None) -> Iterator[int]:
-        at = self._open(folder)
-        try:
-            yield at
-        finally:
-            os.close(at)
+        """A descriptor of a folder that is no link to elsewhere; the root may be, as it is told.
 
-    def _open(self, folder: str | None) -> int:
-        """A descriptor of a folder that is no link to elsewhere; the root may be, as it is told."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        if folder is None:
-            return os.open(self.root, flags)
-        return os.open(self.root / folder, flags | os.O_NOFOLLOW)
-
-    def _check_root(self) -> None:
-        """Raise StoreFailed where the directory is another than it was: nothing is known then.
-
-        Its number is that of the file system's root where that is mounted here, and another one
-        where it is not; of two mounts of the same it is the same.
+        Raises StoreFailed where the root is another directory than it was, so that nothing is read,
+        written or taken for gone below the mount point of what is not mounted. Its number is that
+        of the file system's root where that is mounted here, and another one where it is not; of
+        two mounts of the same it is the same.
         """
         try:
-            same = self.root.stat().st_ino == self._inode
+            root = os.open(self.root, _FOLDER)
         except OSError as error:
             raise StoreFailed(self.address, error) from error
-        if not same:
-            raise StoreFailed(self.address, f"{self.root} is not what it was; is it mounted?")
+        try:
+            if os.fstat(root).st_ino != self._inode:
+                raise StoreFailed(self.address, f"{self.root} is not what it was; is it mounted?")
+            with _opened(root, folder) as at:
+                yield at
+        finally:
+            os.close(root)
 
     @contextmanager
     def _told(self, doing: str) -> Iterator[None]:
@@ -225,9 +210,30 @@ class FileStore(PayloadStore):
             raise StoreFailed(self.address, f"{doing}: {error}") from error
 
 
-def _keys_in(path: str, folder: str) -> Iterator[str | None]:
-    with suppress(FileNotFoundError):  # it was empty, and is gone
-        for item in os.scandir(path):
+@contextmanager
+def _opened(root: int, folder: str | None) -> Iterator[int]:
+    """A descriptor of a folder in the root, or of the root."""
+    if folder is None:
+        yield root
+        return
+    at = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=root)
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+def _made(root: int, folder: str) -> int:
+    """A descriptor of a folder in the root, which is made if it is not there."""
+    with suppress(FileExistsError):
+        os.mkdir(folder, dir_fd=root)
+        os.fsync(root)
+    return os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=root)
+
+
+def _keys_in(root: int, folder: str) -> Iterator[str | None]:
+    with suppress(FileNotFoundError), _opened(root, folder) as at:  # it may be empty, and gone
+        for item in os.scandir(at):
             if item.is_file(follow_symlinks=False):
                 yield key_of(folder, item.name)
 

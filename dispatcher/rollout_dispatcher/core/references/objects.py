@@ -61,6 +61,11 @@ class Objects:
         """Whether the object of this name is needed."""
         return name in self._needed
 
+    @property
+    def awaited(self) -> Collection[str]:
+        """The producers of which something may still come in."""
+        return self._awaited.keys()
+
     def restore(
         self,
         entries: Iterable[Entry],

@@ -12,6 +12,7 @@ a fact that nobody needs it.
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
 from rollout_dispatcher.core.facts import (
@@ -66,6 +67,9 @@ class References:
         self._errands: dict[int, _Errand] = {}  # in the order in which they are due
         self._next_number = 0
         self._over = False
+        #: Producers without an incarnation that are away, since when and in that order, as far as
+        #: something of theirs may still come in.
+        self._nameless: dict[str, float] = {}
 
     @property
     def left(self) -> int:
@@ -90,12 +94,18 @@ class References:
             if seqs and name not in memory.left
         }
         self.objects.restore((*memory.entries, *in_steps), newest, self.sweeps.has_ended)
+        self._nameless = {
+            producer: now
+            for producer in self.objects.awaited
+            if self.sweeps.current(producer) is None
+        }
         self.releases.add(memory.unneeded)
 
     # -- producers ----------------------------------------------------------------------------
 
     def producer_connected(self, producer: str, incarnation: str) -> None:
         """It is there; incarnation: what its keys begin with, empty if it puts nothing."""
+        self._nameless.pop(producer, None)
         if not self._stores or not incarnation:
             return
         if self.sweeps.current(producer) not in (None, incarnation):
@@ -111,6 +121,8 @@ class References:
         self.sweeps.lost(producer, now, for_good=for_good)
         if for_good:
             self.objects.producer_gone(producer)
+        elif self.sweeps.current(producer) is None and producer in self.objects.awaited:
+            self._nameless[producer] = now
 
     def stream_over(self) -> None:
         """Nothing comes any more: who is away has nothing to come back for."""
@@ -119,7 +131,10 @@ class References:
             self._end_away(math.inf)
 
     def _end_away(self, before: float) -> None:
-        for producer in self.sweeps.end_away(before):
+        nameless = list(takewhile(lambda name: self._nameless[name] <= before, self._nameless))
+        for producer in nameless:
+            del self._nameless[producer]
+        for producer in [*self.sweeps.end_away(before), *nameless]:
             self.objects.producer_gone(producer)
 
     # -- workers ------------------------------------------------------------------------------
@@ -223,6 +238,8 @@ class References:
         if not self._stores:
             return None
         deadlines = [self.sweeps.next_deadline(), self._errands_due]
+        if (since := next(iter(self._nameless.values()), None)) is not None:
+            deadlines.append(since + AWAY_S)
         if self.left:
             deadlines.append(self.workers.ready_at(self._to_do()))
         return min([at for at in deadlines if at is not None], default=None)

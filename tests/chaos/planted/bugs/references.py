@@ -1,0 +1,66 @@
+"""Bugs in what becomes of payloads by reference."""
+
+from dataclasses import replace
+from typing import Any
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.references.objects import Objects
+from rollout_dispatcher.core.references.references import References
+from rollout_dispatcher.core.references.sweeps import Sweeps
+from rollout_dispatcher.core.steps import attempts
+from rollout_dispatcher.core.steps.open_steps import OpenSteps
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from tests.chaos.planted.plant import plant, planted
+
+
+@planted
+def release_when_planned() -> None:
+    """P1, Free: objects are released when their samples are planned, and not when committed."""
+    add, done, take = OpenSteps.add, Objects.done, References.take_unneeded
+    in_steps: list[Entry] = []
+
+    def noting(steps: OpenSteps, micro_batches: MicroBatches, *rest: Any) -> OpenStep:
+        in_steps.extend(entry for rank in micro_batches for part in rank for entry in part)
+        return add(steps, micro_batches, *rest)
+
+    def early(references: References) -> None:
+        done(references.objects, in_steps)
+        in_steps.clear()
+        take(references)
+
+    plant(OpenSteps, "add", noting)
+    plant(References, "take_unneeded", early)
+    plant(Objects, "done", lambda *_: None)
+
+
+@planted
+def ignore_unresolved() -> None:
+    """P8, Unresolved: nobody hears that samples are gone."""
+    plant(attempts.Attempts, "unresolved", lambda *_: [])
+
+
+@planted
+def keep_the_attempt() -> None:
+    """P2, Unresolved: what is left of a step is planned again under the attempt that is void."""
+    fill = OpenSteps._fill
+
+    def same(steps: OpenSteps, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
+        return fill(steps, replace(step, attempt=step.attempt - 1), micro_batches)
+
+    plant(OpenSteps, "_fill", same)
+
+
+@planted
+def split_a_group() -> None:
+    """Groups are whole, Unresolved: what is gone is dropped, and the rest of its group trained."""
+
+    def named(step: OpenStep, sample_ids: tuple[str, ...]) -> list[Entry]:
+        return [entry for entry in step.entries() if entry.sample.sample_id in sample_ids]
+
+    plant(attempts, "_with_groups", named)
+
+
+@planted
+def forget_what_was_put() -> None:
+    """P7, Sweep: what a producer put and never pushed is looked for by nobody."""
+    plant(Sweeps, "begins", lambda *_: False)
