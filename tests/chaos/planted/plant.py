@@ -7,6 +7,7 @@ has to be there: a bug that is planted nowhere would never be caught.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +31,9 @@ def planted(bug: Bug) -> Bug:
 def plant(owner: type | ModuleType, name: str, method: Callable[..., object]) -> None:
     """Put a method, or a function of a module, in the place of one that is there."""
     assert hasattr(owner, name), f"{owner.__name__} has no {name} any more: plant elsewhere"
+    given = signature(getattr(owner, name)).parameters.values()
+    named = {item.name: None for item in given if item.kind is item.KEYWORD_ONLY}
+    signature(method).bind(*[item for item in given if item.name not in named], **named)
     setattr(owner, name, method)
 
 

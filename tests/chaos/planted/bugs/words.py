@@ -80,9 +80,9 @@ def release_once() -> None:
     """P8, Release: a rank that missed it is not told again."""
     prepared = StepLedger.prepared
 
-    def once(ledger: StepLedger, dp_rank: int, number: int, digest: str) -> list[Effect]:
+    def once(ledger: StepLedger, dp_rank: int, number: int, *said: Any) -> list[Effect]:
         released = number in ledger.steps and ledger.steps[number].state == "released"
-        effects = prepared(ledger, dp_rank, number, digest)
+        effects = prepared(ledger, dp_rank, number, *said)
         return [] if released else effects
 
     plant(StepLedger, "prepared", once)
