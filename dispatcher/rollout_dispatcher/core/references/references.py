@@ -10,7 +10,7 @@ a fact that nobody needs it.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
@@ -71,6 +71,10 @@ class References:
     def left(self) -> int:
         """Objects to be released, and incarnations to be swept."""
         return len(self.releases) + len(self.sweeps)
+
+    def needed(self, store: str, keys: Iterable[str]) -> list[str]:
+        """Those of a store's objects that live samples lie in, or that may still be pushed."""
+        return [key for key in keys if (store, key) in self.objects or self.sweeps.may_push(key)]
 
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on with the list, and with what samples of an earlier process need."""
