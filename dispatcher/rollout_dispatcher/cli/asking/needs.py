@@ -12,10 +12,10 @@ from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
 
 #: How long one answer may take: the journal's disk has to have all that it rests on.
 ANSWER_SECONDS = 60.0
-#: Of an answer: the request's keys, at most, each letter as six.
-_MAX_BODY = 8 * 2**20
-#: Of a request's keys: half of what the dispatcher takes, as JSON puts more around them.
+#: Of a request's keys, in JSON: half of what the dispatcher takes, as there is more around them.
 _MAX_KEY_BYTES = 2**19
+#: Of an answer, which has the same keys at the most.
+_MAX_BODY = 2**20
 PATH = "/v1/references/known"
 
 
