@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_workers import RankClient
+from rollout_workers import RankClient, RolloutProducer
 from rollout_workers.stores.file import FileStore
 from tests.support.addresses import free_address
 from tests.support.server import ServeProcess
@@ -179,3 +179,15 @@ def test_what_cannot_be_released_is_told(
     with serve(tmp_path / "run", "stuck:there") as server:
         assert main(["gc", "stuck:there", "--http", server.http]) == 1
     assert 'released: 1\nstill there: 1 ("p.00000000/1")' in capsys.readouterr().out
+
+
+def test_what_was_pushed_under_another_address_of_the_same_place_stays(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    with serve(tmp_path / "run", f"file://{root},file://{link}") as server:
+        with RolloutProducer(server.endpoint) as producer:
+            producer.push({"input_ids": range(10_000)})
+        found = collect(server, f"file://{link}", "--all", capsys=capsys)
+    assert (found["needed"], found["left_over"], len(keys(root))) == (1, [], 1)

@@ -11,7 +11,7 @@ from rollout_dispatcher.core.references.said import (
 )
 from rollout_dispatcher.core.references.sweeps import AWAY_S, MAX_INCARNATIONS, Sweeps
 from rollout_dispatcher.core.references.workers import LONGEST_REST_S
-from tests.support.core.objects import STORE, STORES, StoreBench
+from tests.support.core.objects import STORES, StoreBench
 
 
 def bench_with(*workers: str) -> StoreBench:
@@ -268,7 +268,7 @@ def test_needed_is_what_live_samples_lie_in_and_what_a_producer_may_still_push()
     there = ["p.1/0", "q/of.many.1/7@node", "r.1/0", "p.2/0", "p.1", "p.10/0", "r.1/1", "/", ""]
 
     def needed() -> list[str]:
-        return bench.core.needed_objects(STORE, there)
+        return bench.core.needed_objects(there)
 
     assert needed() == there[:3]
     bench.lose("p")
@@ -277,4 +277,3 @@ def test_needed_is_what_live_samples_lie_in_and_what_a_producer_may_still_push()
     assert needed() == there[:3], "and so it may after a restart"
     bench.pass_time(AWAY_S)
     assert needed() == ["r.1/0"]
-    assert bench.core.needed_objects("file:///another", there) == []

@@ -39,7 +39,7 @@ def ask(server: ServeProcess, **body: Any) -> Response:
 
 
 def test_what_is_pushed_and_what_may_be_is_needed(server: ServeProcess) -> None:
-    there = ["p.1/0", "p.1/9", "q.1/0", "q.1/1", "somebody\u2019s", "\ud800"]
+    there = ["p.1/0", "p.1/9", "q.1/0", "q.1/1", "somebody\u2019s", "\ud800", "/" * 2**19]
     with (
         Producer(server.endpoint, "p", capabilities=ABLE, incarnation="p.1"),
         Producer(server.endpoint, "q", capabilities=ABLE) as other,

@@ -72,9 +72,17 @@ class References:
         """Objects to be released, and incarnations to be swept."""
         return len(self.releases) + len(self.sweeps)
 
-    def needed(self, store: str, keys: Iterable[str]) -> list[str]:
-        """Those of a store's objects that live samples lie in, or that may still be pushed."""
-        return [key for key in keys if (store, key) in self.objects or self.sweeps.may_push(key)]
+    def needed(self, keys: Iterable[str]) -> list[str]:
+        """Those of objects in which live samples lie, in any store, or that may still be pushed.
+
+        One place may have two addresses, as with a link, and is two stores for us.
+        """
+        return [
+            key
+            for key in keys
+            if any((store, key) in self.objects for store in self._stores)
+            or self.sweeps.may_push(key)
+        ]
 
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on with the list, and with what samples of an earlier process need."""
