@@ -22,6 +22,7 @@ COMMANDS = {
     "check-config": ("check_config", "show the config that serve would use, and its sources"),
     "wait-ready": ("wait_ready", "wait until a dispatcher serves (for scripts and probes)"),
     "top": ("top.command", "watch a running dispatcher on a terminal"),
+    "gc": ("stores.command", "release what lies in a payload store and nobody needs"),
     "simulate": ("simulate", "show on a trace or a recorded run what each window would give"),
     "report": ("report", "make an HTML page of a recorded run, or of a simulation"),
     "trace": ("trace", "write a recorded run as a trace for Perfetto"),

@@ -287,3 +287,22 @@ def test_keys_of_others_are_not_released_whatever_a_worker_says() -> None:
     wanted = bench.asked.pop("a")
     bench.hear(Swept("a", wanted.number, ("q.1/0", "p.11/0", "p.1/3")))
     assert keys(bench.asked["a"]) == ["p.1/3"]
+
+
+def test_needed_is_what_live_samples_lie_in_and_what_a_producer_may_still_push() -> None:
+    bench = bench_with("a")
+    bench.connect("p")
+    bench.connect("q/of.many")  # a name may have what stands between it and the number
+    bench.send(bench.put("r", 0, 1))  # pushed by reference, by nobody's incarnation
+    there = ["p.1/0", "q/of.many.1/7@node", "r.1/0", "p.2/0", "p.1", "p.10/0", "r.1/1", "/", ""]
+
+    def needed() -> list[str]:
+        return bench.core.needed_objects(there)
+
+    assert needed() == there[:3]
+    bench.lose("p")
+    assert needed() == there[:3], "it may come back"
+    bench.crash()
+    assert needed() == there[:3], "and so it may after a restart"
+    bench.pass_time(AWAY_S)
+    assert needed() == ["r.1/0"]

@@ -2,25 +2,21 @@
 
 import os
 import shutil
-import ssl
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
-from rollout_dispatcher.cli.loading.toml_file import read_toml
-from rollout_dispatcher.cli.options import NONE, Parser
+from rollout_dispatcher.cli.asking.credentials import add_credentials, tls_of, token_of
+from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.top.frame import Screen, frame
 from rollout_dispatcher.cli.top.history import History
 from rollout_dispatcher.cli.top.source import NoAnswer, Source
 from rollout_dispatcher.cli.top.view import view
 from rollout_dispatcher.cli.top.words import ASCII, UNICODE, Glyphs
-from rollout_dispatcher.cli.wait_ready import Expected, add_address, add_authorities, address_of
+from rollout_dispatcher.cli.wait_ready import Expected, add_address, address_of
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.security import client_tls, read_token
 from rollout_dispatcher.service.config.units import DURATION
 
 #: Shorter would cost the dispatcher more than it tells.
@@ -106,26 +102,11 @@ def _glyphs() -> Glyphs:
 
 
 def _source(args: Namespace, environ: Mapping[str, str]) -> Source:
-    token = _token_file(args, environ)
+    token = token_of(args, environ)
     expected = Expected(address_of(args, environ), None, args.ready_file)
     if expected.http is not None and expected.http.tls:
-        _tls(args)  # what is wrong with its files is told at once
-    return Source(expected, partial(_tls, args), None if token is None else read_token(token))
-
-
-def _token_file(args: Namespace, environ: Mapping[str, str]) -> Path | None:
-    """Where `serve` finds its token, with the same precedence."""
-    path = args.config or environ.get(f"{ENV_PREFIX}CONFIG")
-    said = read_toml(Path(path)).values.get("token_file") if path else None
-    said = args.token_file or environ.get(f"{ENV_PREFIX}TOKEN_FILE", said)
-    return None if said in (None, "", NONE) else Path(str(said))
-
-
-def _tls(args: Namespace) -> ssl.SSLContext:
-    context = client_tls(args.tls_ca, args.tls_cert, args.tls_key)
-    if args.insecure:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+        tls_of(args)  # what is wrong with its files is told at once
+    return Source(expected, partial(tls_of, args), token)
 
 
 def _parser() -> Parser:
@@ -140,19 +121,7 @@ def _parser() -> Parser:
         ready_file="the dispatcher that writes this file (serve --ready-file), also once it is "
         "another",
     )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="the secret to show [$DISPATCHER_TOKEN_FILE, token_file in the --config file]",
-    )
-    add_authorities(parser)
-    parser.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="certificate to show, with --tls-client-ca"
-    )
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
-    parser.add_argument(
-        "--insecure", action="store_true", help="do not verify the dispatcher's certificate"
-    )
+    add_credentials(parser)
     parser.add_argument("--interval", default="1s", help="how often to look [%(default)s]")
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     return parser

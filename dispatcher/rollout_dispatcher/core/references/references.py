@@ -10,7 +10,7 @@ a fact that nobody needs it.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -75,6 +75,18 @@ class References:
     def left(self) -> int:
         """Objects to be released, and incarnations to be swept."""
         return len(self.releases) + len(self.sweeps)
+
+    def needed(self, keys: Iterable[str]) -> list[str]:
+        """Those of objects in which live samples lie, in any store, or that may still be pushed.
+
+        One place may have two addresses, as with a link, and is two stores for us.
+        """
+        return [
+            key
+            for key in keys
+            if any((store, key) in self.objects for store in self._stores)
+            or self.sweeps.may_push(key)
+        ]
 
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on with the list, and with what samples of an earlier process need."""

@@ -66,6 +66,12 @@ class Sweeps:
         ours = current is not None and key.startswith(current + SEPARATOR)
         return key.startswith(f"{producer}.") and not ours
 
+    def may_push(self, key: str) -> bool:
+        """Whether this key is of an incarnation that has not ended."""
+        ends = (at for at, letter in enumerate(key) if letter == SEPARATOR)
+        known = (self._known.get(key[:end]) for end in ends)  # a name may have separators too
+        return any(one is not None and not one.ended for one in known)
+
     def begins(self, producer: str, name: str) -> bool:
         """It is there; its producer's other ones have ended. Returns whether it is new."""
         before = self._current.get(producer)

@@ -32,10 +32,12 @@ MAX_SAMPLES = 1024
 MAX_FIELDS = 64
 #: Dimensions of a field, without that of tokens.
 MAX_DIMENSIONS = 8
+#: Of an object's key; no longer one can be pushed.
+MAX_KEY_LETTERS = 512
 #: Address of a payload store.
 StoreAddress = Annotated[str, Declared(min_length=1, max_length=1024)]
 #: Of an object in its store.
-Key = Annotated[str, Declared(min_length=1, max_length=512)]
+Key = Annotated[str, Declared(min_length=1, max_length=MAX_KEY_LETTERS)]
 #: An object, by its index, and a byte in it.
 Place = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far

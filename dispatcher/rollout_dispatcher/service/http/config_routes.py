@@ -1,15 +1,12 @@
 """`/v1/config`: the settings in force and where each comes from; and other values for some."""
 
-import asyncio
-import json
 from typing import Any, Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel
 
-from rollout_dispatcher.errors import BodyTooLarge, ConfigError, ReceivingFull, UnknownEncoding
-from rollout_dispatcher.service.http.bodies.body import Body
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.service.http.bodies.objects import NoObject, read_object
 from rollout_dispatcher.service.http.guard import indented, problem
 from rollout_dispatcher.service.reloading.settings import RELOADABLE
 from rollout_dispatcher.service.router import Router
@@ -50,18 +47,9 @@ class ConfigRoutes:
         if (failure := self._router.stopping or self._router.barrier.failure) is not None:
             return problem(503, failure.code, str(failure))
         try:
-            body = await self._read(request)
-        except TimeoutError:
-            return problem(408, "timeout", "the request did not arrive in time")
-        except BodyTooLarge as error:
-            return problem(413, error.code, str(error))
-        except UnknownEncoding as error:
-            return problem(415, error.code, str(error))
-        except ReceivingFull as error:
-            return problem(503, error.code, str(error), Retry_After="1")
-        except (ValueError, RecursionError, ConnectionError, web.RequestPayloadError,
-                HttpProcessingError) as error:  # fmt: skip
-            return problem(400, "invalid", f"the body is no JSON object: {error}"[:300])
+            body = await read_object(request, self._router, MAX_BODY_BYTES)
+        except NoObject as error:
+            return error.answer
         try:
             who = request.remote or "a Unix socket"
             self._router.reloads.post(body, f"POST /v1/config from {who}")
@@ -69,17 +57,6 @@ class ConfigRoutes:
             return problem(422, error.code, "; ".join(error.problems))
         await self._router.barrier.settled()
         return self._answer()
-
-    async def _read(self, request: web.Request) -> dict[str, object]:
-        if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
-            raise UnknownEncoding(encoding, "identity")
-        with Body(self._router.receiving) as room:
-            async with asyncio.timeout(self._router.config.request_timeout):
-                chunks = await room.read(request, MAX_BODY_BYTES)
-            body = json.loads(b"".join(chunks))
-        if not isinstance(body, dict):
-            raise ValueError("it is something else")
-        return body
 
     def _answer(self) -> web.Response:
         reloads = self._router.reloads

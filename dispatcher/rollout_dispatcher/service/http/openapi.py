@@ -12,6 +12,8 @@ from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.http.bodies.encoding import SUPPORTED
 from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES, PushRequest
 from rollout_dispatcher.service.http.config_routes import MAX_BODY_BYTES, ConfigAnswer
+from rollout_dispatcher.service.http.reference_routes import MAX_BODY_BYTES as MAX_KNOWN_BYTES
+from rollout_dispatcher.service.http.reference_routes import KnownAnswer, KnownRequest
 from rollout_dispatcher.service.http.requests import (
     CloseQuery,
     ControlAnswer,
@@ -48,6 +50,14 @@ CONFIG_ERRORS: Final = {
     "413": f"The body is larger than {MAX_BODY_BYTES} bytes",
     "415": "The body is compressed",
     "422": "It cannot be so: message says why, and names what needs a restart; nothing has changed",
+}
+#: What a question for what is needed of a payload store is answered with besides.
+KNOWN_ERRORS: Final = {
+    "400": "The body is no JSON object, or not this one",
+    "408": "The request took longer than --request-timeout to arrive",
+    "413": f"The body is larger than {MAX_KNOWN_BYTES} bytes; ask of fewer keys",
+    "415": "The body is compressed",
+    "422": "--payload-stores does not name this store",
 }
 #: Where a push is answered sample by sample.
 PUSH_OUTCOMES: Final = {
@@ -118,7 +128,8 @@ def describe() -> Described:
     """The document."""
     schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
     schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
-    for model in (PushRequest, ConfigPatch, ConfigAnswer, ControlAnswer):
+    models = (PushRequest, ConfigPatch, ConfigAnswer, ControlAnswer, KnownRequest, KnownAnswer)
+    for model in models:
         _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
     _add(schemas, "Status", _status())
     fields = schemas["PushRequest"]["properties"]["fields"]
@@ -160,6 +171,7 @@ def _paths() -> Described:
         },
         "/v1/stream/end": {"post": _control("Nothing comes any more", EndQuery)},
         "/v1/config": {"get": _get("The settings in force", "ConfigAnswer"), "post": _configure()},
+        "/v1/references/known": {"post": _known()},
         "/metrics": {"get": _get("Prometheus text format")},
         "/livez": {"get": _get("The process serves")},
         "/readyz": {"get": _get("Samples are accepted")},
@@ -200,6 +212,20 @@ def _configure() -> Described:
         "responses": {
             "200": _answer("The settings in force now", "ConfigAnswer"),
             **_errors(ANY_ERROR | CONFIG_ERRORS),
+        },
+    }
+
+
+def _known() -> Described:
+    """What `dispatcher gc` asks."""
+    body = {"schema": {"$ref": "#/components/schemas/KnownRequest"}}
+    return {
+        "summary": "Which objects of a payload store are needed",
+        "description": "Answered once it is durable that nobody needs the others.",
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {
+            "200": _answer("Those that are needed", "KnownAnswer"),
+            **_errors(ANY_ERROR | KNOWN_ERRORS),
         },
     }
 

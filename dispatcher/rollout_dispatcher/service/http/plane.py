@@ -18,6 +18,7 @@ from rollout_dispatcher.service.http.guard import HttpGuard, problem
 from rollout_dispatcher.service.http.openapi import describe
 from rollout_dispatcher.service.http.probes.probes import Probes
 from rollout_dispatcher.service.http.pushes import Pushes
+from rollout_dispatcher.service.http.reference_routes import ReferenceRoutes
 from rollout_dispatcher.service.http.requests import (
     CloseQuery,
     ControlAnswer,
@@ -37,6 +38,7 @@ class HttpPlane:
         self._router, self._guard = router, guard
         self._pushes = Pushes(router, guard.places)
         self._config = ConfigRoutes(router)
+        self._references = ReferenceRoutes(router)
         self._probes = Probes(router)
 
     def application(self) -> web.Application:
@@ -53,6 +55,9 @@ class HttpPlane:
                 web.get("/openapi.json", self.openapi),
                 web.get("/v1/config", self._config.show),
                 web.post("/v1/config", self._config.change, expect_handler=leave_unasked),
+                web.post(
+                    "/v1/references/known", self._references.known, expect_handler=leave_unasked
+                ),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),

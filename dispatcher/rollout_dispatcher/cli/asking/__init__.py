@@ -1,0 +1,1 @@
+"""How commands ask a running dispatcher over HTTP."""

@@ -1,0 +1,1 @@
+"""`dispatcher gc`: what lies in a payload store and nobody needs."""
