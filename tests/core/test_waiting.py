@@ -5,6 +5,7 @@ import pytest
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.waiting import Cause
 from tests.support.core.cores import Bench
+from tests.support.core.objects import StoreBench
 from tests.support.samples import make_sample
 
 
@@ -52,6 +53,21 @@ def test_a_batch_that_waits_for_a_better_plan_is_no_riddle(hungry: bool, words: 
     assert bench.planned == []
     assert reasons(bench)[Cause.WINDOW] == f"5 of 6 samples of the window are ready, and {words}"
     assert "nobody" not in bench.core.waits_for(bench.now)
+
+
+def test_a_step_whose_samples_ranks_have_not_fetched_names_them_and_says_so() -> None:
+    bench = StoreBench(max_open_steps=1)
+    bench.join()
+    bench.hungry()
+    bench.send(bench.put("p", 0, 6))
+    assert reasons(bench)[Cause.OPEN_STEPS] == (
+        "1 open step: step 0 is not prepared by DP ranks 0, 1, which need its samples from payload "
+        "stores"
+    )
+    digest = bench.core._ledger.steps[0].digest
+    for rank in range(2):
+        bench.perform(bench.core.prepared(rank, 0, digest, bench.now))
+    assert "step 0 is not committed by DP ranks 0, 1" in bench.core.waits_for(bench.now)
 
 
 def test_a_step_that_is_not_committed_names_the_ranks() -> None:

@@ -151,10 +151,11 @@ class Dispatch:
         self._references.producer_connected(producer, incarnation)
         return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
 
-    def producer_leaves(self, producer: str) -> Decision:
+    def producer_leaves(self, producer: str, now: float) -> Decision:
         """A producer says goodbye, and is not waited for any more, whatever ends this process."""
         if producer in self._parts.producers:
             self._note(ProducerLeft(producer))
+        self._references.producer_leaves(producer, now)
         return self._decide([])
 
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:

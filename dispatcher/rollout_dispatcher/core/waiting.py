@@ -17,6 +17,7 @@ from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.producers.agreement import Agreement
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.payload import Reference
 
 #: Names that are said of each kind.
 NAMED = 4
@@ -100,12 +101,20 @@ class Waiting:
         elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
             yield Reason(Cause.SILENT_RANKS, f"{_ranks(silent)} did not load the checkpoint yet")
         elif len(steps):
-            behind = [at for at, rank in ledger.ranks.items() if rank.committed < min(steps)]
-            yield Reason(
-                Cause.OPEN_STEPS,
-                f"{_counted(len(steps), 'open step', 'open steps')}: step {min(steps)} is not "
-                f"committed by {_ranks(behind)}",
+            yield Reason(Cause.OPEN_STEPS, self._open_steps())
+
+    def _open_steps(self) -> str:
+        """Whom the oldest one waits for; ranks train none whose samples they do not have."""
+        ranks, steps = self._ledger.ranks, self._ledger.steps
+        first, counted = min(steps), _counted(len(steps), "open step", "open steps")
+        fetching = [at for at, rank in ranks.items() if rank.prepared < first]
+        if fetching and any(isinstance(one.payload, Reference) for one in steps[first].samples()):
+            return (
+                f"{counted}: step {first} is not prepared by {_ranks(fetching)}, which need its "
+                "samples from payload stores"
             )
+        behind = [at for at, rank in ranks.items() if rank.committed < first]
+        return f"{counted}: step {first} is not committed by {_ranks(behind)}"
 
     def _samples(self, now: float) -> Iterator[Reason]:
         buffer = self._buffer

@@ -270,7 +270,7 @@ class Router:
 
     def _says_goodbye(self, peer: Peer) -> None:
         if self._connections.producers.get(peer.client_id) is peer:
-            self.perform(self.core.producer_leaves(peer.client_id))
+            self.perform(self.core.producer_leaves(peer.client_id, self.clock()))
         self._store_workers.take_leave(peer)
 
     def _confirm(self, peer: Peer) -> None:

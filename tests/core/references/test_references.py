@@ -174,6 +174,21 @@ def test_what_a_producer_put_and_never_pushed_is_found_when_it_has_left() -> Non
     assert bench.core.statistics().objects.freed == 4
 
 
+def test_a_producer_that_is_the_last_to_leave_is_swept_by_itself() -> None:
+    bench = bench_with("producer p")
+    bench.connect("p")
+    bench.put("p", 0, 1)
+    bench.leave("p")
+    bench.hear(WorkerLeaves("producer p"))
+    assert bench.core.holds("producer p")
+    bench.answer_all()
+    assert not bench.core.holds("producer p")
+    bench.hear(WorkerGone("producer p"))
+    bench.lose("p", for_good=True)
+    assert bench.objects == set()
+    assert bench.core.unreleased == 0, "so nobody waits for somebody who could do it"
+
+
 def test_a_successor_ends_an_incarnation_and_keeps_what_it_puts_itself() -> None:
     bench = bench_with("a")
     bench.connect("p")

@@ -81,9 +81,14 @@ class StoreBench(Bench):
         self.perform(self.core.producer_connected(producer, "", f"{producer}.{word}"))
         self.pass_time(0.0)
 
+    def leave(self, producer: str) -> None:
+        """It says goodbye, and is there still."""
+        self.perform(self.core.producer_leaves(producer, self.now))
+        self.pass_time(0.0)
+
     def lose(self, producer: str, *, for_good: bool = False) -> None:
         if for_good:
-            self.perform(self.core.producer_leaves(producer))
+            self.leave(producer)
         self.perform(self.core.producer_lost(producer, self.now, for_good=for_good))
         self.pass_time(0.0)
 

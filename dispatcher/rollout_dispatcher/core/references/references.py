@@ -127,6 +127,13 @@ class References:
             if (forgotten := self.sweeps.forget_oldest()) is not None:
                 self._note(IncarnationSwept(forgotten))
 
+    def producer_leaves(self, producer: str, now: float) -> None:
+        """It says goodbye: it puts nothing any more, so it can be swept while it is there still.
+
+        Whoever leaves last could not be, by anybody, once it had left.
+        """
+        self.sweeps.lost(producer, now, for_good=True)
+
     def producer_lost(self, producer: str, now: float, *, for_good: bool) -> None:
         """Its connection is lost, `for_good` if it said goodbye; after the stream's end it is."""
         for_good = for_good or self._over

@@ -1,10 +1,12 @@
 """Samples whose spans lie in a payload store before they are pushed."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import index
+from typing import SupportsIndex
 
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.payload import Reference
+from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Schema
 from rollout_workers.producer.encode import AT_CLOSE, TOLD_AT_CLOSE, EncodedSample, GroupSize
 from rollout_workers.producer.layout import layout_of
@@ -50,6 +52,7 @@ def _encoded(
     if not isinstance(given, ReferencedSample):
         kind = type(given).__name__
         raise SampleRefused("bad-sample", f"sample {at} is no ReferencedSample but {kind}")
+    given = _typed(at, given)
     schema, reference = given.schema, given.reference
     _check_schema(at, schema)
     if set(given.rows) != set(schema.ragged):
@@ -80,6 +83,43 @@ def _encoded(
         schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
         TOLD_AT_CLOSE if size == AT_CLOSE else size, given.policy_version, rows, reference,
     )  # fmt: skip
+
+
+def _typed(at: int, given: ReferencedSample) -> ReferencedSample:
+    """The same, in whole numbers of Python's, where they may come from arrays."""
+    reference = given.reference
+    _check_kind(at, "reference", reference, Reference)
+    _check_kind(at, "reference's object", reference.stored, StoredObject)
+    _check_kind(at, "schema", given.schema, Schema)
+    _check_kind(at, "rows", given.rows, Mapping)
+    stored = reference.stored
+    stored = replace(stored, nbytes=_whole(at, "object's bytes", stored.nbytes))
+    return replace(
+        given,
+        reference=Reference(
+            stored, _whole(at, "offset", reference.offset), _whole(at, "bytes", reference.nbytes)
+        ),
+        tokens=_whole(at, "tokens", given.tokens),
+        loss_tokens=_whole(at, "loss_tokens", given.loss_tokens),
+        rows={name: _whole(at, f"rows of {name}", rows) for name, rows in given.rows.items()},
+    )
+
+
+def _check_kind(at: int, what: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise SampleRefused(
+            "bad-sample",
+            f"the {what} of sample {at} is no {kind.__name__} but {type(value).__name__}",
+        )
+
+
+def _whole(at: int, what: str, value: SupportsIndex) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise SampleRefused(
+            "bad-metadata", f"the {what} of sample {at} must be a whole number, not {value!r:.100}"
+        ) from None
 
 
 def _check_schema(at: int, schema: Schema) -> None:
