@@ -77,16 +77,12 @@ class References:
         return len(self.releases) + len(self.sweeps)
 
     def needed(self, keys: Iterable[str]) -> list[str]:
-        """Those of objects in which live samples lie, in any store, or that may still be pushed.
+        """Those of objects in which live samples lie, in any store, or that may still be pushed."""
+        return [key for key in keys if self._is_needed(key) or self.sweeps.may_push(key)]
 
-        One place may have two addresses, as with a link, and is two stores for us.
-        """
-        return [
-            key
-            for key in keys
-            if any((store, key) in self.objects for store in self._stores)
-            or self.sweeps.may_push(key)
-        ]
+    def _is_needed(self, key: str) -> bool:
+        """In any store: one place may have two addresses, as with a link, and is two for us."""
+        return any((store, key) in self.objects for store in self._stores)
 
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on with the list, and with what samples of an earlier process need."""
@@ -206,14 +202,10 @@ class References:
             return  # it has come back meanwhile, and may push them
         begins = ended.name + SEPARATOR
         keys = [key for key in said.keys if key.startswith(begins)]
-        names = [(store, key) for key in keys]
-        unknown = [
-            StoredObject(*known, 0)
-            for known in names
-            if known not in self.objects and known not in self.releases
-        ]
-        self._unneeded(tuple(unknown))
-        if said.more and all(known in self.objects for known in names):
+        unneeded = [key for key in keys if not self._is_needed(key)]
+        unknown = [key for key in unneeded if (store, key) not in self.releases]
+        self._unneeded(tuple(StoredObject(store, key, 0) for key in unknown))
+        if said.more and not unneeded:
             self.sweeps.put_off(ended, store)  # it would be told the same again
         elif said.failed or said.more:
             self.sweeps.put_back(ended, store)
