@@ -1,6 +1,10 @@
 """Stragglers, with a real core: who is copied, when, and how much of it in one turn."""
 
 import asyncio
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -28,10 +32,10 @@ class Run:
         self.stragglers = Stragglers(self.shared, self.core)
         self._pushed = 0
 
-    def push(self, *groups: str) -> None:
+    def push(self, *groups: str, nbytes: int = NBYTES) -> None:
         """A push of a sample for each of these groups, which lack others."""
-        contents = [bytes([self._pushed + at]) * NBYTES for at in range(len(groups))]
-        spans = self.shared.spans(write_segment(contents), [NBYTES] * len(groups))
+        contents = [bytes([self._pushed + at]) * nbytes for at in range(len(groups))]
+        spans = self.shared.spans(write_segment(contents), [nbytes] * len(groups))
         samples = tuple(
             Sample(f"{self._pushed + at}", TOKENS, TOKENS, SCHEMA, span, group, 60)
             for at, (span, group) in enumerate(zip(spans, groups, strict=True))
@@ -48,7 +52,7 @@ class Run:
         for entry in self.core.entries():
             sample = entry.sample
             assert isinstance(sample.payload, memoryview)
-            assert sample.payload == bytes([int(sample.sample_id)]) * NBYTES
+            assert sample.payload == bytes([int(sample.sample_id)]) * len(sample.payload)
             found[sample.sample_id] = segment_of(sample.payload) is not None
         return found
 
@@ -86,3 +90,27 @@ async def test_a_turn_copies_no_more_than_its_share() -> None:
         await asyncio.sleep(0)
     assert run.shared.copied_bytes == 20 * NBYTES
     assert (len(run.shared), len(run.in_segments())) == (0, 20)
+
+
+@contextmanager
+def no_more_memory() -> Iterator[None]:
+    """This process gets a few megabytes more and no others."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**23, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.asyncio
+async def test_what_there_was_no_memory_to_copy_is_copied_when_there_is() -> None:
+    run = Run()
+    run.push(*"ab", nbytes=5 * 2**23)  # too large to find room in memory that was had before
+    run.drop("b")
+    with no_more_memory(), pytest.raises(MemoryError):
+        run.stragglers.look()
+    assert run.in_segments() == {"0": True}
+    run.stragglers.look()
+    assert run.in_segments() == {"0": False}

@@ -82,22 +82,26 @@ class Stragglers:
             live -= self._live[number]
 
     def _go_on(self) -> None:
-        """A turn's share."""
+        """A turn's share, and the next in a later turn; if this fails, `look` begins anew."""
+        chosen, self._chosen = self._chosen, {}
+        if self._copy_some(chosen):
+            self._chosen = chosen
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _copy_some(self, chosen: dict[int, Segment]) -> bool:
+        """Copy what is in these segments; returns whether there may be more of it."""
         moved: list[tuple[Entry, InMemory]] = []
         left, looked = BYTES_A_TURN, 0
         for looked, entry in enumerate(islice(self._entries, ENTRIES_A_TURN), 1):  # noqa: B007
             payload = entry.sample.payload
-            if isinstance(payload, InMemory) and id(segment_of(payload)) in self._chosen:
+            if isinstance(payload, InMemory) and id(segment_of(payload)) in chosen:
                 moved.append((entry, _copy(payload)))
                 left -= len(payload)
                 if left <= 0:
                     break
         self._core.payloads_moved(moved)
         self._shared_memory.copied_bytes += BYTES_A_TURN - left
-        if looked == ENTRIES_A_TURN or left <= 0:
-            asyncio.get_running_loop().call_soon(self._go_on)
-        else:
-            self._chosen = {}
+        return looked == ENTRIES_A_TURN or left <= 0
 
 
 def _copy(payload: InMemory) -> InMemory:

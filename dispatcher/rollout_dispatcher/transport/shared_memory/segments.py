@@ -112,11 +112,7 @@ class Segment(mmap.mmap):
     @property
     def live_bytes(self) -> int:
         """Bytes of the spans that are still needed."""
-        return sum(len(span) for span in self.live_spans())
-
-    def live_spans(self) -> list[memoryview]:
-        """Those of the spans that are still needed, in order."""
-        return [span for find, _ in self._spans.values() if (span := find()) is not None]
+        return sum(len(span) for find, _ in self._spans.values() if (span := find()) is not None)
 
     def start_of(self, span: memoryview) -> int | None:
         """The byte at which one of its spans begins; None if this is none of them."""
