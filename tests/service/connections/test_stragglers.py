@@ -1,7 +1,10 @@
 """Stragglers, with a real core: who is copied, when, and how much of it in one turn."""
 
 import asyncio
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.connections.stragglers import BYTES_A_TURN, Stragglers
 from rollout_dispatcher.transport.shared_memory.segments import segment_of, write_segment
+from tests.support.source import PYTHONPATH
 
 SCHEMA = Schema((Field("input_ids", DType.INT64),))
 TOKENS = 40_000
@@ -104,8 +108,14 @@ def no_more_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-@pytest.mark.asyncio
-async def test_what_there_was_no_memory_to_copy_is_copied_when_there_is() -> None:
+def test_what_there_was_no_memory_to_copy_is_copied_when_there_is() -> None:
+    # In a process of its own: in this one others have left memory that would do.
+    alone = f"import asyncio, runpy; asyncio.run(runpy.run_path({__file__!r})['copied_later']())"
+    env = os.environ | {"PYTHONPATH": PYTHONPATH}
+    subprocess.run([sys.executable, "-c", alone], env=env, check=True, timeout=60)
+
+
+async def copied_later() -> None:
     run = Run()
     run.push(*"ab", nbytes=5 * 2**23)  # too large to find room in memory that was had before
     run.drop("b")
