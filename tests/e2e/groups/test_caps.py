@@ -229,7 +229,7 @@ def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(tmp_path: Path, disk
 
     with in_use(
         tmp_path,
-        step_s=0.05,
+        step_s=0.2,
         ballast=8 * BALLAST,
         module="tests.e2e.groups.small_journal",
         journal_dir=disk / "journal",
