@@ -302,7 +302,7 @@ class Model:
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
                 self.version_step, self.ended, self.run_id, self.resumed, self.saved,
-                self.group_size, self.posted, self.withdrawn,
+                self.group_size, self.posted, dict(self.withdrawn),
             ),
             "phases": self._phases(),
             "producers": {
@@ -314,8 +314,8 @@ class Model:
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
             "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
             "totals": self.totals,
-            "unneeded": self.unneeded,
-            "incarnations": self.incarnations,
+            "unneeded": set(self.unneeded),
+            "incarnations": dict(self.incarnations),
         }  # fmt: skip
 
     def _plain_step(self, number: int) -> tuple[object, ...]:
