@@ -250,11 +250,10 @@ from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
 rank = RankClient(sys.argv[1], dp_rank=0, dp_size=1)
 used = max(map(int, os.listdir("/proc/self/fd")))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, 4096))
-taken = []
 with contextlib.suppress(OSError):
-    while True:
-        taken.append(os.dup(0))
-os.close(taken.pop())  # one is left
+    while True:  # until none is left
+        os.dup(0)
+print("none", flush=True)
 sys.stdin.readline()
 step = rank.next_step(20)
 print(sum(received.payload.nbytes for received in step), rank.statistics().reconnects, flush=True)
@@ -270,6 +269,8 @@ def test_a_rank_that_has_no_descriptor_left_is_sent_bytes(tmp_path: Path) -> Non
         process(SHORT_OF_FILES, server.endpoint) as rank,
     ):
         server.await_status(absent_ranks=[])
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "none\n"
         push(server.endpoint, samples)
         out, _ = rank.communicate("go\n", timeout=30)
         nbytes, reconnects = map(int, out.split())

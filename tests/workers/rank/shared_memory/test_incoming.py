@@ -128,7 +128,7 @@ def test_more_or_fewer_descriptors_than_are_spoken_of_harm_nobody(
             give_shared(peer, *[some] * count)
         if not count:  # what it says is wrong
             with pytest.raises(ProtocolError, match="speaks of 1 file descriptors, and 0 came"):
-                client.next_step(10)
+                list(client.next_step(10) or ())  # the step is released before it is known
         else:  # what it sends is too much: perhaps there was no room for it
             assert SHARED_MEMORY not in dispatcher.accept().welcome_rank().capabilities
         assert len(open_descriptors()) <= len(before) + 1  # a connection more, none of these
