@@ -137,7 +137,7 @@ def test_a_rank_that_reconnects_goes_on(tmp_path: Path) -> None:
             found += content_of(step)
             assert step is not None
             step.commit()
-        assert rank.statistics().reconnects >= 1
+        eventually(lambda: rank.statistics().reconnects >= 1, "it has connected again")
     ids = [name for header, _ in found for name in header.sample_ids]
     assert len(ids) == len(set(ids)) == 4 * BATCH
 
