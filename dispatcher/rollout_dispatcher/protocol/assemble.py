@@ -62,22 +62,13 @@ def samples_of(
 
 def _placed(push: m.Push, spans: Iterable[memoryview]) -> list[Payload]:
     """Where the span of each sample is: as it came, or in an object."""
-    objects = [StoredObject(item.store, item.key, item.nbytes) for item in push.objects or ()]
-    places, found = push.places or (), list[Payload]()
-    for index, (place, span, nbytes) in enumerate(zip(places, spans, push.sizes(), strict=True)):
-        if place is None:
-            found.append(span)
-            continue
-        stored, offset = objects[place[0]], place[1]
-        if offset + nbytes > stored.nbytes:
-            raise ProtocolError(
-                f"the span of sample {push.sample_ids[index]} has {nbytes} bytes and begins at "
-                f"byte {offset} of the object {stored.key}, which has {stored.nbytes}"
-            )
-        found.append(Reference(stored, offset, nbytes))
-    if len({place[0] for place in places if place}) < len(objects):
+    references = push.references(push.schema_)
+    if len({place[0] for place in push.places or () if place}) < len(push.objects or ()):
         raise ProtocolError("the push names an object that none of its samples lies in")
-    return found
+    return [
+        span if reference is None else reference
+        for span, reference in zip(spans, references, strict=True)
+    ]
 
 
 def step_header(

@@ -1,4 +1,4 @@
-"""Memory to receive into."""
+"""Memory to receive into, and bytes that are copied there."""
 
 from collections.abc import Callable
 
@@ -13,3 +13,8 @@ _BYTE = np.dtype(np.uint8)  # numpy finds its own type faster than the one it is
 def uninitialised(nbytes: int) -> memoryview:
     """Memory of its own; not zeroed, which would take about as long as to receive into it."""
     return np.empty(nbytes, _BYTE).data
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """As many bytes from one to the other; unlike an assignment this lets other threads run."""
+    np.copyto(np.frombuffer(target, _BYTE), np.frombuffer(source, _BYTE))

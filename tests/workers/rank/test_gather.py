@@ -12,7 +12,7 @@ from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import Sample, Schema
-from rollout_workers.rank.gather import check_inline, gather, references
+from rollout_workers.rank.gather import Whole, gather
 from tests.support.samples import make_sample, span_of
 from tests.support.schemas import rows, schemas
 from tests.workers.support.stored import referenced
@@ -63,14 +63,18 @@ def test_it_is_what_would_have_come_inline(
     placed = iter(referenced(inside))
     each = zip(samples, stored, strict=True)
     header, payload = sent([next(placed) if there else one for one, there in each])
-    check_inline(schema, header, payload.nbytes)
+    Whole(schema, header, header.places or ()).check_carried(payload.nbytes)
     stored_bytes = memoryview(b"".join(map(span_of, inside)))
-    spans = [stored_bytes[at.offset : at.offset + at.nbytes] for at in references(schema, header)]
+    spans = [
+        stored_bytes[at.offset : at.offset + at.nbytes] for at in header.references(schema) if at
+    ]
     assert gather(schema, header, payload, spans, memory) == whole
 
 
 def test_a_frame_of_another_size_is_an_error() -> None:
     inline, there = make_sample("a", 2), make_sample("b", 3)
     header, payload = sent([inline, *referenced([there])])
-    with pytest.raises(ProtocolError, match="describes 16 payload bytes beside its references"):
-        check_inline(inline.schema, header, payload.nbytes + 8)
+    with pytest.raises(
+        ProtocolError, match="describes 16 payload bytes beside what lies elsewhere"
+    ):
+        Whole(inline.schema, header, header.places or ()).check_carried(payload.nbytes + 8)

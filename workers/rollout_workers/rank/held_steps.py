@@ -15,13 +15,11 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
 
-import numpy as np
-
 from rollout_dispatcher.errors import ProtocolError, StepContractError
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.rank.gather import check_inline, references
+from rollout_dispatcher.transport.memory import Memory, copy_bytes
+from rollout_workers.rank.gather import Whole
 from rollout_workers.rank.payload import Block, cut
 
 
@@ -60,8 +58,7 @@ class Received(NamedTuple):
     def copied(self, memory: Memory) -> "Received":
         """The same in memory of its own."""
         copy = memory(self.payload.nbytes)
-        # Unlike an assignment of memoryviews this lets other threads run meanwhile.
-        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.payload, np.uint8))
+        copy_bytes(copy, self.payload)
         return Received(self.header, copy, self.blocks)
 
 
@@ -107,9 +104,10 @@ class HeldStep:
         if header.places is None:
             received = Received(header, payload, cut(schema, header, payload))
         else:
-            check_inline(schema, header, payload.nbytes)
+            Whole(schema, header, header.places).check_carried(payload.nbytes)
             received = Received(header, payload, ())
-            self.lacking[header.index] = lacking = references(schema, header)
+            lacking = [reference for reference in header.references(schema) if reference]
+            self.lacking[header.index] = lacking
             self.referenced_bytes += sum(reference.nbytes for reference in lacking)
         self.micro_batches.append(received)
 

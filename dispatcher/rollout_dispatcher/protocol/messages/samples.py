@@ -11,6 +11,7 @@ from pydantic import Field as Declared
 from pydantic import model_validator
 
 from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.messages.base import (
     Count,
     Extent,
@@ -206,6 +207,26 @@ class HasSamples(Message):
                 f"{_listed(schema.ragged)}"
             )
         return [given[name] for name in schema.ragged]
+
+    def references(self, schema: Schema) -> list[Reference | None]:
+        """Where the span of each sample is that lies in a payload store; None for one in the frame.
+
+        Raises ProtocolError for a span that reaches beyond its object.
+        """
+        objects = [StoredObject(item.store, item.key, item.nbytes) for item in self.objects or ()]
+        sizes, found = schema.sizes(self.tokens, self.rows_of(schema)), list[Reference | None]()
+        for index, (place, nbytes) in enumerate(zip(self.places or (), sizes, strict=True)):
+            if place is None:
+                found.append(None)
+                continue
+            stored, offset = objects[place[0]], place[1]
+            if offset + nbytes > stored.nbytes:
+                raise ProtocolError(
+                    f"the span of sample {self.sample_ids[index]} has {nbytes} bytes and begins at "
+                    f"byte {offset} of the object {stored.key}, which has {stored.nbytes}"
+                )
+            found.append(Reference(stored, offset, nbytes))
+        return found
 
     def rows_in_words(self) -> str:
         """How many there are of each ragged field, for an error message."""

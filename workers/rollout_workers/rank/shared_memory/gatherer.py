@@ -15,18 +15,20 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate, compress, pairwise
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.pieces import Pieces
 from rollout_dispatcher.sample import Schema
-from rollout_dispatcher.spans import ALIGNMENT, PADDING, RowsByField
+from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_dispatcher.transport.memory import Memory
 from rollout_dispatcher.transport.shared_memory.segments import check_segment
+from rollout_workers.rank.gather import Whole
 
+#: A segment, by its index, and a byte in it.
+Place = tuple[int, int]
 #: A span of fewer bytes is copied: its page faults take longer.
 MAPPED_BYTES = 512 * 1024
 
@@ -55,51 +57,36 @@ class Gatherer:
         sizes, places = header.segments or (), header.segment_places or ()
         for descriptor, nbytes in zip(segments, sizes, strict=True):
             check_segment(descriptor, nbytes)
-        rows = header.rows_of(schema)
-        for place, nbytes in zip(places, schema.sizes(header.tokens, rows), strict=True):
+        whole = Whole(schema, header, places)
+        for place, nbytes in zip(places, schema.sizes(header.tokens, whole.rows), strict=True):
             if place is not None and place[1] + nbytes > sizes[place[0]]:
                 raise ProtocolError(
                     f"micro-batch {header.index} of step {header.step} has a sample of {nbytes} "
                     f"bytes at byte {place[1]} of a segment of {sizes[place[0]]}"
                 )
-        payload = self._gather(schema, header, rows, carried, segments)
+        if whole.nbytes > self._limit:
+            raise ProtocolError(
+                f"micro-batch {header.index} of step {header.step} has {whole.nbytes} payload "
+                f"bytes, of at most {self._limit}"
+            )
+        payload = self._gather(whole, places, carried, segments)
         return header.model_copy(update={"segments": None, "segment_places": None}), payload
 
     def _gather(
         self,
-        schema: Schema,
-        header: m.MicroBatch,
-        rows: RowsByField,
+        whole: Whole[Place],
+        places: Sequence[Place | None],
         carried: memoryview,
         segments: Sequence[int],
     ) -> memoryview:
-        places = header.segment_places or ()
-        blocks, nbytes = schema.blocks(header.tokens, rows)
-        if nbytes > self._limit:
-            raise ProtocolError(
-                f"micro-batch {header.index} of step {header.step} has {nbytes} payload bytes, "
-                f"of at most {self._limit}"
-            )
-        if len(places) == 1 and places[0] is not None and nbytes >= MAPPED_BYTES and self._free:
+        if len(places) == 1 and places[0] and whole.nbytes >= MAPPED_BYTES and self._free:
             index, offset = places[0]
             with suppress(OSError):  # for want of descriptors, mappings or memory: then it is read
-                return self._mapped(segments[index], offset, nbytes)
-        payload = self._memory(nbytes)
-        counts = (header.tokens, [1] * len(places), *rows)
-        values = [
-            _values(payload, block.start, [unit * count for count in counts[by]])
-            for block, (unit, by) in zip(blocks, schema.units, strict=True)
-        ]
-        inline = _Carried(schema, header, rows, carried)
-        for place, *pieces in zip(places, *values, strict=True):
-            if place is None:
-                inline.read(pieces)
-            else:
-                _read(segments[place[0]], place[1], pieces)
-        for block in blocks:
-            padding = PADDING[block.stop % ALIGNMENT]
-            payload[block.stop : block.stop + len(padding)] = padding
-        return payload
+                return self._mapped(segments[index], offset, whole.nbytes)
+        whole.check_carried(carried.nbytes)
+        return whole.put_together(
+            carried, self._memory, lambda place, pieces: _read(segments[place[0]], place[1], pieces)
+        )
 
     def _mapped(self, descriptor: int, offset: int, nbytes: int) -> memoryview:
         """These bytes of a segment, without a copy until somebody writes to them."""
@@ -113,36 +100,6 @@ class Gatherer:
         )
         weakref.finalize(mapping, self._free.append, self._free.pop()).atexit = False
         return memoryview(mapping)[offset - begin :]
-
-
-def _values(payload: memoryview, start: int, sizes: Iterable[int]) -> list[memoryview]:
-    """Where the values of one field belong, those of each sample, from `start` on."""
-    stops = accumulate(sizes, initial=start)
-    return [payload[at:stop] for at, stop in pairwise(stops)]
-
-
-class _Carried:
-    """The samples of a micro-batch that came in its frame, in order."""
-
-    def __init__(
-        self, schema: Schema, header: m.MicroBatch, rows: RowsByField, payload: memoryview
-    ) -> None:
-        here = [place is None for place in header.segment_places or ()]
-        tokens = list(compress(header.tokens, here))
-        blocks, nbytes = schema.blocks(tokens, [list(compress(each, here)) for each in rows])
-        if nbytes != payload.nbytes:
-            raise ProtocolError(
-                f"micro-batch {header.index} of step {header.step} describes {nbytes} payload "
-                f"bytes, the frame carries {payload.nbytes}"
-            )
-        self._payload, self._starts = payload, [block.start for block in blocks]
-
-    def read(self, pieces: Sequence[memoryview]) -> None:
-        """The next sample's values, a piece a field."""
-        for at, piece in enumerate(pieces):
-            start = self._starts[at]
-            self._starts[at] = stop = start + len(piece)
-            piece[:] = self._payload[start:stop]
 
 
 #: What is read of the zeros between the fields of a span; nobody looks at it.
