@@ -43,7 +43,7 @@ def test_a_store_that_fails_is_an_answer(stores: OpenedStores, what: str) -> Non
         request = m.Free(number=1, store=elsewhere, keys=["a", "b"])
     answer = perform(stores, request)
     assert answer.why.startswith("the payload store file:///xxx")
-    assert len(answer.why) == 400
+    assert len(answer.why) == m.MAX_WHY_LETTERS
     assert answer == (
         m.Freed(number=1, left=["a", "b"], why=answer.why)
         if what == "free"

@@ -17,9 +17,6 @@ from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps, Received
 
-#: Of what stores say about missing samples, as much as a message takes.
-WHY_CHARACTERS = 400
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
@@ -92,6 +89,6 @@ def _prepared(header: m.StepHeader) -> m.Prepared:
 def _unresolved(held: HeldStep) -> m.Unresolved:
     """As many samples as one message takes; the others are missing from the next attempt too."""
     sample_ids = list(held.missing)[: m.MAX_SAMPLES]
-    why = "; ".join(dict.fromkeys(held.missing.values()))[:WHY_CHARACTERS]
+    why = "; ".join(dict.fromkeys(held.missing.values()))[: m.MAX_WHY_LETTERS]
     header = held.header
     return m.Unresolved(step=header.step, attempt=header.attempt, sample_ids=sample_ids, why=why)

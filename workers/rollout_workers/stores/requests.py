@@ -14,8 +14,6 @@ from rollout_workers.stores.opened import OpenedStores
 
 Request = m.Free | m.Sweep
 Answer = m.Freed | m.Swept
-#: Of what a store says, as much as a message takes.
-WHY_CHARACTERS, KEY_CHARACTERS = 400, 512
 
 
 class StoreRequests:
@@ -77,10 +75,10 @@ def _sweep(stores: OpenedStores, request: m.Sweep) -> m.Swept:
         found = stores.list(request.store, request.prefix)
     except StoreFailed as error:
         return m.Swept(number=request.number, why=_short(error))
-    keys = [key for key in found if 0 < len(key) <= KEY_CHARACTERS]
+    keys = [key for key in found if 0 < len(key) <= m.MAX_KEY_LETTERS]
     told = keys[: m.MAX_KEYS]
     return m.Swept(number=request.number, keys=told, more=len(told) < len(keys))
 
 
 def _short(why: object) -> str:
-    return str(why)[:WHY_CHARACTERS]
+    return str(why)[: m.MAX_WHY_LETTERS]

@@ -22,6 +22,9 @@ Extent = Annotated[int, Declared(ge=1, lt=2**31)]
 Total = Annotated[int, Declared(ge=1, lt=2**53)]
 #: A step's number, -1 for none.
 Watermark = Annotated[int, Declared(ge=-1, lt=2**53)]
+#: Of what a payload store has said, for people; whoever tells it cuts it off there.
+MAX_WHY_LETTERS = 400
+Why = Annotated[str, Declared(max_length=MAX_WHY_LETTERS)]
 
 
 class Part(BaseModel):

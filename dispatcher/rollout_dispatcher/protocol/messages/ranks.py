@@ -26,6 +26,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Total,
     Version,
     Watermark,
+    Why,
 )
 from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
 from rollout_dispatcher.spans import ALIGNMENT
@@ -175,7 +176,7 @@ class Unresolved(Message):
     step: Count
     attempt: Count
     sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
-    why: Annotated[str, Declared(max_length=400)] = ""
+    why: Why = ""
 
 
 class StepWithdrawn(Message):

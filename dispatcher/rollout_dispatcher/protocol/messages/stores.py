@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field as Declared
 
-from rollout_dispatcher.protocol.messages.base import Count, Message
+from rollout_dispatcher.protocol.messages.base import Count, Message, Why
 from rollout_dispatcher.protocol.messages.samples import Key, StoreAddress
 
 #: Keys that are told at a time.
@@ -44,7 +44,7 @@ class Freed(Message):
     type_code = 31
     number: Count
     left: Keys = Declared(default_factory=list)
-    why: Annotated[str, Declared(max_length=400)] = ""
+    why: Why = ""
 
 
 class Sweep(Message):
@@ -74,4 +74,4 @@ class Swept(Message):
     number: Count
     keys: Keys = Declared(default_factory=list)
     more: bool = False
-    why: Annotated[str, Declared(max_length=400)] = ""
+    why: Why = ""
