@@ -15,7 +15,6 @@ from rollout_dispatcher.payload import (
     InMemory,
     Payload,
     Reference,
-    StoredObject,
     are_in_memory,
     count_references,
 )
@@ -150,23 +149,10 @@ def micro_batch(
     elif are_in_memory(held.payloads):
         payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
     else:
-        header |= _places(held.payloads)
+        header |= m.places_of(held.payloads)
         here = [not isinstance(payload, Reference) for payload in held.payloads]
         payload, nbytes = _gather_some(schema, held, rows, here)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
-
-
-def _places(payloads: Iterable[Payload]) -> dict[str, object]:
-    """Which objects these lie in, and where: keys of the header."""
-    objects: dict[StoredObject, int] = {}
-    places = [
-        [objects.setdefault(payload.stored, len(objects)), payload.offset]
-        if isinstance(payload, Reference)
-        else None
-        for payload in payloads
-    ]
-    headers = [{"store": at.store, "key": at.key, "nbytes": at.nbytes} for at in objects]
-    return {"objects": headers, "places": places}
 
 
 def _gather_some(

@@ -12,7 +12,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.producer.encode import EncodedSample
-from rollout_workers.producer.stored.placing import Put, places_of
+from rollout_workers.producer.stored.placing import Put
 
 _T = TypeVar("_T")
 
@@ -115,7 +115,7 @@ def _places(samples: Sequence[EncodedSample]) -> dict[str, Any]:
     """Where the samples lie, if it is in payload stores."""
     if samples[0].reference is None:
         return {}
-    return places_of([sample.reference for sample in samples if sample.reference is not None])
+    return m.places_of(sample.reference for sample in samples)
 
 
 def _rows(samples: Sequence[EncodedSample]) -> dict[str, list[int]] | None:

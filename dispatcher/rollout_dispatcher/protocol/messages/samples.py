@@ -5,13 +5,13 @@ Facts (`tokens`, `sample_ids`, ...) come as lists with one entry a sample.
 
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field as Declared
 from pydantic import model_validator
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.payload import Payload, Reference, StoredObject
 from rollout_dispatcher.protocol.messages.base import (
     Count,
     Extent,
@@ -232,6 +232,22 @@ class HasSamples(Message):
         """How many there are of each ragged field, for an error message."""
         found = ", ".join(f"{name} {sum(rows)}" for name, rows in (self.rows or {}).items())
         return f"; rows: {found}" if found else ""
+
+
+def places_of(payloads: Iterable[Payload | None]) -> dict[str, Any]:
+    """What a header says of samples with these payloads: `objects` and `places`.
+
+    All but references are taken to be in the frame's payload.
+    """
+    objects: dict[StoredObject, int] = {}
+    places = [
+        (objects.setdefault(payload.stored, len(objects)), payload.offset)
+        if isinstance(payload, Reference)
+        else None
+        for payload in payloads
+    ]
+    headers = [ObjectHeader(store=at.store, key=at.key, nbytes=at.nbytes) for at in objects]
+    return {"objects": headers, "places": places}
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,7 +6,7 @@
 Invariant: a key is used for one push of one process, so it never stands for other bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -33,22 +33,7 @@ class Put:
 
     def placed(self, stored: StoredObject) -> dict[str, Any]:
         """Keys of the push, once the object is there."""
-        starts = iter(accumulate(self.sizes, initial=0))
-        return {
-            "objects": [_header(stored)],
-            "places": [(0, next(starts)) if is_large else None for is_large in self.large],
-        }
-
-
-def places_of(references: Iterable[Reference]) -> dict[str, Any]:
-    """Keys of a push whose samples all lie in objects."""
-    objects: dict[StoredObject, int] = {}
-    places = [
-        (objects.setdefault(reference.stored, len(objects)), reference.offset)
-        for reference in references
-    ]
-    return {"objects": list(map(_header, objects)), "places": places}
-
-
-def _header(stored: StoredObject) -> m.ObjectHeader:
-    return m.ObjectHeader(store=stored.store, key=stored.key, nbytes=stored.nbytes)
+        lying = zip(accumulate(self.sizes, initial=0), self.sizes, strict=False)
+        return m.places_of(
+            Reference(stored, *next(lying)) if is_large else None for is_large in self.large
+        )
