@@ -22,8 +22,8 @@ from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
-from rollout_dispatcher.service.effect_runner import EffectRunner
 from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.router import Router
 from rollout_workers.demo import lifeline
@@ -126,12 +126,12 @@ def forget_what_was_pushed(plant: Plant) -> None:
 
 def mix_up_samples(plant: Plant) -> None:
     """The samples of a micro-batch go out in another order than planned."""
-    samples = EffectRunner._samples
+    samples = Frames._samples
 
-    def reversed_samples(runner: EffectRunner, entries: Any) -> list[Any]:
-        return samples(runner, entries)[::-1]
+    def reversed_samples(frames: Frames, entries: Any) -> list[Any]:
+        return samples(frames, entries)[::-1]
 
-    plant(EffectRunner, "_samples", reversed_samples)
+    plant(Frames, "_samples", reversed_samples)
 
 
 def overfill_groups(plant: Plant) -> None:

@@ -99,7 +99,7 @@ async def test_what_cannot_be_performed_of_a_decision_holds_up_nothing_else_of_i
     producer = Wire(router)
     producer.say(m.HelloProducer(client_id="p"))
     ours, answers = StepCommitted(0, 1, 1.0), PushAnswered("p", 0, (Outcome.ACCEPTED,))
-    monkeypatch.setattr(router._effect_runner, "_announcements", None)  # which forgets nothing
+    monkeypatch.setattr(router._effect_runner, "_deliveries", None)  # which forgets nothing
     router.perform(Decision([ours, answers], (), NO_TOTALS))
     assert isinstance(router.failure, AttributeError)
     assert producer.heard() == ["WelcomeProducer", "Pushed"]

@@ -2,57 +2,45 @@
 
 Effects are carried out in the core's order, behind the barrier if anybody outside hears of them.
 Ranks that fail are heard no more from the decision on, and hear of it behind the barrier; what was
-decided for one generation is not told to the next. A micro-batch's frame is built only when its
-peer has room for it. A planner that fails is our own bug, and stops the service rather than stall
-it unseen.
+decided for one generation is not told to the next. A planner that fails is our own bug, and stops
+the service rather than stall it unseen.
 """
 
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVarTuple
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.limits import STORES_CAP
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.steps.group_totals import GroupTotals
-from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.errors import DispatcherError, ProtocolError
-from rollout_dispatcher.payload import InJournal, InMemory, Reference, are_in_memory
+from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.assemble import filler, micro_batch
-from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.versions import (
     FEEDBACK,
     PADDING,
     RAGGED,
     REFERENCES,
     SCHEMA,
-    SHARED_MEMORY,
     Terms,
 )
-from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.connections.announcements import Announcements
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
-from rollout_dispatcher.service.connections.descriptors import for_segments, open_files_limit
-from rollout_dispatcher.service.connections.in_flight import InFlight
-from rollout_dispatcher.service.connections.peer import Bulk, Peer
+from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
+from rollout_dispatcher.service.delivery.deliveries import Deliveries
+from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
-from rollout_dispatcher.transport.shared_memory.sharing import share
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +55,8 @@ AT_ONCE = (
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: Effects that are for the DP ranks of one generation.
 TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.EndRanks)
-#: How long micro-batches are handed out before others get their turn on the event loop.
-DELIVERY_SLICE_SECONDS = 0.005
 #: How long what the next step waits for is told in the same words.
 EXPLAINED_FOR_SECONDS = 0.25
-#: Micro-batches between two looks at the clock.
-LOOKED_AT_EVERY = 4
-#: Micro-batches of a step that is handed out whole with its headers; of a larger one every rank
-#: hears before any of them gets its part.
-HANDED_OUT_AT_ONCE = 8
 
 
 class EffectRunner:
@@ -101,10 +82,10 @@ class EffectRunner:
         self._metrics, self._chronicle = metrics, chronicle
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
-        self._announcements = Announcements()
-        #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
-        self._deliveries: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
-        self._in_flight = InFlight(for_segments(open_files_limit()))
+        self._deliveries = Deliveries(
+            core, connections, Frames(barrier), failure,
+            metrics=metrics, chronicle=chronicle, clock=clock, later=self._later,
+        )  # fmt: skip
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
@@ -125,7 +106,7 @@ class EffectRunner:
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
             e.RefuseRank: self._refuse_rank,
-            e.Deliver: self._deliver,
+            e.Deliver: self._deliveries.deliver,
             e.Release: self._release,
             e.WithdrawStep: self._withdraw,
             e.SamplesUnresolved: _log_unresolved,
@@ -284,25 +265,6 @@ class EffectRunner:
         if number == self._core.generation:
             self._do(effect)
 
-    def _deliver(self, effect: e.Deliver) -> None:
-        rank = self._connections.welcomed_rank(self._core.client_of(effect.dp_rank))
-        step = self._core.step(effect.step)
-        if rank is None or step is None or step.attempt != effect.attempt:
-            return  # the rank is away and gets it when it comes back, or the step is planned again
-        terms = rank.peer.terms
-        told = self._announcements.of(step, terms)
-        if told.ragged and RAGGED not in terms.capabilities:
-            rank.peer.fail(_unreadable(told.ragged))
-            return
-        rank.peer.write(told.header)
-        self._deliveries.append((rank, step, told.groups, effect.first_micro_batch))
-        if len(self._deliveries) > 1:
-            return  # in turn
-        if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
-            self._hand_out()
-        else:
-            self._later(self._hand_out)
-
     def _release(self, effect: e.Release) -> None:
         self._chronicle.released(effect.step)
         self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
@@ -332,7 +294,7 @@ class EffectRunner:
         self._chronicle.redelivered(effect)
 
     def _forget(self, effect: e.StepCommitted) -> None:
-        self._announcements.forget(effect.step)
+        self._deliveries.forget(effect.step)
         self._chronicle.committed(effect.step)
         self.feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
@@ -370,75 +332,6 @@ class EffectRunner:
         for dp_rank in dp_ranks:
             if (rank := self._connections.welcomed_rank(self._core.client_of(dp_rank))) is not None:
                 rank.peer.write(frame)
-
-    # -- steps on their way -----------------------------------------------------------------
-
-    def _hand_out(self) -> None:
-        """Hand micro-batches to the peers, for a slice of time."""
-        until = self._clock() + DELIVERY_SLICE_SECONDS
-        while self._deliveries:
-            rank, step, groups, index = self._deliveries.popleft()
-            if not self._connections.is_attached(rank):  # who has said hello since gets it anew
-                continue
-            for at in range(index, len(step.micro_batches[rank.dp_rank])):
-                if at > index and at % LOOKED_AT_EVERY == 0 and self._clock() > until:
-                    self._deliveries.appendleft((rank, step, groups, at))
-                    break
-                rank.peer.enqueue(partial(self._bulk, rank, step, groups, at))
-            if self._deliveries and self._clock() > until:
-                self._later(self._hand_out)
-                return
-
-    def _bulk(
-        self, rank: RankConnection, step: OpenStep, groups: GroupTotals | None, index: int
-    ) -> Bulk | None:
-        """The frame of one micro-batch; None once the step is over, or planned again."""
-        if self._core.step(step.number) is not step:
-            return None
-        parts = step.micro_batches[rank.dp_rank]
-        if index == len(parts) - 1:
-            now = self._clock()
-            self._metrics.delivery_duration.observe(now - step.planned_at)
-            self._chronicle.delivered(step.number, rank.dp_rank, now)
-        try:
-            attempt = step.attempt
-            if not parts[index]:
-                (sample,) = self._samples([_any_here(step)])
-                return Bulk(filler(step.number, index, sample, attempt=attempt))
-            numbers = None if groups is None else groups.numbers[rank.dp_rank][index]
-            samples = self._samples(parts[index])
-            frame = partial(micro_batch, step.number, index, samples, numbers, attempt=attempt)
-            return self._shared(rank.peer, samples, frame) or Bulk(frame())
-        except Exception as error:  # a payload cannot be read back, or a bug of ours
-            self._failure.fail(error)
-            return None
-
-    def _shared(
-        self, peer: Peer, samples: Sequence[Sample], frame: Callable[..., list[Buffer]]
-    ) -> Bulk | None:
-        """With what the peer can find in shared memory, if there is enough of that."""
-        if SHARED_MEMORY not in peer.terms.capabilities:
-            return None
-        payloads = [sample.payload for sample in samples]
-        if not are_in_memory(payloads):  # some lie in a payload store
-            return None
-        if (found := share(payloads, self._in_flight.left)) is None:
-            return None
-        self._in_flight.sent(peer, len(found.descriptors))
-        return Bulk(frame(shared=found.shared), found.descriptors, without=lambda: Bulk(frame()))
-
-    def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
-        """With their payloads in memory, but for those in payload stores.
-
-        What the journal alone has is read back for this once.
-        """
-        return [
-            self._read_back(entry) if isinstance(entry.sample.payload, InJournal) else entry.sample
-            for entry in entries
-        ]
-
-    def _read_back(self, entry: Entry) -> Sample:
-        return entry.sample._replace(payload=InMemory(self._barrier.fetch(entry.ticket)))
 
     # -- planning ---------------------------------------------------------------------------
 
@@ -486,12 +379,6 @@ class EffectRunner:
         self.perform(self._core.tick(self._clock()))
 
 
-def _any_here(step: OpenStep) -> Entry:
-    """A sample of the step that lies in no payload store, if there is one."""
-    here = (entry for entry in step.entries() if not isinstance(entry.sample.payload, Reference))
-    return next(here, next(step.entries()))
-
-
 def _log_given_up(effect: e.GroupGivenUp) -> None:
     in_stores = effect.cap.cap == STORES_CAP
     log.warning(
@@ -529,13 +416,6 @@ def _log_rewound(effect: e.Rewound) -> None:
             "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
             effect.after, effect.steps, effect.samples,
         )  # fmt: skip
-
-
-def _unreadable(ragged: Iterable[str]) -> ProtocolError:
-    return ProtocolError(
-        f"the samples have fields that are ragged or text ({', '.join(ragged)}), which this DP "
-        "rank cannot read; install the dispatcher's release of rollout-dispatcher where it runs"
-    )
 
 
 def _log_schema(effect: e.SchemaDecided) -> None:

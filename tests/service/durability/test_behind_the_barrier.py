@@ -13,7 +13,7 @@ from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
-from rollout_dispatcher.service.effect_runner import HANDED_OUT_AT_ONCE
+from rollout_dispatcher.service.delivery.deliveries import HANDED_OUT_AT_ONCE
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.transport.schemes import listen

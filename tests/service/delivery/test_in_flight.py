@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.service.connections.in_flight import InFlight
 from rollout_dispatcher.service.connections.peer import Bulk, Peer
+from rollout_dispatcher.service.delivery.in_flight import InFlight
 from rollout_dispatcher.transport.plain import StreamTransport
 from tests.service.connections.wires import LIMITS, make_hub
 from tests.support.descriptors import a_descriptor

@@ -1,0 +1,1 @@
+"""Steps on their way to DP ranks: announced, then handed out a micro-batch at a time."""

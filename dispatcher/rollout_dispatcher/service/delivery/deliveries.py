@@ -1,0 +1,120 @@
+"""Whose micro-batches are handed out next, a slice of time at once.
+
+    Deliver --> header, at once --> in turn --> a frame a micro-batch, when its peer has room for it
+
+What was decided for one connection of a rank is not for its next, and what was planned again, or is
+over, is not sent: it is looked at again when its turn comes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.steps.group_totals import GroupTotals
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.protocol.versions import RAGGED
+from rollout_dispatcher.service.chronicle.chronicle import Chronicle
+from rollout_dispatcher.service.connections.connections import Connections, RankConnection
+from rollout_dispatcher.service.connections.peer import Bulk
+from rollout_dispatcher.service.delivery.announcements import Announcements
+from rollout_dispatcher.service.delivery.frames import Frames
+from rollout_dispatcher.service.failure import Failure
+from rollout_dispatcher.service.metrics.registry import Metrics
+
+#: How long micro-batches are handed out before others get their turn on the event loop.
+DELIVERY_SLICE_SECONDS = 0.005
+#: Micro-batches between two looks at the clock.
+LOOKED_AT_EVERY = 4
+#: Micro-batches of a step that is handed out whole with its headers; of a larger one every rank
+#: hears before any of them gets its part.
+HANDED_OUT_AT_ONCE = 8
+
+
+class Deliveries:
+    """Hands steps out. later: calls in a later turn of the event loop."""
+
+    def __init__(
+        self,
+        core: Dispatch,
+        connections: Connections,
+        frames: Frames,
+        failure: Failure,
+        *,
+        metrics: Metrics,
+        chronicle: Chronicle,
+        clock: Callable[[], float],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._core, self._connections = core, connections
+        self._frames, self._failure = frames, failure
+        self._metrics, self._chronicle = metrics, chronicle
+        self._clock, self._later = clock, later
+        self._announcements = Announcements()
+        #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
+        self._line: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
+
+    def deliver(self, effect: e.Deliver) -> None:
+        """Announce a step to a rank, and have its micro-batches follow."""
+        rank = self._connections.welcomed_rank(self._core.client_of(effect.dp_rank))
+        step = self._core.step(effect.step)
+        if rank is None or step is None or step.attempt != effect.attempt:
+            return  # the rank is away and gets it when it comes back, or the step is planned again
+        terms = rank.peer.terms
+        told = self._announcements.of(step, terms)
+        if told.ragged and RAGGED not in terms.capabilities:
+            rank.peer.fail(_unreadable(told.ragged))
+            return
+        rank.peer.write(told.header)
+        self._line.append((rank, step, told.groups, effect.first_micro_batch))
+        if len(self._line) > 1:
+            return  # in turn
+        if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
+            self._hand_out()
+        else:
+            self._later(self._hand_out)
+
+    def forget(self, step: int) -> None:
+        """Nobody has to be told of it any more."""
+        self._announcements.forget(step)
+
+    def _hand_out(self) -> None:
+        """Hand micro-batches to the peers, for a slice of time."""
+        until = self._clock() + DELIVERY_SLICE_SECONDS
+        while self._line:
+            rank, step, groups, index = self._line.popleft()
+            if not self._connections.is_attached(rank):  # who has said hello since gets it anew
+                continue
+            for at in range(index, len(step.micro_batches[rank.dp_rank])):
+                if at > index and at % LOOKED_AT_EVERY == 0 and self._clock() > until:
+                    self._line.appendleft((rank, step, groups, at))
+                    break
+                rank.peer.enqueue(partial(self._bulk, rank, step, groups, at))
+            if self._line and self._clock() > until:
+                self._later(self._hand_out)
+                return
+
+    def _bulk(
+        self, rank: RankConnection, step: OpenStep, groups: GroupTotals | None, index: int
+    ) -> Bulk | None:
+        """The frame of one micro-batch; None once the step is over, or planned again."""
+        if self._core.step(step.number) is not step:
+            return None
+        if index == len(step.micro_batches[rank.dp_rank]) - 1:
+            now = self._clock()
+            self._metrics.delivery_duration.observe(now - step.planned_at)
+            self._chronicle.delivered(step.number, rank.dp_rank, now)
+        try:
+            return self._frames.of(rank, step, groups, index)
+        except Exception as error:  # a payload cannot be read back, or a bug of ours
+            self._failure.fail(error)
+            return None
+
+
+def _unreadable(ragged: Iterable[str]) -> ProtocolError:
+    return ProtocolError(
+        f"the samples have fields that are ragged or text ({', '.join(ragged)}), which this DP "
+        "rank cannot read; install the dispatcher's release of rollout-dispatcher where it runs"
+    )

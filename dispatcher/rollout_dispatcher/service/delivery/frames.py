@@ -1,0 +1,77 @@
+"""The frame of a micro-batch for one DP rank, from where its samples' payloads are.
+
+Payloads that the journal alone has are read back for this once. What the rank can find in shared
+memory goes as descriptors of it; what lies in a payload store, as a reference.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.steps.group_totals import GroupTotals
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.payload import InJournal, InMemory, Reference, are_in_memory
+from rollout_dispatcher.protocol.assemble import filler, micro_batch
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.protocol.versions import SHARED_MEMORY
+from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.connections.connections import RankConnection
+from rollout_dispatcher.service.connections.descriptors import for_segments, open_files_limit
+from rollout_dispatcher.service.connections.peer import Bulk, Peer
+from rollout_dispatcher.service.delivery.in_flight import InFlight
+from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.transport.shared_memory.sharing import share
+
+
+class Frames:
+    """Builds them. barrier: reads back what the journal alone has."""
+
+    def __init__(self, barrier: DurabilityBarrier) -> None:
+        self._barrier = barrier
+        self._in_flight = InFlight(for_segments(open_files_limit()))
+
+    def of(
+        self, rank: RankConnection, step: OpenStep, groups: GroupTotals | None, index: int
+    ) -> Bulk:
+        """That of one micro-batch, a filler where it has no samples; raises what the journal does.
+
+        groups: where the rank is told of them.
+        """
+        entries, attempt = step.micro_batches[rank.dp_rank][index], step.attempt
+        if not entries:
+            (sample,) = self._samples([_any_here(step)])
+            return Bulk(filler(step.number, index, sample, attempt=attempt))
+        numbers = None if groups is None else groups.numbers[rank.dp_rank][index]
+        samples = self._samples(entries)
+        frame = partial(micro_batch, step.number, index, samples, numbers, attempt=attempt)
+        return self._shared(rank.peer, samples, frame) or Bulk(frame())
+
+    def _shared(
+        self, peer: Peer, samples: Sequence[Sample], frame: Callable[..., list[Buffer]]
+    ) -> Bulk | None:
+        """With what the peer can find in shared memory, if there is enough of that."""
+        if SHARED_MEMORY not in peer.terms.capabilities:
+            return None
+        payloads = [sample.payload for sample in samples]
+        if not are_in_memory(payloads):  # some lie in a payload store
+            return None
+        if (found := share(payloads, self._in_flight.left)) is None:
+            return None
+        self._in_flight.sent(peer, len(found.descriptors))
+        return Bulk(frame(shared=found.shared), found.descriptors, without=lambda: Bulk(frame()))
+
+    def _samples(self, entries: Iterable[Entry]) -> list[Sample]:
+        """With their payloads in memory, but for those in payload stores."""
+        return [
+            self._read_back(entry) if isinstance(entry.sample.payload, InJournal) else entry.sample
+            for entry in entries
+        ]
+
+    def _read_back(self, entry: Entry) -> Sample:
+        return entry.sample._replace(payload=InMemory(self._barrier.fetch(entry.ticket)))
+
+
+def _any_here(step: OpenStep) -> Entry:
+    """A sample of the step that lies in no payload store, if there is one."""
+    here = (entry for entry in step.entries() if not isinstance(entry.sample.payload, Reference))
+    return next(here, next(step.entries()))
