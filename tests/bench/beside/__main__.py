@@ -10,11 +10,13 @@ Cells that the other tree lacks are named without figures of it.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 from tests.bench.cells import CELLS, available
+from tests.bench.pairs import in_turn, in_words, spread
 from tests.bench.plane.beside import sources
 from tests.bench.plane.children.children import Child, all_of
 from tests.support.source import ROOT
@@ -23,26 +25,17 @@ PLANNING = Path(__file__).with_name("planning.py")
 HEADING = f"{'cell':30} {'other ms':>9} {'this ms':>9} {'pairs':>6}"
 
 
-def times(child: Child, cell: str, number: int) -> float:
-    """Milliseconds that one plan took."""
+def _milliseconds(cell: str, child: Child, number: int) -> float:
+    """That one plan took."""
     found: float = child.ask(do="plan", cell=cell, number=number)["ms"]
     return found
-
-
-def in_turn(both: Sequence[Child], cell: str, pairs: int) -> Iterator[list[float]]:
-    """Milliseconds of both, for each pair of plans."""
-    for number in range(pairs):
-        order = (0, 1) if number % 2 == 0 else (1, 0)
-        took = {i: times(both[i], cell, number) for i in order}
-        yield [took[0], took[1]]
 
 
 def line(cell: str, found: Sequence[Sequence[float]]) -> str:
     """A row of the table; found: milliseconds of the other tree and of this one."""
     other, this = (median(each) for each in zip(*found, strict=True))
-    low, _, high = quantiles([ours / theirs for theirs, ours in found], n=4)
-    ratio = median(ours / theirs for theirs, ours in found)
-    return f"{cell:30} {other:9.2f} {this:9.2f} {ratio:6.2f}  ({low:.2f} to {high:.2f})"
+    ratios = spread([ours / theirs for theirs, ours in found])
+    return f"{cell:30} {other:9.2f} {this:9.2f} {in_words(ratios, 2)}"
 
 
 def main() -> None:
@@ -53,17 +46,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60, help="of plans of a cell, at least 2")
     options = parser.parse_args()
     trees = (options.other.resolve(), ROOT)
-    both = [Child(PLANNING, {}, environ={"PYTHONPATH": sources(tree)}) for tree in trees]
+    theirs, ours = (Child(PLANNING, {}, environ={"PYTHONPATH": sources(tree)}) for tree in trees)
     print(HEADING)
-    with all_of(*both):
-        known, _ = (set(child.hear()["cells"]) for child in both)
+    with all_of(theirs, ours):
+        known, _ = (set(child.hear()["cells"]) for child in (theirs, ours))
         for cell in filter(available, CELLS):
             if options.cell and not any(part in cell.name for part in options.cell):
                 continue
             if cell.name not in known:
                 print(f"{cell.name:30} is not in the other tree")
                 continue
-            print(line(cell.name, list(in_turn(both, cell.name, options.pairs))), flush=True)
+            plan = partial(_milliseconds, cell.name)
+            print(line(cell.name, list(in_turn(theirs, ours, plan, options.pairs))), flush=True)
 
 
 if __name__ == "__main__":

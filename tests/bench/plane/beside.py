@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from rollout_dispatcher.cli.demo.processes import signals_unwind
+from tests.bench.pairs import in_words
 from tests.bench.plane.children.children import Child
 from tests.bench.plane.load.loads import LOADS
 from tests.bench.plane.pairs import WHOLE, ratios, ready, spreads
@@ -41,8 +42,7 @@ def main() -> None:
             with ready(theirs, ours):
                 found = spreads(list(ratios(theirs, ours, options.pairs)))
             for process, at in found.items():
-                spread = f"({at['low']:.3f} to {at['high']:.3f})"
-                print(f"{name:6} {process:12} {at['ratio']:6.3f}  {spread}")
+                print(f"{name:6} {process:12} {in_words(at)}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Two whole planes alive at once, run in turn: whatever else the machine does falls on both.
+"""Two whole planes alive at once, run in turn (`tests.bench.pairs`).
 
-Each is first in every other pair. Compared is the CPU time of each process, and of all together.
+Compared is the CPU time of each process, and of all together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
 
+from tests.bench.pairs import Spread, in_turn, spread
 from tests.bench.plane.children.children import Child, all_of
 
 WHOLE = Path(__file__).parent / "children" / "whole.py"
@@ -28,20 +28,13 @@ def ready(*planes: Child) -> Iterator[None]:
 
 def ratios(before: Child, after: Child, pairs: int) -> Iterator[Seconds]:
     """The second's seconds over the first's, of each pair of runs."""
-    for pair in range(pairs):
-        order = (before, after) if pair % 2 == 0 else (after, before)
-        seconds = {child: _run(child) for child in order}
-        yield {name: spent / seconds[before][name] for name, spent in seconds[after].items()}
+    for one, other in in_turn(before, after, lambda child, _: _run(child), pairs):
+        yield {name: spent / one[name] for name, spent in other.items()}
 
 
-def spreads(found: Sequence[Seconds]) -> Mapping[str, dict[str, float]]:
-    """By process: the median of the pairs, and their quartiles."""
-    columns = {name: [pair[name] for pair in found] for name in found[0]}
-    quartiles = {name: quantiles(each, n=4) for name, each in columns.items()}
-    return {
-        name: {"ratio": median(each), "low": quartiles[name][0], "high": quartiles[name][2]}
-        for name, each in columns.items()
-    }
+def spreads(found: Sequence[Seconds]) -> Mapping[str, Spread]:
+    """By process."""
+    return {name: spread([pair[name] for pair in found]) for name in found[0]}
 
 
 def _run(child: Child) -> Seconds:

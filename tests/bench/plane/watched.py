@@ -14,14 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rollout_dispatcher.cli.demo.processes import signals_unwind
+from tests.bench.pairs import in_words
 from tests.bench.plane.children.children import Child
 from tests.bench.plane.load.loads import LOADS
 from tests.bench.plane.pairs import WHOLE, ratios, ready, spreads
-
-
-def line(process: str, at: dict[str, float]) -> str:
-    """A row, for people."""
-    return f"{process:12} {at['ratio']:6.3f}  ({at['low']:.3f} to {at['high']:.3f})"
 
 
 def main() -> None:
@@ -40,7 +36,7 @@ def main() -> None:
         with ready(without, with_all):
             found = spreads(list(ratios(without, with_all, options.pairs)))
     for process, at in found.items():
-        print(line(process, at))
+        print(f"{process:12} {in_words(at)}")
     if options.json is not None:
         figures = {"load": load.name, "pairs": options.pairs, "processes": found}
         options.json.write_text(json.dumps(figures) + "\n")
