@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.generated import between, replaced
+from tests.support.generated import between, rewrite
 from tests.support.source import ROOT
 
 DOC = ROOT / "docs" / "architecture.md"
@@ -93,4 +93,4 @@ def test_a_name_that_is_gone_would_be_seen() -> None:
 
 
 if __name__ == "__main__":
-    DOC.write_text(replaced(DOC.read_text(), "map", map_table()))
+    rewrite(DOC, {"map": map_table})

@@ -16,7 +16,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import PREFIX
 from rollout_dispatcher.protocol.sessions import Session, SessionState, Side
-from tests.support.generated import between, replaced
+from tests.support.generated import between, rewrite
 from tests.support.wire.conversations import CONVERSATIONS, LIMITS, Vector
 from tests.support.wire.protocol_tables import PARTS, codes, meanings_of, messages, offer, states
 
@@ -139,10 +139,7 @@ def test_every_field_has_a_meaning() -> None:
 
 def main() -> None:
     """Write the generated parts into the document."""
-    text = DOC.read_text()
-    for name, part in WRITTEN.items():
-        text = replaced(text, name, part())
-    DOC.write_text(text)
+    rewrite(DOC, WRITTEN)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.metrics.registry import Metrics
-from tests.support.generated import between, replaced
+from tests.support.generated import between, rewrite
 from tests.support.journaling import open_journal
 
 README = Path(__file__).parent.parent / "README.md"
@@ -72,10 +72,7 @@ def test_a_table_is_up_to_date(name: str) -> None:
 
 def main() -> None:
     """Write the tables into the README."""
-    text = README.read_text()
-    for name, table in TABLES.items():
-        text = replaced(text, name, table())
-    README.write_text(text)
+    rewrite(README, TABLES)
 
 
 if __name__ == "__main__":

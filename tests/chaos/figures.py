@@ -11,7 +11,7 @@ from tests.chaos.faults.campaign import fill_disk
 from tests.chaos.run import Recovery, Result
 from tests.chaos.verdict.check import KINDS
 from tests.results.files import Measured, load
-from tests.support.generated import replaced
+from tests.support.generated import rewrite
 from tests.support.source import ROOT
 
 DOCUMENT = ROOT / "docs" / "faults.md"
@@ -145,10 +145,7 @@ RESULTS = ("chaos", "chaos-references")
 
 def write_tables() -> None:
     """Write the generated parts of the document again."""
-    text = DOCUMENT.read_text()
-    for name, write in TABLES.items():
-        text = replaced(text, name, write())
-    DOCUMENT.write_text(text)
+    rewrite(DOCUMENT, TABLES)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tests.bench import approaches, groups, orders, plain, planner
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
-from tests.support.generated import replaced
+from tests.support.generated import rewrite
 from tests.support.source import ROOT
 
 DOCS = ROOT / "docs"
@@ -352,11 +352,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 def write_all() -> None:
     """Write the generated parts of the documents again."""
     for document, parts in TABLES.items():
-        path = DOCS / document
-        text = path.read_text()
-        for name, write in parts.items():
-            text = replaced(text, name, write())
-        path.write_text(text)
+        rewrite(DOCS / document, parts)
 
 
 def _by_lengths(windows: Measured) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -6,6 +6,8 @@
 """
 
 import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 
 def between(text: str, name: str) -> tuple[int, int]:
@@ -24,6 +26,14 @@ def replaced(text: str, name: str, generated: str) -> str:
     """The text with another content between the markers."""
     start, stop = between(text, name)
     return text[:start] + generated + "\n" + text[stop:]
+
+
+def rewrite(document: Path, parts: Mapping[str, Callable[[], str]]) -> None:
+    """Write these parts of a document again, each as its function says now."""
+    text = document.read_text()
+    for name, write in parts.items():
+        text = replaced(text, name, write())
+    document.write_text(text)
 
 
 def without_generated(text: str) -> str:

@@ -2,11 +2,10 @@
 
 import asyncio
 import os
-import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from rollout_dispatcher.transport.interface import Listener, ServerTls
 from rollout_dispatcher.transport.listener import SocketListener
 from rollout_dispatcher.transport.schemes import TRANSPORTS, listen
 from tests.support.certificates import Authority
+from tests.support.descriptors import no_more_descriptors
 from tests.support.listening import Heard
 from tests.transport.test_plain import Recorder
 
@@ -102,19 +102,6 @@ async def test_a_protocol_that_cannot_be_made_ends_the_listener() -> None:
         assert "our own bug" in str(heard.deaths[0])
         writer.close()
         await writer.wait_closed()
-
-
-@contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    """This process opens none but those below the lowest that is free."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def failures(listener: Listener) -> int:

@@ -1,4 +1,4 @@
-"""A scripted dispatcher and helping threads; and no thread of ours left behind."""
+"""A scripted dispatcher, a payload store and helping threads; and no thread of ours left behind."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rollout_workers.stores.file import FileStore
 from tests.workers.support.peers import ScriptedDispatcher
+from tests.workers.support.stored import make_store
 
 
 @pytest.fixture
@@ -21,6 +23,18 @@ def dispatcher(tmp_path: Path) -> Iterator[ScriptedDispatcher]:
     scripted = ScriptedDispatcher(tmp_path / "sample.sock")
     yield scripted
     scripted.hang_up()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where the store's files are."""
+    return tmp_path / "payloads"
+
+
+@pytest.fixture
+def store(root: Path) -> FileStore:
+    """A payload store in a directory of the test's own."""
+    return make_store(f"file://{root}")
 
 
 @pytest.fixture(autouse=True)

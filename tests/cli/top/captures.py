@@ -5,10 +5,11 @@ python -m tests.cli.top.captures    takes them again, in about a minute; it need
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.support.generated import replaced
+from tests.support.generated import rewrite
 from tests.support.server import ServeProcess
 from tests.support.slow_rank import OPTIONS, SlowRankRun
 from tests.support.source import ROOT
@@ -38,13 +39,13 @@ def take() -> dict[str, str]:
     return pictures
 
 
+def _fenced(picture: str) -> str:
+    return f"```text\n{picture}\n```"
+
+
 def main() -> None:
     """Put them into the document."""
-    pictures = take()
-    text = DOCUMENT.read_text()
-    for name, picture in pictures.items():
-        text = replaced(text, name, f"```text\n{picture}\n```")
-    DOCUMENT.write_text(text)
+    rewrite(DOCUMENT, {name: partial(_fenced, text) for name, text in take().items()})
 
 
 if __name__ == "__main__":

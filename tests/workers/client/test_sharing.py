@@ -1,11 +1,8 @@
 """A producer chooses shared memory by itself, and goes on without wherever that cannot be."""
 
 import logging
-import os
-import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from rollout_dispatcher.protocol.versions import OF_PRODUCERS, SHARED_MEMORY
 from rollout_workers import Outcome, RolloutProducer
 from rollout_workers.client.sharing import SEGMENT_FROM_BYTES
 from rollout_workers.producer.to_array import ArrayLike
+from tests.support.descriptors import no_more_descriptors
 from tests.workers.support.peers import Peer, ScriptedDispatcher
 
 BOTH_CAN = sorted(OF_PRODUCERS | {SHARED_MEMORY})
@@ -101,19 +99,6 @@ def test_after_a_refused_segment_bytes_are_sent(
     threads.submit(producer.close)
     peer.take_leave()
     assert "shared memory is not used any more" in caplog.text
-
-
-@contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    """As in a process that has as many files open as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    next_free = os.dup(0)
-    os.close(next_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_for_want_of_descriptors_bytes_are_sent_and_segments_again_later(

@@ -23,15 +23,9 @@ from tests.workers.support.peers import (
     sample,
     step,
 )
-from tests.workers.support.stored import put
+from tests.workers.support.stored import frees_before_it_leaves, put
 
 ONE, TWO = sample([1, 2, 3], name="one"), sample([4, 5], name="two")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    (tmp_path / "payloads").mkdir()
-    return FileStore.open(f"file://{tmp_path / 'payloads'}")
 
 
 @pytest.fixture
@@ -160,14 +154,7 @@ def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
     joined: tuple[RankClient, Peer], threads: ThreadPoolExecutor, store: FileStore
 ) -> None:
     client, peer = joined
-    put(store, "p.1/0", ONE)
-    closing = threads.submit(client.close)
-    peer.expect(m.Bye)
-    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
-    assert peer.expect(m.Freed) == m.Freed(number=1)
-    peer.send(m.Bye())
-    closing.result(PATIENCE_S)
-    assert store.list("") == []
+    frees_before_it_leaves(peer, threads.submit(client.close), store)
 
 
 def test_a_stream_closes_at_once_while_a_store_is_away(

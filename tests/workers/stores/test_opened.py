@@ -9,7 +9,7 @@ from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.file import FileStore
 from rollout_workers.stores.opened import OpenedStores
-from tests.workers.stores.conftest import make_store
+from tests.workers.support.stored import make_store
 
 
 class Full(FileStore):

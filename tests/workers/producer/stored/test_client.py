@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +16,9 @@ from rollout_dispatcher.sample import DType, Field, Outcome, Schema
 from rollout_workers import AsyncRolloutProducer, ReferencedSample, RolloutProducer
 from rollout_workers.stores.file import FileStore
 from tests.workers.support.peers import PATIENCE_S, Peer, ScriptedDispatcher
+from tests.workers.support.stored import frees_before_it_leaves
 
 LARGE = {"input_ids": np.arange(64)}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    (tmp_path / "payloads").mkdir()
-    return FileStore.open(f"file://{tmp_path / 'payloads'}")
 
 
 def welcome(peer: Peer, store: FileStore) -> None:
@@ -76,14 +70,7 @@ def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
 ) -> None:
     producer, peer = join(dispatcher, threads, store)
-    store.put("p.1/0", [b"x"])
-    closing = threads.submit(producer.close)
-    peer.expect(m.Bye)
-    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
-    assert peer.expect(m.Freed) == m.Freed(number=1)
-    peer.send(m.Bye())
-    closing.result(PATIENCE_S)
-    assert store.list("") == []
+    frees_before_it_leaves(peer, threads.submit(producer.close), store)
 
 
 def test_references_to_what_lies_there_are_pushed_as_they_are(
