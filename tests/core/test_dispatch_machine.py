@@ -357,10 +357,8 @@ class DispatchMachine(RuleBasedStateMachine):
         """With open steps, as a rule; the dispatcher may die before they are all planned again."""
         for _ in range(steps):
             self.push("p", [3, 9, 4, 7], None)
-            for rank in range(self.size):
-                self.go_hungry(rank)
-            while self.wanted is not None:
-                self.answer_the_planner()
+            self.all_go_hungry()
+            self.answer_every_plan()
             for rank in range(self.size):
                 self.prepare(rank)
                 following = self.core._ledger.ranks[rank].taken + 1
@@ -461,10 +459,8 @@ class DispatchMachine(RuleBasedStateMachine):
         """With steps ahead; and the rank's word that it holds the next one is on its way."""
         for _ in range(steps):
             self.push("p", [3, 9, 4, 7], None)
-        for rank in range(self.size):
-            self.go_hungry(rank)
-        while self.wanted is not None:
-            self.answer_the_planner()
+        self.all_go_hungry()
+        self.answer_every_plan()
         late = [(rank, *item) for rank, held in self.holds.items() for item in held.items()]
         if late:
             self.lose_samples(data, all_of_them=empty, stale=0)
@@ -478,6 +474,10 @@ class DispatchMachine(RuleBasedStateMachine):
         rank %= self.size
         taken = self.core._ledger.ranks[rank].taken
         self.perform(self.core.demand(rank, taken, self.now, hungry=True))
+
+    def all_go_hungry(self) -> None:
+        for rank in range(self.size):
+            self.go_hungry(rank)
 
     @precondition(lambda self: self.clients)
     @rule(rank=st.integers(0, MAX_DP_SIZE - 1), count=st.integers(1, 3))
@@ -496,11 +496,9 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 3))
     def all_ranks_train(self, steps: int) -> None:
         for _ in range(steps):
-            for rank in range(self.size):
-                self.go_hungry(rank)
+            self.all_go_hungry()
             self.pass_time(1.0)
-            while self.wanted is not None:
-                self.answer_the_planner()
+            self.answer_every_plan()
             for rank in range(self.size):
                 self.prepare(rank)
             for rank in range(self.size):
@@ -519,6 +517,10 @@ class DispatchMachine(RuleBasedStateMachine):
             self.perform(self.core.planned(wanted, answer, self.now))
         else:
             self.perform(self.core.replanned(wanted, answer, self.now))
+
+    def answer_every_plan(self) -> None:
+        while self.wanted is not None:
+            self.answer_the_planner()
 
     @rule(seconds=st.floats(0.1, 30))
     def pass_time(self, seconds: float) -> None:

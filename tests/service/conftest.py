@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.references import STORE
 from tests.support.server import ServeProcess
 
 Serve = Callable[..., ServeProcess]
@@ -33,6 +35,14 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             return stack.enter_context(ServeProcess(tmp_path, **settings))
 
         yield start
+
+
+@pytest.fixture
+def start(serve: Serve, tmp_path: Path) -> Serve:
+    """`start(**options)`: a dispatcher with a payload store, on the journal of the one before."""
+    return partial(
+        serve, micro_batch_size=2, payload_stores=STORE, journal_dir=tmp_path / "journal"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Samples whose payloads lie in payload stores, from their push to the micro-batches of ranks."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from signal import SIGKILL
 
 import pytest
@@ -15,25 +13,15 @@ from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, WireClient
 from tests.support.references import ABLE, STORE, make_references
 from tests.support.server import ServeProcess
 
-Start = Callable[..., ServeProcess]
+
+@pytest.fixture
+def start(start: Serve) -> Serve:
+    """With room for more than a step."""
+    return partial(start, buffer_capacity=16)
 
 
 @pytest.fixture
-def start(serve: Serve, tmp_path: Path) -> Start:
-    """Starts a dispatcher, on the journal of the one before."""
-    return partial(
-        serve,
-        dp_size=2,
-        dispatch_batch_size=4,
-        micro_batch_size=2,
-        buffer_capacity=16,
-        payload_stores=STORE,
-        journal_dir=tmp_path / "journal",
-    )
-
-
-@pytest.fixture
-def server(start: Start) -> ServeProcess:
+def server(start: Serve) -> ServeProcess:
     return start()
 
 
@@ -131,7 +119,7 @@ def test_over_http_payloads_come_with_the_request(server: ServeProcess) -> None:
     assert "reference: Extra inputs are not permitted" in answer.text
 
 
-def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Start) -> None:
+def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Serve) -> None:
     one = SCHEMA.nbytes(4)
     server = start(referenced_bytes=f"{5 * one}B")
     producer = Producer(server.endpoint, "p", capabilities=ABLE)
@@ -150,14 +138,14 @@ def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Star
     assert scraped["received_bytes_total"] == 0
 
 
-def test_a_larger_sample_than_payload_stores_may_hold_is_refused(start: Start) -> None:
+def test_a_larger_sample_than_payload_stores_may_hold_is_refused(start: Serve) -> None:
     server = start(referenced_bytes="64B")
     pushed = push(server, [4, 400], (0,))
     assert pushed.outcomes == [Outcome.ACCEPTED, Outcome.REFUSED]
     assert "raise --referenced-bytes" in pushed.errors["1"]
 
 
-def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Start) -> None:
+def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:
     tokens, inline = [5, 3, 8, 2, 7, 1, 9, 4], 1
     killed = start()
     push(killed, tokens, (inline,))

@@ -1,32 +1,12 @@
 """Objects of payload stores that nobody needs: who is asked to release them, of a real process."""
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from signal import SIGKILL
-
-import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import Serve
 from tests.support.client import Producer, Trainer
 from tests.support.references import ABLE, STORE, make_references
 from tests.support.server import ServeProcess
-
-Start = Callable[..., ServeProcess]
-
-
-@pytest.fixture
-def start(serve: Serve, tmp_path: Path) -> Start:
-    """Starts a dispatcher, on the journal of the one before."""
-    return partial(
-        serve,
-        dp_size=2,
-        dispatch_batch_size=4,
-        micro_batch_size=2,
-        payload_stores=STORE,
-        journal_dir=tmp_path / "journal",
-    )
 
 
 def train(server: ServeProcess) -> None:
@@ -35,7 +15,7 @@ def train(server: ServeProcess) -> None:
         trainer.train()
 
 
-def test_what_a_committed_step_has_used_up_is_released_by_who_is_there(start: Start) -> None:
+def test_what_a_committed_step_has_used_up_is_released_by_who_is_there(start: Serve) -> None:
     server = start()
     with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
         producer.send(*make_references("p", 0, [5, 3, 8, 2]))
@@ -51,7 +31,7 @@ def test_what_a_committed_step_has_used_up_is_released_by_who_is_there(start: St
         assert (objects["needed"], objects["unneeded"], objects["freed"]) == (0, 0, 1)
 
 
-def test_a_killed_dispatcher_remembers_what_is_to_be_released(start: Start) -> None:
+def test_a_killed_dispatcher_remembers_what_is_to_be_released(start: Serve) -> None:
     killed = start()
     with Producer(killed.endpoint, "p", capabilities=ABLE) as producer:
         producer.send(*make_references("p", 0, [5, 3, 8, 2]))
@@ -74,7 +54,7 @@ def test_a_killed_dispatcher_remembers_what_is_to_be_released(start: Start) -> N
 
 
 def test_the_last_to_leave_releases_what_is_left_before_its_goodbye_is_answered(
-    start: Start,
+    start: Serve,
 ) -> None:
     server = start()
     with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
@@ -95,7 +75,7 @@ def test_the_last_to_leave_releases_what_is_left_before_its_goodbye_is_answered(
     assert server.status()["objects"]["unneeded"] == 0
 
 
-def test_what_a_producer_put_and_never_pushed_is_looked_for_when_it_has_left(start: Start) -> None:
+def test_what_a_producer_put_and_never_pushed_is_looked_for_when_it_has_left(start: Serve) -> None:
     server = start()
     with Producer(server.endpoint, "q", capabilities=ABLE) as other:
         with Producer(server.endpoint, "p", capabilities=ABLE, incarnation="p.1") as producer:

@@ -12,8 +12,8 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +24,10 @@ from rollout_dispatcher.service.connections.peer import DESCRIPTORS_AHEAD
 from rollout_dispatcher.transport.shared_memory.segments import DESCRIPTORS_EACH, write_segment
 from rollout_workers import Outcome, RolloutProducer, RolloutSample
 from rollout_workers.producer.to_array import ArrayLike
+from tests.support import shared_memory
 from tests.support.client import Producer, Rank, Trainer, WireClient, make_push
 from tests.support.server import ServeProcess, eventually
+from tests.support.shared_memory import SEGMENT
 from tests.support.source import PYTHONPATH
 
 pytestmark = pytest.mark.e2e
@@ -33,23 +35,10 @@ pytestmark = pytest.mark.e2e
 BATCH, TOKENS = 8, 5000
 #: Four samples, 360 kB: large enough for shared memory.
 LARGE = [10_000] * 4
-#: What the system calls a segment of ours.
-SEGMENT = "memfd:rollout-segment"
 
-
-@contextmanager
-def serving(folder: Path, **options: Any) -> Iterator[ServeProcess]:
-    """A dispatcher of one DP rank on a Unix socket and by TCP; nothing is planned without ranks."""
-    settings: dict[str, Any] = {
-        "listen": [f"unix:{folder}/socket", "127.0.0.1:0"],
-        "dp_size": 1,
-        "dispatch_batch_size": BATCH,
-        "micro_batch_size": 2,
-        "window_multiple": 1,
-        "buffer_capacity": 4096,
-    }
-    with ServeProcess(folder, warm=True, **settings | options) as server:
-        yield server
+serving = partial(
+    shared_memory.serving, dispatch_batch_size=BATCH, micro_batch_size=2, buffer_capacity=4096
+)
 
 
 class SharingProducer(WireClient):

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from rollout_workers import MicroBatchStream, RolloutProducer
 from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
 from rollout_workers.rank.steps import RankStep
-from tests.support.server import ServeProcess, eventually
+from tests.support import shared_memory
+from tests.support.server import eventually
+from tests.support.shared_memory import SEGMENT
 from tests.support.source import PYTHONPATH
 
 Fields = dict[str, Any]
@@ -32,25 +35,15 @@ Fields = dict[str, Any]
 BATCH = 24
 #: Tokens of a sample that is mapped.
 LARGE = MAPPED_BYTES // 8
-#: What the system calls one.
-SEGMENT = "memfd:rollout-segment"
 TYPES = ["int64", "int32", "uint8", "bool", "float32", "float16"]
 
-
-@contextmanager
-def serving(folder: Path, **options: Any) -> Iterator[ServeProcess]:
-    """A dispatcher for one DP rank, on a Unix socket and by TCP."""
-    settings: dict[str, Any] = {
-        "listen": [f"unix:{folder}/socket", "127.0.0.1:0"],
-        "dp_size": 1,
-        "dispatch_batch_size": BATCH,
-        "micro_batch_size": 8,
-        "window_multiple": 1,
-        "buffer_capacity": 4 * BATCH,
-        "max_sample_tokens": 1 << 24,
-    }
-    with ServeProcess(folder, warm=True, **settings | options) as server:
-        yield server
+serving = partial(
+    shared_memory.serving,
+    dispatch_batch_size=BATCH,
+    micro_batch_size=8,
+    buffer_capacity=4 * BATCH,
+    max_sample_tokens=1 << 24,
+)
 
 
 def random_samples(seed: int, count: int = BATCH, least: int = 12000) -> list[Fields]:

@@ -11,6 +11,7 @@ import ray
 
 from rollout_workers import MicroBatchStream, RolloutProducer
 from tests.support.addresses import free_address
+from tests.support.ray_cluster import ray_cluster
 from tests.support.source import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -18,12 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    context = ray.init(
-        num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False,
-        _node_ip_address="127.0.0.1", namespace="rollouts",
-    )  # fmt: skip
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
+    with ray_cluster(object_store_memory=256 << 20, namespace="rollouts") as address:
+        yield address
 
 
 def test_a_dispatcher_whose_process_is_killed_goes_on_from_its_journal(

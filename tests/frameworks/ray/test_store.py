@@ -11,16 +11,13 @@ from rollout_workers.stores.interface import Missing
 from rollout_workers.stores.ray import RayStore
 from rollout_workers.stores.registry import open_store
 from tests.support.payload_stores import PayloadStoreTests, read, whole
+from tests.support.ray_cluster import ray_cluster
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(
-        num_cpus=2, include_dashboard=False, object_store_memory=512 << 20, log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-    )  # fmt: skip
-    yield
-    ray.shutdown()
+def cluster() -> Iterator[str]:
+    with ray_cluster() as address:
+        yield address
 
 
 @pytest.mark.usefixtures("cluster")

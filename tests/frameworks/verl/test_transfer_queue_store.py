@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -13,18 +12,15 @@ from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.spans import join
 from rollout_workers.stores.registry import open_store
 from tests.support.payload_stores import PayloadStoreTests, read
+from tests.support.ray_cluster import ray_cluster
 
 
 @pytest.fixture(scope="module")
 def queue() -> Iterator[None]:
-    ray.init(
-        num_cpus=4, include_dashboard=False, object_store_memory=512 << 20, log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-    )  # fmt: skip
-    tq.init()
-    yield
-    tq.close()
-    ray.shutdown()
+    with ray_cluster(num_cpus=4):
+        tq.init()
+        yield
+        tq.close()
 
 
 @pytest.mark.usefixtures("queue")
