@@ -32,6 +32,9 @@ from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.protocol.endpoint import Endpoint
 
 PATIENCE_S = 20.0
+#: A command that is started imports all there is: two seconds alone, and as many times as long as
+#: there are others for each core.
+STARTED_WITHIN_S = 60.0
 POLL_S = 0.01
 
 
@@ -92,7 +95,7 @@ class ServeProcess:
 
     def __enter__(self) -> Self:
         try:
-            eventually(self._is_up, "dispatcher serve is ready")
+            eventually(self._is_up, "dispatcher serve is ready", STARTED_WITHIN_S)
         except BaseException:
             self._kill()
             raise

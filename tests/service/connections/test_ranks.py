@@ -15,6 +15,18 @@ def two_ranks(server: ServeProcess) -> tuple[Rank, Rank]:
     return first, Rank(server.endpoint, 1, 2, generation=first.generation)
 
 
+def two_ranks_one_prepared(server: ServeProcess) -> tuple[Rank, Rank]:
+    """Both hold step 0; the first has said that it is prepared."""
+    Producer(server.endpoint, "p").push([3] * 4)
+    first, second = two_ranks(server)
+    for rank in (first, second):
+        rank.demand(taken=-1)
+    for rank in (first, second):
+        rank.hold(0)
+    first.prepare(0)
+    return first, second
+
+
 def token_ids(step: HeldStep) -> list[int]:
     """The input_ids that a rank received of a step; the first field of its payloads."""
     found: list[int] = []
@@ -50,13 +62,7 @@ def test_what_was_pushed_is_what_the_ranks_get(serve: Serve) -> None:
 
 def test_a_step_is_released_only_when_every_rank_is_prepared(serve: Serve) -> None:
     server = serve()
-    Producer(server.endpoint, "p").push([3] * 4)
-    first, second = two_ranks(server)
-    for rank in (first, second):
-        rank.demand(taken=-1)
-    first.hold(0)
-    second.hold(0)
-    first.prepare(0)
+    first, second = two_ranks_one_prepared(server)
     for rank in (first, second):
         rank.settle()
         assert not rank.steps[0].released
@@ -141,13 +147,7 @@ def test_a_commit_that_a_lost_connection_swallowed_is_told_by_the_hello(serve: S
 
 def test_a_step_is_not_released_while_a_rank_is_away(serve: Serve) -> None:
     server = serve()
-    Producer(server.endpoint, "p").push([3] * 4)
-    first, second = two_ranks(server)
-    for rank in (first, second):
-        rank.demand(taken=-1)
-    first.hold(0)
-    second.hold(0)
-    first.prepare(0)
+    first, second = two_ranks_one_prepared(server)
     first.settle()
     first.close()
     server.await_status(ranks_connected=1)
@@ -225,13 +225,7 @@ def test_rank_0_may_ask_again_when_it_did_not_hear_the_answer(serve: Serve) -> N
 
 def test_ranks_that_disagree_on_a_plan_are_all_told(serve: Serve) -> None:
     server = serve()
-    Producer(server.endpoint, "p").push([3] * 4)
-    first, second = two_ranks(server)
-    for rank in (first, second):
-        rank.demand(taken=-1)
-    first.hold(0)
-    second.hold(0)
-    first.prepare(0)
+    first, second = two_ranks_one_prepared(server)
     second.send(m.Prepared(step=0, digest="another"))
     for rank in (first, second):
         error = rank.expect_error("fenced")

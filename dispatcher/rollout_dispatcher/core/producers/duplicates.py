@@ -102,23 +102,11 @@ class DuplicateMemory:
 
     def refuse(self, producer: str, seq: int) -> bool:
         """Remember that a group's member was refused; returns whether that is news."""
-        if not producer:
-            return True
-        refused = self._known(producer).refused
-        known = seq in refused
-        if not known:
-            refused.add(seq, seq + 1)
-            refused.remove_below(seq - MAX_NUMBERS)
-        return not known
+        return not producer or _is_news(self._known(producer).refused, seq)
 
     def hears_close(self, producer: str, number: int) -> bool:
         """A producer closes a group; returns whether that is news, and not said again."""
-        closes = self._known(producer).closes
-        known = number in closes
-        if not known:
-            closes.add(number, number + 1)
-            closes.remove_below(number - MAX_NUMBERS)
-        return not known
+        return _is_news(self._known(producer).closes, number)
 
     def forget(self, given_ids: Iterable[str]) -> None:
         """What these ids were given to is dropped: it may be pushed again."""
@@ -150,3 +138,12 @@ class DuplicateMemory:
             self._producers[name] = _Producer(keys.get(name, ""), floor, Ranges(accepted))
         for given_id in given_ids:
             self._ids[given_id] = None
+
+
+def _is_news(numbers: Ranges, number: int) -> bool:
+    """Whether it was not among these numbers; it is now, and those far below it are forgotten."""
+    if number in numbers:
+        return False
+    numbers.add(number, number + 1)
+    numbers.remove_below(number - MAX_NUMBERS)
+    return True
