@@ -4,10 +4,10 @@
     spans from the stores    a sample each, its fields one after the other
     what is made of them     a block a field, of all samples in the micro-batch's order
 
-One copy of each value, which lets other threads run meanwhile.
+A store puts what it has where it belongs (`get_into`), so each value is copied once, and other
+threads run meanwhile.
 """
 
-from collections.abc import Sequence
 from itertools import compress
 
 import numpy as np
@@ -18,6 +18,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.spans import RowsByField
 from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.stores.interface import Part
 
 
 def references(schema: Schema, header: m.MicroBatch) -> list[Reference]:
@@ -41,35 +42,34 @@ def check_inline(schema: Schema, header: m.MicroBatch, nbytes: int) -> None:
         )
 
 
-def gather(
-    schema: Schema,
-    header: m.MicroBatch,
-    payload: memoryview,
-    spans: Sequence[memoryview],
-    memory: Memory,
-) -> memoryview:
-    """The payload of all samples. spans: of those that `references` names, in their order."""
+def lay_out(
+    schema: Schema, header: m.MicroBatch, payload: memoryview, memory: Memory
+) -> tuple[memoryview, list[list[Part]]]:
+    """The payload of all samples, where those have to be filled in yet that `references` names.
+
+    Also where the parts of each of them go, in their order. payload: what came in the frame.
+    """
     rows = header.rows_of(schema)
     blocks, nbytes = schema.blocks(header.tokens, rows)
-    found, stored = memory(nbytes), iter(spans)
+    found, parts = memory(nbytes), list[list[Part]]()
     target, inline = np.frombuffer(found, np.uint8), np.frombuffer(payload, np.uint8)
     ends = [block.start for block in blocks]  # of what is in each block so far
     inline_at = [block.start for block in schema.blocks(*_inline(schema, header))[0]]
     for place, tokens, *own in zip(header.places or (), header.tokens, *rows, strict=True):
-        if place is None:
-            source, starts = inline, inline_at
-        else:
-            source = np.frombuffer(next(stored), np.uint8)
-            starts = [part.start for part in schema.slices(tokens, own)]
         counts = (tokens, 1, *own)
-        for at, (unit, by) in enumerate(schema.units):
-            start, size = starts[at], unit * counts[by]
-            target[ends[at] : ends[at] + size] = source[start : start + size]
-            ends[at] += size
-            starts[at] += size
+        sizes = [unit * counts[by] for unit, by in schema.units]
+        if place is None:
+            for at, size in enumerate(sizes):
+                start = inline_at[at]
+                target[ends[at] : ends[at] + size] = inline[start : start + size]
+                inline_at[at] += size
+        else:
+            starts = [part.start for part in schema.slices(tokens, own)]
+            parts.append(list(map(Part, starts, ends, sizes)))
+        ends = [end + size for end, size in zip(ends, sizes, strict=True)]
     for end, following in zip(ends, [*(block.start for block in blocks[1:]), nbytes], strict=True):
         target[end:following] = 0
-    return found
+    return found, parts
 
 
 def _inline(schema: Schema, header: m.MicroBatch) -> tuple[list[int], RowsByField]:

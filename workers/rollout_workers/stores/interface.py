@@ -12,8 +12,11 @@ released, however long that takes, and whoever ends meanwhile: a store has no ti
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
+import numpy as np
+
+from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 
@@ -23,6 +26,14 @@ class Missing:
     """An object that is not there any more, or not whole; why: for people."""
 
     why: str
+
+
+class Part(NamedTuple):
+    """Bytes of what a reference means, from `source` on, and where in some memory they go."""
+
+    source: int
+    target: int
+    nbytes: int
 
 
 class PayloadStore(ABC):
@@ -55,6 +66,29 @@ class PayloadStore(ABC):
         What it returns stays as it is for as long as it is held, whatever is released.
         """
 
+    def get_into(
+        self,
+        references: Sequence[Reference],
+        memory: memoryview,
+        parts: Sequence[Sequence[Part]],
+    ) -> list[Missing | None]:
+        """Put parts of each where they belong; None for what is there.
+
+        parts: of each reference, ascending, within its bytes. An engine that copies what it gets
+        copies it once if it has a method of its own for that. What belongs to something that is
+        missing is undefined. Raises ProtocolError where `get` returns more or less than asked for.
+        """
+        found = self.get(references)
+        for data, reference, own in zip(found, references, parts, strict=True):
+            if not isinstance(data, Missing):
+                if data.nbytes != reference.nbytes:
+                    raise ProtocolError(
+                        f"{type(self).__name__} returned {data.nbytes} bytes of "
+                        f"{reference.stored.key}, of which {reference.nbytes} were asked for"
+                    )
+                _copy(data, memory, own)
+        return [data if isinstance(data, Missing) else None for data in found]
+
     @abstractmethod
     def release(self, keys: Sequence[str]) -> list[str]:
         """Nobody will ask for these objects again; returns the keys of those that are still there.
@@ -70,6 +104,13 @@ class PayloadStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of what this process holds of the engine; objects stay."""
+
+
+def _copy(data: memoryview, memory: memoryview, parts: Sequence[Part]) -> None:
+    # Unlike an assignment of memoryviews this lets other threads run meanwhile.
+    source, target = np.frombuffer(data, np.uint8), np.frombuffer(memory, np.uint8)
+    for start, to, nbytes in parts:
+        target[to : to + nbytes] = source[start : start + nbytes]
 
 
 def part_of(found: memoryview | Missing, reference: Reference) -> memoryview | Missing:
