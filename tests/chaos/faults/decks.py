@@ -39,6 +39,10 @@ from tests.chaos.faults.references import (
     kill_dispatcher_before_release,
     kill_producer_before_push,
     kill_rank_before_word,
+    kill_store_before_fetch,
+    kill_store_before_push,
+    kill_store_before_release,
+    kill_store_before_word,
     restart_without_store,
 )
 
@@ -109,6 +113,18 @@ REFERENCES: dict[str, Fault] = {
         other_dp_size_and_new_dispatcher,
     )
 }
+
+#: And where an engine has the objects, which is a process that may die. None is stopped for as long
+#: as others take to start: a master takes a process with memory for gone that it does not hear.
+ENGINES = {
+    fault.__name__: fault
+    for fault in (
+        kill_store_before_push,
+        kill_store_before_fetch,
+        kill_store_before_word,
+        kill_store_before_release,
+    )
+} | {name: fault for name, fault in REFERENCES.items() if fault is not restart_without_store}
 
 #: Both: objects are kept until a checkpoint covers what is in them.
 REFERENCES_AND_REWINDS = REWINDS | {
