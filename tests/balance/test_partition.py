@@ -20,7 +20,7 @@ from rollout_dispatcher.balance.split.partition import (
     step_partition,
 )
 from rollout_dispatcher.balance.split.runs import first_fit, next_fit
-from rollout_dispatcher.plan import FloatArray, round_up
+from rollout_dispatcher.plan import FloatArray, IntArray, round_up
 
 COSTS = st.one_of(
     st.integers(0, 3),
@@ -192,6 +192,46 @@ def test_a_budget_without_room_is_told_apart_from_a_bad_packing() -> None:
     assert lpt_budget(s.astype(np.float64), s, 2, 10) is None
     assert best_fit(s, np.full(2, 10), 10).tolist() == [0, 1, 1, -1]
     assert pack(s.astype(np.float64), s, 2, 10)[1] == 2
+
+
+def least_loaded_with_room(x: FloatArray, s: IntArray, bins: int, budget: int) -> list[int] | None:
+    """The definition of LPT under a budget; a sample above it may have an empty bin."""
+    loads, held, labels = np.zeros(bins), np.zeros(bins), []
+    for cost, tokens in zip(x, s, strict=True):
+        fits = (held + tokens <= budget) | ((held == 0) & (tokens > budget))
+        if not fits.any():
+            return None
+        b = int(np.where(fits, loads, np.inf).argmin())
+        loads[b] += cost
+        held[b] += tokens
+        labels.append(b)
+    return labels
+
+
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=60),
+    st.integers(1, 9),
+    st.floats(0.5, 2.0),
+    st.sampled_from([1.0, 2.0**-40, 2.0**40, 2.0**900]),
+)
+def test_largest_goes_onto_the_least_loaded_that_has_room(
+    tokens: list[int], bins: int, room: float, price: float
+) -> None:
+    s = -np.sort(-np.array(tokens))
+    x = s.astype(np.float64) ** 2 * price
+    budget = max(int(room * s.sum() / bins), 1)
+    found = lpt_budget(x, s, bins, budget)
+    expected = least_loaded_with_room(x, s, bins, budget)
+    assert (None if found is None else found.tolist()) == expected
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=60), st.integers(1, 9))
+def test_costs_of_any_precision_are_placed_within_the_budget(tokens: list[int], bins: int) -> None:
+    s = -np.sort(-np.array(tokens))
+    budget = int(s.max()) + int(s.sum()) // bins
+    labels = lpt_budget(s**2 * 0.37 + s / 3, s, bins, budget)
+    assert labels is not None
+    assert np.bincount(labels, weights=s).max() <= budget
 
 
 def test_best_fit_finds_a_perfect_packing() -> None:

@@ -84,6 +84,14 @@ def test_few_large_samples_are_shared_out_by_differences() -> None:
     assert time_over_share(FEW, 8, 9018, Sync.MICRO_STEP) < 1.06
 
 
+@pytest.mark.parametrize("budget", [52974, 53500])
+def test_micro_batches_of_long_and_of_short_samples_share_them(budget: int) -> None:
+    """Fifteen pairs of long ones, and three of short ones only: one of each in a micro-step."""
+    long, short = np.linspace(19361, 21203, 30), np.linspace(1923, 2133, 168)
+    lengths = np.concatenate((long, short)).astype(np.int64).tolist()
+    assert time_over_share(lengths, 2, budget, Sync.MICRO_STEP) < 1.002
+
+
 def test_a_budget_that_only_just_holds_all_is_filled() -> None:
     """Best fit and first fit need a third micro-batch."""
     found = plan_step(FULL, dp_size=2, micro_batch_tokens=7053)

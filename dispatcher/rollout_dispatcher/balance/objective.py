@@ -100,8 +100,9 @@ def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
         if not packed:
             return padded_time(x, s, R, budget, config.micro_batches)
         M = config.micro_batches(fewest_micro_batches(s, R, budget))
-        # A sample above the budget fills a bin, no more.
-        return packed_time(x, np.minimum(s, budget), R, M, budget)
+        if s.item(0) > budget:  # such a sample fills a bin, no more
+            s = np.minimum(s, budget)
+        return packed_time(x, s, R, M, budget)
     M = micro_batches_for(len(x), config)
     if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
         return crowded_rank(x, R, M * m)
@@ -145,7 +146,7 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
             level = _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)
             return time + level * (M - column)
         room = np.minimum(budget, s[seeds] + (level - x[seeds]) / price)
-        by_tokens = held.searchsorted(held.item(first) + room.sum(), "right")
+        by_tokens = held.searchsorted(held.item(first) + np.add.reduce(room), "right")
         by_cost = cost.searchsorted(cost.item(first) + R * level, "right")
         first = max(int(min(by_tokens, by_cost)) - 1, first + 1)
         lack = all_tokens - held.item(first) - light - fill * R * (M - column - 1) * budget
@@ -166,7 +167,7 @@ def _level_with_room(
     tokens, price = needed
     for _ in range(4):
         room = np.minimum(budget, s + (level - x) / price)
-        lack = tokens - float(room.sum())
+        lack = tokens - float(np.add.reduce(room))
         if lack <= 0:
             break
         open_bins = int(np.count_nonzero(room < budget))

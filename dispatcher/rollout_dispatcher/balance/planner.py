@@ -121,6 +121,8 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
     strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
     price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
 
+    mean = float(np.add.reduce(cost)) / len(cost)
+
     def choice_of(selection: Selection, work: Work) -> _Choice:
         chosen = np.flatnonzero(selection.keep)
         group = _groups(window.group[chosen], config)
@@ -130,8 +132,8 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
     def waits(choice: _Choice) -> float:
         stages, M = config.pipeline_stages, choice.parts.num_micro_batches
         time = step_time(choice.costs, config.sync, stages) / bubble(stages, M)
-        waiting = time * config.dp_size - float(choice.batch.cost.sum())
-        return waiting / max(float(cost.mean()) * len(choice.chosen), 1e-300)
+        waiting = time * config.dp_size - float(np.add.reduce(choice.batch.cost))
+        return waiting / max(mean * len(choice.chosen), 1e-300)
 
     first, *others = choose(window, cost, config, take, ahead=strategy.looks_ahead)
     best = choice_of(first, work.share(tuning.WORK_ON_FIRST) if others else work)

@@ -338,6 +338,12 @@ TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.2
 BETWEEN_EQUALS = 1e-6
 #: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.
 TRADE = Price(once=60_000, sample=0, look=12)
+#: With how many cheaper ones the dearest bin of a micro-step may share all that both have. Before
+#: trades that is done only if they differ by so much of it, and if it takes this part off the step:
+#: less changes more steps, for no better. By `tests.peers --corner minimum`, random cases.
+SHARING, FAR_APART, WORTH_SHARING = 3, 0.2, 1e-2
+#: Operations of that, by its time, read off by eye.
+SHARE = Price(once=50_000, sample=1000)
 #: Up to so many items are squeezed into fewer bins than fits find, for so many seconds of one core,
 #: which are counted. Chosen by trial.
 SQUEEZED_UP_TO, SQUEEZE = 256, 2e-3

@@ -190,15 +190,15 @@ def _judge(window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConf
     Not over the batch's own work: taking the dear samples early would seem to wait less, and it
     is the sum over all steps that counts.
     """
-    mean = float(cost.mean())
+    mean = float(np.add.reduce(cost)) / len(cost)
     costs, tokens = cost[by_cost], window.tokens[by_cost]
 
     def judge(keep: BoolArray) -> float:
-        kept = keep[by_cost].nonzero()[0]
-        x = costs[kept]
+        kept = keep.take(by_cost).nonzero()[0]
+        x = costs.take(kept)
         work = mean * len(kept)
-        time = estimate(x, tokens[kept], config)
-        return (time * config.dp_size - float(x.sum())) / work if work > 0 else 0.0
+        time = estimate(x, tokens.take(kept), config)
+        return (time * config.dp_size - float(np.add.reduce(x))) / work if work > 0 else 0.0
 
     return judge
 

@@ -77,7 +77,8 @@ def _solve(
     slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
     ahead = skipped - (E * taken[1:-1] / take)[:, None]
     led = price * ahead * ahead
-    led[np.abs(ahead) > slack] = np.inf
+    np.abs(ahead, out=ahead)
+    np.putmask(led, ahead > slack, np.inf)
     dearer[:-1] += led
     best, tables = np.where(skipped > slack, np.inf, 0.0), dearer
     for table in tables:
@@ -97,7 +98,8 @@ def _dearer(
     """
     sums = running_sums(x + penalty)
     value = sums + G * suffix[: len(sums)]
-    dearer: FloatArray = value[at[:-1]] - value[at[1:]]
+    begun = value.take(at)
+    dearer: FloatArray = begun[:-1] - begun[1:]
     last = int(at[-1, 0] - at[-2, 0])
     if last % G:  # its last column is not full
         heads = G * x[at[-2, :, None] + np.arange(0, last, G)].sum(axis=1)

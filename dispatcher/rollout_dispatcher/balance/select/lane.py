@@ -113,7 +113,7 @@ class Lane:
         """What the worst of the watched items that stay behind may cost later, as excess."""
         if not len(self.watched):
             return 0.0
-        return float(self.charge[~keep[self.watched]].max(initial=0.0))
+        return float(np.maximum.reduce(self.charge[~keep[self.watched]], initial=0.0))
 
     def bias(self, keep: BoolArray) -> float:
         """Price of holding lengths unlike the window's, as excess: Kolmogorov-Smirnov distance.
@@ -123,10 +123,11 @@ class Lane:
         """
         if not self.weighs_bias:
             return 0.0
-        held = np.cumsum(~keep[self.order])
+        held = (~keep.take(self.order)).cumsum()
         count = max(int(held[-1]), 1)
         room = count / (len(held) - count)
-        distance = float(np.abs(held / count - self.shares).max())
+        ahead = held / count - self.shares
+        distance = float(max(np.maximum.reduce(ahead), -np.minimum.reduce(ahead)))
         unlike = distance - tuning.UNLIKE / math.sqrt(room) - 1 / math.sqrt(count)
         return tuning.BIAS_WEIGHT * room**2 * max(unlike, 0.0)
 

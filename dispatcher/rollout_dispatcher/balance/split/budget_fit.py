@@ -7,6 +7,7 @@ Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts 
 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
 """
 
+import math
 from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
@@ -32,7 +33,7 @@ def lpt_budget(
     """
     loads = np.zeros(bins) if start is None else start
     if not goes_by_chunks(len(x), bins):
-        return _lpt_budget_one_by_one(x, s, loads.tolist(), budget)
+        return _lpt_one_by_one(x, s, loads, budget)
     return _lpt_budget_chunked(x, s, loads.copy(), budget)
 
 
@@ -73,29 +74,50 @@ def _end_by_fit(
     return labels
 
 
-def _lpt_budget_one_by_one(
-    x: FloatArray, s: IntArray, loads: list[float], budget: int
-) -> Labels | None:
-    """A bin without room for an item is parked until items are small enough for it."""
-    heap = [(load, b) for b, load in enumerate(loads)]
+def _lpt_one_by_one(x: FloatArray, s: IntArray, loads: FloatArray, budget: int) -> Labels | None:
+    """LPT that knows no budget, and if a bin then exceeds it, once more with an eye to it.
+
+    If none does, no item would have found its bin without room, so that it is the same. A bin is
+    one number, its load above its own, as comparing these is fastest: exact up to 2^52, and costs
+    that are not whole, or larger in all, are rounded to so many bits.
+    """
+    unit = 1 << len(loads).bit_length()
+    total, most = float(np.add.reduce(x) + np.add.reduce(loads)), 2.0**52 / unit
+    if total >= most or (x != np.rint(x)).any() or (loads != np.rint(loads)).any():
+        scale = 2.0 ** -math.frexp(total / most)[1]
+        x, loads = np.rint(x * scale), np.rint(loads * scale)
+    bins, costs = loads * unit + np.arange(len(loads)), x * unit
+    heap: list[float] = bins.tolist()
     heapify(heap)
-    parked: list[tuple[int, float, int]] = []
-    room = [budget] * len(loads)
+    least = [heapreplace(heap, heap[0] + cost) for cost in costs.tolist()]
+    labels = np.array(least).astype(np.int64) & (unit - 1)
+    held = np.bincount(labels, weights=s)
+    if float(np.maximum.reduce(held, initial=0)) <= budget:
+        return labels
+    whole: list[list[int]] = [each.astype(np.int64).tolist() for each in (costs, bins)]
+    return _lpt_in_budget(whole[0], whole[1], s.tolist(), budget)
+
+
+def _lpt_in_budget(costs: list[int], heap: list[int], s: list[int], budget: int) -> Labels | None:
+    """A bin without room for an item is parked until items are small enough for it."""
+    heapify(heap)
+    parked: list[tuple[int, int]] = []
+    room, low = [budget] * len(heap), (1 << len(heap).bit_length()) - 1
     placed: list[int] = []
-    for cost, tokens in zip(x.tolist(), s.tolist(), strict=True):
+    for cost, tokens in zip(costs, s, strict=True):
         while parked and -parked[0][0] >= tokens:
-            _, load, b = heappop(parked)
-            heappush(heap, (load, b))
+            heappush(heap, heappop(parked)[1])
         while heap:
-            load, b = heap[0]
-            left = room[b]
+            least = heap[0]
+            left = room[least & low]
             if tokens <= left or (tokens > budget and left == budget):
                 break  # room enough, or an item over the budget has an empty bin to itself
             heappop(heap)
-            heappush(parked, (-left, load, b))
+            heappush(parked, (-left, least))
         else:
             return None
+        b = least & low
         room[b] = left - tokens
         placed.append(b)
-        heapreplace(heap, (load + cost, b))
+        heapreplace(heap, least + cost)
     return np.array(placed, dtype=np.int64)

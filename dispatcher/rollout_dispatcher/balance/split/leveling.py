@@ -125,22 +125,23 @@ def swap_level(
     mean = costs.reshape(rows, -1).sum(axis=1)
     mean = (mean if base is None else mean + base.sum(axis=1)) / bins
     level, waits = mean * min(tuning.TOLERANCE, enough), enough * float(mean.sum())
-    whole = np.arange(slots)
+    whole, sampled, any_stalled = np.arange(slots), slots > tuning.SWAP_SLOTS, False
     loads = np.zeros((rows, bins))
+    all_loads = loads.ravel()
     beside = None if base is None else base.reshape(-1)
     changed: slice | IntArray = slice(None)
     for turn in range(rounds):
         held = np.add.reduce(cost[changed], axis=1)
-        loads.ravel()[changed] = held if beside is None else held + beside[changed]
+        all_loads[changed] = held if beside is None else held + beside[changed]
         over = np.maximum.reduce(loads, axis=1) - mean
         uneven = (over > level) & (stalled <= patience)
         if float(np.add.reduce(over[uneven])) <= waits:
             break
-        high, low, gap, top = _pairs(loads, mean, uneven.nonzero()[0], stalled)
-        sampled = slots > tuning.SWAP_SLOTS
+        high, low, gap, top = _pairs(
+            loads, mean, uneven.nonzero()[0], stalled if any_stalled else None
+        )
         u, v = (_slots(slots, turn), _slots(slots, turn + 1)) if sampled else (whole, whole)
-        error = _at(cost, high, u)[:, :, None] - _at(cost, low, v)[:, None, :]
-        error -= gap[:, None, None]
+        error = (_at(cost, high, u) - gap[:, None])[:, :, None] - _at(cost, low, v)[:, None, :]
         np.abs(error, out=error)
         if s is not None:
             if tokens is None:
@@ -154,9 +155,10 @@ def swap_level(
         best = error.argmin(axis=1)
         gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
         helped = gain[top]
-        if stalled.any() or not helped.all():
+        if any_stalled or not np.logical_and.reduce(helped):
             row = high[top] // bins
             stalled[row] = np.where(helped, 0, stalled[row] + 1)
+            any_stalled = bool(np.logical_or.reduce(stalled))
         i, j = np.divmod(best[gain], len(v))
         high, low = high[gain], low[gain]
         if len(flat) > tuning.MANY_SLOTS:
@@ -192,20 +194,20 @@ def _swap(arrays: list[NDArray[Any]], one: IntArray, other: IntArray) -> None:
 
 
 def _pairs(
-    loads: FloatArray, mean: FloatArray, rows: IntArray, stalled: IntArray
+    loads: FloatArray, mean: FloatArray, rows: IntArray, stalled: IntArray | None
 ) -> tuple[IntArray, IntArray, FloatArray, BoolArray]:
     """More loaded bin, less loaded bin, half their difference, and which pairs are a row's top.
 
     Bins are numbered through all rows. stalled: how often a row's top pair gained nothing; so far
-    the less loaded are moved on against the more loaded.
+    the less loaded are moved on against the more loaded; None: never in any row.
     """
     bins = loads.shape[1]
     half = bins // 2
     order = loads[rows].argsort(axis=1, kind="stable")
     order += rows[:, None] * bins
     high, low = order[:, : -half - 1 : -1], order[:, :half]
-    shift = stalled[rows]
-    if shift.any():
+    if stalled is not None:
+        shift = stalled[rows]
         shifted = (np.arange(half) - shift[:, None]) % half
         low = low[np.arange(len(rows))[:, None], shifted]
     flat, mean = loads.ravel(), mean[rows, None]

@@ -32,7 +32,8 @@ from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
 
 def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
     """Bound on M: room for all tokens, and a bin for each item above half the budget."""
-    longest, tokens, alone, halves = int(s.max(initial=0)), int(s.sum()), 0, 0
+    longest, tokens = int(np.maximum.reduce(s, initial=0)), int(np.add.reduce(s))
+    alone = halves = 0
     if longest > budget:
         over = s > budget
         alone, tokens = int(np.count_nonzero(over)), int(s[~over].sum())
