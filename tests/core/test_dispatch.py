@@ -10,6 +10,7 @@ from rollout_dispatcher.core.effects import (
     Drained,
     EndRanks,
     PushAnswered,
+    SamplesAccepted,
     WelcomeProducer,
     WelcomeRank,
 )
@@ -17,7 +18,7 @@ from rollout_dispatcher.core.facts import Accepted, DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.sample import Outcome
+from rollout_dispatcher.sample import Outcome, SamplesByField
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
@@ -72,6 +73,22 @@ def test_a_producer_is_held_when_the_buffer_is_full_and_goes_on_after_a_step() -
     answers = [effect for effect in bench.log if isinstance(effect, PushAnswered)]
     assert answers[-1].outcomes == (Outcome.ACCEPTED,)
     assert not bench.core.statistics().backpressure
+
+
+def test_what_came_in_is_told_once_and_field_by_field_where_that_is_known() -> None:
+    bench = Bench(batch=4, window=8, capacity=8, tells_accepted=True)
+    bench.push_plain(5)
+    bench.push(*(make_sample(f"g/{at}", group_id="g", group_size=2) for at in range(2)))
+    bench.push_plain(1)
+    bench.push_plain(2)  # two that wait come in at once
+    bench.push_plain(2)
+    bench.join()
+    told = [effect for effect in bench.log if isinstance(effect, SamplesAccepted)]
+    tickets = [[entry.ticket for entry in effect.entries] for effect in told]
+    assert tickets == [[0, 1, 2, 3, 4], [5, 6], [7], [8, 9, 10, 11]]
+    for effect, is_plain in zip(told, (True, False, True, False), strict=True):
+        fields = SamplesByField.of(entry.sample for entry in effect.entries)
+        assert effect.plain == (fields if is_plain else None)
 
 
 def test_a_byte_cap_that_holds_less_than_a_batch_yields_a_smaller_step_and_counts_it() -> None:

@@ -18,6 +18,7 @@ from rollout_dispatcher.plan import Plan, PlanConfig, Strategy, Window
 from rollout_dispatcher.record.reader import Reader
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
+from rollout_dispatcher.sample import SamplesByField
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.chronicle.recent import MAX_COST_KEYS, MAX_STEPS
 from rollout_dispatcher.service.chronicle.recorder import Recorder
@@ -26,6 +27,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.http.probes.steps import describe_steps
 from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of
 from rollout_dispatcher.simulate.replay.virtual import Setting
+from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 RANKS, BATCH = 2, 4
@@ -44,7 +46,9 @@ class Told:
         self.chronicle = Chronicle(lambda: self.now, Recorder(self.writer, 0.0))
         self._tickets = itertools.count()
 
-    def plan(self, number: int, generation: int = 1) -> tuple[Plan, tuple[Entry, ...]]:
+    def plan(
+        self, number: int, generation: int = 1, staleness: tuple[int, ...] = ()
+    ) -> tuple[Plan, tuple[Entry, ...]]:
         sizes = [9, 5, 7, 3]
         entries = tuple(
             Entry(make_sample(f"s{size}", size), next(self._tickets), self.now) for size in sizes
@@ -55,8 +59,8 @@ class Told:
         made = plan(window, CONFIG.plan_config(), BATCH)
         wanted = e.PlanWanted(entries, window, BATCH, RANKS, Trigger.WINDOW_FULL, trial=False)
         report = e.StepPlanned(
-            number, made, Trigger.WINDOW_FULL, waits=np.zeros(BATCH), skips=none, staleness=(),
-            tokens=window.tokens[made.chosen], nbytes=0,
+            number, made, Trigger.WINDOW_FULL, waits=np.zeros(BATCH), skips=none,
+            staleness=staleness, tokens=window.tokens[made.chosen], nbytes=0,
         )  # fmt: skip
         self.chronicle.planned(wanted, [report], self.now, generation)
         return made, entries
@@ -187,3 +191,28 @@ def test_a_step_of_an_earlier_process_is_committed_all_the_same(told: Told) -> N
     other.committed(0)
     (step,) = told.read().trained()
     assert step.committed == 103.0
+
+
+def test_samples_that_are_told_field_by_field_are_on_record_like_others(told: Told) -> None:
+    entries = [
+        Entry(make_sample(f"s{at}", 3 + at, policy_version=at % 2), at, 0.5) for at in range(4)
+    ]
+    fields = SamplesByField.of(entry.sample for entry in entries[:2])
+    told.chronicle.accepted(e.SamplesAccepted(entries[:2], fields))
+    told.chronicle.accepted(e.SamplesAccepted(entries[2:]))
+    told.chronicle.look(Bench().core.statistics)
+    found = told.read().samples.values()
+    assert [(it.ticket, it.tokens, it.version, it.group) for it in found] == [
+        (at, 3 + at, at % 2, None) for at in range(4)
+    ]
+    assert {it.at for it in found} == {100.5}
+
+
+@pytest.mark.parametrize("staleness", [(), (2, 2, 2, 2), (0, 1, 0, 3), (1, 1)])
+def test_staleness_is_on_record_of_all_samples_or_of_those_of_which_it_is_known(
+    told: Told, staleness: tuple[int, ...]
+) -> None:
+    told.plan(0, staleness=staleness)
+    (step,) = told.read().steps.values()
+    assert tuple(step.staleness) == staleness
+    assert sorted(step.tickets) == [0, 1, 2, 3]

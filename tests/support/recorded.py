@@ -70,12 +70,11 @@ def write_record(folder: Path, *, measured: bool = True, seed: int = 0) -> None:
 
 
 def _planned(number: int, at: float, ticket: int, cost: Any) -> dict[str, Any]:
-    tickets = np.arange(ticket, ticket + cost.size).reshape(cost.shape)
     excess = float(cost.max(axis=0).sum() / cost.sum(axis=1).mean() - 1)
     return {
         "event": "planned", "at": at, "step": number, "attempt": 1, "generation": 1,
-        "trigger": "window-full", "eligible": int(cost.size), "staleness": [1] * int(cost.size),
-        "ranks": [[[int(one)] for one in rank] for rank in tickets],
+        "trigger": "window-full", "eligible": int(cost.size), "staleness": 1,
+        "first": ticket, "tickets": [*range(cost.size)], "sizes": np.ones(cost.shape, int).tolist(),
         "cost": cost.tolist(), "fifo_excess": 2 * excess,
         "fifo_imbalance": excess, "lower_bound": float(cost.sum() / RANKS),
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """`Step`: one optimizer step as a training loop has it."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import overload
@@ -160,9 +161,8 @@ class Step:
                 "whole step before commit(); to leave them out on purpose, on every rank, call "
                 "commit(partial=True)"
             )
-        self._step.commit()
-        if self._timing is not None:
-            self._timing.finish(self._timer)
+        timing, timer, now = self._timing, self._timer, time.perf_counter()
+        self._step.commit(None if timing is None else lambda: timing.finish(timer, now))
 
     def timer(self, key: str) -> AbstractContextManager[None]:
         """What is computed in this block took so long for this pass of the step.

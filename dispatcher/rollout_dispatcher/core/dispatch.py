@@ -97,8 +97,7 @@ class Dispatch:
     def _decide(self, effects: list[Effect]) -> Decision:
         """Whatever is decided leaves here, with what was noted since the decision before."""
         if self._outcomes.untold:  # before a plan that may have taken them, or a cap dropped them
-            effects = [SamplesAccepted(self._outcomes.untold), *effects]
-            self._outcomes.untold = []
+            effects = [SamplesAccepted(*self._outcomes.tell()), *effects]
         if self._dropping.untold:
             effects = [*effects, SamplesDropped(self._dropping.untold)]
             self._dropping.untold = {}

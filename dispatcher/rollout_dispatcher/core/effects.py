@@ -28,7 +28,7 @@ from rollout_dispatcher.plan import (
     Window,
     imbalance,
 )
-from rollout_dispatcher.sample import Outcome, Schema
+from rollout_dispatcher.sample import Outcome, SamplesByField, Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,13 @@ class PushRecalled:
 
 @dataclass(frozen=True, slots=True)
 class SamplesAccepted:
-    """For the record: these came in together, with tickets that follow each other."""
+    """For the record: these came in together, with tickets that follow each other.
+
+    plain: their samples field by field, where that is known anyway; they have no groups then.
+    """
 
     entries: Sequence[Entry]
+    plain: SamplesByField | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ run and its number, and has the plan that it was given last.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,8 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
     key = header.run, event["step"]
     before = into.steps.get(key)
     again = before is not None and "trigger" not in event
+    tickets = iter(event["first"] + ticket for ticket in event["tickets"])
+    stale = event.get("staleness", [])
     step = RecordedStep(
         *key,
         at=before.at if again and before else header.unix + event["at"],
@@ -211,9 +214,9 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         generation=event["generation"],
         trigger=before.trigger if again and before else event.get("trigger", "unknown"),
         eligible=before.eligible if again and before else event.get("eligible", 0),
-        micro_batches=event["ranks"],
-        skips=event.get("skips", [0] * sum(len(part) for rank in event["ranks"] for part in rank)),
-        staleness=event.get("staleness", []),
+        micro_batches=[[_some(tickets, count) for count in rank] for rank in event["sizes"]],
+        skips=event.get("skips", [0] * len(event["tickets"])),
+        staleness=stale if isinstance(stale, list) else [stale] * len(event["tickets"]),
         cost=np.array(event["cost"], dtype=np.float64),
         fifo_excess=event["fifo_excess"],
         fifo_imbalance=event["fifo_imbalance"],
@@ -223,6 +226,14 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         window_multiple=float(into.config.get("window_multiple", 1.0)),
     )
     into.steps[key] = step
+
+
+def _some(tickets: Iterator[int], count: int) -> list[int]:
+    """The next so many. Raises ValueError where there are fewer."""
+    found = list(islice(tickets, count))
+    if len(found) < count:
+        raise ValueError("it has fewer tickets than its micro-batches have samples")
+    return found
 
 
 def _withdrawn(into: Recording, header: Header, event: Event) -> None:

@@ -1,6 +1,7 @@
 """What counts as a micro-batch's time, and for which pass, on a clock that a test sets."""
 
 import itertools
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -212,6 +213,15 @@ def test_micro_batches_that_are_computed_after_they_are_asked_for_are_said(
         timer.saw_backward()
     times = told(timer)["update"]
     assert (times.collective_s, times.why) == (None, AHEAD)
+
+
+def test_how_long_it_takes_to_commit_is_no_part_of_a_step(clock: Clock) -> None:
+    timer, before = timer_on(clock), time.perf_counter()
+    computed(clock, timer, 1e-9, 1e-9, backward=False)
+    timer.finish(before)
+    times = timer.times()
+    assert times is not None
+    assert times[0].why == ""
 
 
 def test_a_fetch_of_all_before_the_first_is_computed_is_said(clock: Clock) -> None:

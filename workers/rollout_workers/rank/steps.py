@@ -60,9 +60,9 @@ class RankStep:
         """Whether one of its micro-batches is here; raises StepContractError once committed."""
         return self._client.has(self.header.step, index)
 
-    def commit(self) -> None:
+    def commit(self, then: Callable[[], None] | None = None) -> None:
         """Queue the step's commit; see `StepClient.commit`."""
-        self._client.commit(self.header.step)
+        self._client.commit(self.header.step, then)
 
 
 class Feed(Protocol):
@@ -169,16 +169,22 @@ class StepClient(Closing):
         with self._changed:
             return self._received(step, index) is not None
 
-    def commit(self, step: int) -> None:
+    def commit(self, step: int, then: Callable[[], None] | None = None) -> None:
         """Queue the commit of the oldest taken step and return.
+
+        then: called once it is queued; what is told in it leaves with the commit.
 
         Raises StepContractError, which names the step that is due, when it is another one.
         """
-        with self._changed:
-            self._check()
-            self._core.commit(step)
-            self._steps_committed += 1
-        self._feed.wake()
+        try:
+            with self._changed:
+                self._check()
+                self._core.commit(step)
+                self._steps_committed += 1
+                if then is not None:
+                    then()
+        finally:
+            self._feed.wake()
 
     @property
     def tells_times(self) -> bool:

@@ -16,12 +16,13 @@ NONE: frozenset[str] = frozenset()
 class Collectives:
     """Looks at the process groups that several DP ranks are in.
 
-    dp_ranks: global ranks of the DP ranks; None where every process is one.
+    dp_ranks: global ranks of the DP ranks; None where every process is one. groups: those of them
+        that count their collectives; while there are none, nobody need `look`.
     """
 
     def __init__(self, dp_ranks: frozenset[int] | None) -> None:
         self._dp_ranks = dp_ranks
-        self._groups: list[dist.ProcessGroup] = []
+        self.groups: list[dist.ProcessGroup] = []
         self._joined = self._known = 0
         self._numbers: list[int] = []
 
@@ -32,33 +33,32 @@ class Collectives:
         """
         if not self._joined:
             return "there is no process group with other DP ranks to see collectives of"
-        if len(self._groups) < self._joined and not probed:
+        if len(self.groups) < self._joined and not probed:
             return "a process group does not count its collectives"
         return ""
 
     def find_groups(self) -> None:
         """Look for groups again, if there are others than before."""
         if not (dist.is_available() and dist.is_initialized()):
-            self._groups, self._joined, self._known = [], 0, 0
+            self.groups, self._joined, self._known = [], 0, 0
             return
         groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  there is no other list
         if len(groups) != self._known:
             self._known = len(groups)
             joined = [group for group in groups if self._joins_dp_ranks(group)]
-            self._joined, self._groups = len(joined), [*filter(_counts, joined)]
+            self._joined, self.groups = len(joined), [*filter(_counts, joined)]
 
     def look(self) -> None:
         """What there was up to now is known."""
-        if self._groups:
-            self._numbers = [_number(group) for group in self._groups]
+        self._numbers = [_number(group) for group in self.groups]
 
     def since(self, forgiven: dist.ProcessGroup | None = None) -> frozenset[str]:
         """Names of the groups that had collectives since `look`, but for one."""
-        if not self._groups:
+        if not self.groups:
             return NONE
         return frozenset(
             group.group_desc or group.group_name
-            for group, before in zip(self._groups, self._numbers, strict=False)
+            for group, before in zip(self.groups, self._numbers, strict=False)
             if group is not forgiven and _number(group) != before
         )
 

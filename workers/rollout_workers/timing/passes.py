@@ -99,20 +99,32 @@ class Span:
 
     def fold(self, clock: Clock) -> bool:
         """Add it to its pass, if what is computed has come to its end."""
-        owner, index, begin, end = self.owner, self.index, self.begin, self.end
-        blocked = self.blocked
-        if begin is None or end is None or (blocked and any(None in pair for pair in blocked)):
+        owner, index = self.owner, self.index
+        if any(None in pair for pair in self.blocked):
             owner.has_gaps = True
             return True
-        if not clock.has_passed(end):
+        if not fold(clock, owner, index, self.begin, self.end):
             return False
-        owner.busy_s[index] += clock.seconds(begin, end)
-        for start, stop in blocked:
+        for start, stop in self.blocked:
             owner.blocked_s[index] += clock.seconds(start, stop)
             _free(clock, start, stop)
-        clock.free(begin)
-        clock.free(end)
         return True
+
+
+#: A stretch of time in one micro-batch of which nothing else is known: whose, where, from, to.
+Stretch = tuple[Pass, int, Mark, Mark]
+
+
+def fold(clock: Clock, owner: Pass, index: int, begin: Mark, end: Mark) -> bool:
+    """Add a stretch to its pass, if what is computed has come to its end."""
+    if begin is None or end is None:
+        owner.has_gaps = True
+        return True
+    if not clock.has_passed(end):
+        return False
+    owner.busy_s[index] += clock.seconds(begin, end)
+    _free(clock, begin, end)
+    return True
 
 
 def _free(clock: Clock, *marks: Mark) -> None:

@@ -11,7 +11,7 @@ the model, in which part of it the rank was blocked.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch.distributed as dist
 
@@ -21,10 +21,12 @@ from rollout_workers.client.checked import validated
 from rollout_workers.timing import running
 from rollout_workers.timing.clocks import Clock, Mark
 from rollout_workers.timing.collectives import Collectives
-from rollout_workers.timing.passes import FORWARD, Pass, Span
+from rollout_workers.timing.passes import FORWARD, Pass, Span, Stretch, fold
 
 #: Micro-batches less than this share of their step's time were not computed when they seemed to be.
 LEAST_SHARE = 0.1
+#: Stretches that are kept before they are added up, all at once.
+FOLDED_AT_ONCE = 64
 #: Characters of a reason.
 MAX_WHY = 200
 AHEAD = (
@@ -40,23 +42,40 @@ class StepTimer:
 
     count: its micro-batches. cannot: why waits cannot be told apart, as far as that is known
     beforehand; "" where they can.
+
+    `hand_out` and `asked` run once a micro-batch, when the processor has long forgotten them: they
+    note two moments, and what can be done for all micro-batches at once is left for the end.
     """
+
+    __slots__ = (
+        "_at", "_began", "_begin", "_blocked_at", "_cannot", "_clock", "_collectives",
+        "_count", "_depth", "_has_waited", "_index", "_is_late", "_is_whole", "_iteration",
+        "_left_out_s", "_mark", "_named", "_owner", "_passes", "_paused", "_span", "_spans",
+        "_step", "_stretches", "_took_s",
+    )  # fmt: skip
 
     def __init__(
         self, clock: Clock, step: int, count: int, collectives: Collectives, cannot: str = ""
     ) -> None:
-        self._clock, self._step, self._count = clock, step, count
+        self._clock, self._mark = clock, clock.mark
+        self._step, self._count = step, count
         self._collectives, self._cannot = collectives, cannot
         self._passes: list[Pass] = []
-        self._closed: list[Span] = []
-        self._open: Span | None = None
+        #: What is timed now, if anything is: for which pass and micro-batch, and since when; it is
+        #: a span once there is more to know.
+        self._owner: Pass | None = None
+        self._index = 0
+        self._begin: Mark = None
+        self._span: Span | None = None
+        self._stretches: list[Stretch] = []
+        self._spans: list[Span] = []
         #: The micro-batch that was handed out last, until the next is asked for.
         self._at: int | None = None
         #: The pass of `timer`, if one is entered, and of the iteration under way if none is.
         self._named: Pass | None = None
         self._iteration: Pass | None = None
-        #: What `timer` times as long as no micro-batch is handed out in it.
-        self._whole: Span | None = None
+        #: Whether all that `timer` has in it is timed, until a micro-batch is handed out there.
+        self._is_whole = False
         self._depth = 0
         self._blocked_at: Mark = None
         self._has_waited = False
@@ -68,19 +87,17 @@ class StepTimer:
 
     def hand_out(self, index: int) -> None:
         """A micro-batch is computed from now on."""
-        if self._open is not None:
-            if self._open is self._whole:
-                self._drop()
-            self._close()
-        if self._closed:
-            self._fold()
+        if self._owner is not None:
+            self._end_before()
         now = time.perf_counter()
         if self._paused:
             self._left_out_s += now - self._paused
-        self._began = self._began or now
+        else:
+            self._began = self._began or now
         if index == 0 or self._iteration is None:
             self._iteration = self._pass(None)
-        running.listen(self)
+        if running.listener is not self:
+            running.listen(self)
         self._at = index
         self._enter(self._named or self._iteration, index)
 
@@ -100,15 +117,16 @@ class StepTimer:
         Raises ConfigError for a key that is no name.
         """
         validated(lambda: m.StepTimes(step=self._step, cost_key=key, busy_s=[0.0]))
-        named, around = self._pass(key), self._open
+        named, around, index = self._pass(key), self._owner, self._index
         is_first = around is None and self._at is None
         if is_first:
             self._begin_all(named)
-        elif around is not None and around.owner.key is None:
+        elif around is not None and around.key is None:
             self._drop()  # what counted by itself does not, as the trainer knows better
             around = None
         elif around is not None:
-            named.as_one |= around is self._whole
+            named.as_one |= self._is_whole
+            self._is_whole = False
             self._close()
         if not is_first:
             self._enter(named, self._at or 0)
@@ -116,27 +134,25 @@ class StepTimer:
             yield
         finally:
             if is_first:
-                named.as_one |= self._open is self._whole or named.is_ahead
-                self._named = self._whole = None
+                named.as_one |= self._is_whole or named.is_ahead
+                self._named, self._is_whole = None, False
             self._close()
             if around is not None:
-                around.owner.as_one |= named.as_one
-                self._enter(around.owner, around.index)
+                around.as_one |= named.as_one
+                self._enter(around, index)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """The rank waits for others, in collectives of the trainer's own."""
         self._has_waited = True
-        self.block()
-        try:
-            yield
-        finally:
-            self.unblock()
+        return _Waiting(self)
 
-    def finish(self) -> None:
-        """The step is committed."""
+    def finish(self, at: float | None = None) -> None:
+        """The step is committed; at: when that was said, by `time.perf_counter`, if not now.
+
+        To say it may take longer than a step that computes nothing.
+        """
         self._close(at_backward=True)
-        self._took_s = time.perf_counter() - self._began - self._left_out_s
+        self._took_s = (time.perf_counter() if at is None else at) - self._began - self._left_out_s
         if running.listener is self:
             running.listen(None)
 
@@ -144,22 +160,22 @@ class StepTimer:
 
     def block(self, forgiven: dist.ProcessGroup | None = None) -> None:
         """See `running.Listener`."""
-        if self._depth == 0 and self._open is not None:
-            self._open.untimed |= self._collectives.since(forgiven)
-            self._blocked_at = self._clock.mark()
+        if self._depth == 0 and (span := self._open()) is not None:
+            span.untimed |= self._collectives.since(forgiven)
+            self._blocked_at = self._mark()
         self._depth += 1
 
     def unblock(self) -> None:
         """See `running.Listener`."""
-        if self._depth == 1 and self._open is not None:
-            self._open.blocked.append((self._blocked_at, self._clock.mark()))
+        if self._depth == 1 and (span := self._open()) is not None:
+            span.blocked.append((self._blocked_at, self._mark()))
             self._collectives.look()
         self._depth = max(0, self._depth - 1)  # 0: what was waited for began in another micro-batch
 
     def will_begin(self) -> None:
         """See `running.Listener`."""
-        if self._depth == 0 and self._open is not None:
-            self._open.untimed |= self._collectives.since()
+        if self._depth == 0 and (span := self._open()) is not None:
+            span.untimed |= self._collectives.since()
 
     def has_begun(self) -> None:
         """See `running.Listener`."""
@@ -168,17 +184,16 @@ class StepTimer:
 
     def saw_backward(self) -> None:
         """See `running.Listener`."""
-        if self._open is None:
+        if (span := self._open()) is None:
             self._is_late = True
         else:
-            self._open.saw_backward(self._clock)
+            span.saw_backward(self._clock)
 
     # -- what is told
 
     def times(self) -> list[m.StepTimes] | None:
         """Every pass, once what is computed has come to the end of the last; None before."""
-        self._fold()
-        if self._closed:
+        if not self._fold():
             return None
         by_key: dict[str, Pass] = {}
         for one in filter(self._counts, self._passes):
@@ -226,17 +241,29 @@ class StepTimer:
 
     # -- mechanism
 
-    def _fold(self) -> None:
-        while self._closed and self._closed[0].fold(self._clock):
-            self._closed.pop(0)
+    def _fold(self) -> bool:
+        """Add up what has an end; returns whether the clock has come to all of it."""
+        clock, stretches, spans = self._clock, self._stretches, self._spans
+        while stretches and fold(clock, *stretches[0]):
+            stretches.pop(0)
+        while spans and spans[0].fold(clock):
+            spans.pop(0)
+        return not (stretches or spans)
 
     def _begin_all(self, named: Pass) -> None:
         """Whatever is computed from now on counts for this pass."""
         running.listen(self)
         self._named, self._iteration = named, None
         self._enter(named, 0)
-        self._whole = self._open
+        self._is_whole = True
         self._began = self._began or time.perf_counter()
+
+    def _end_before(self) -> None:
+        """What is timed ends, as a micro-batch is handed out."""
+        if self._is_whole:
+            self._is_whole = False
+            self._drop()
+        self._close()
 
     def _pass(self, key: str | None) -> Pass:
         found = next((one for one in self._passes if key is not None and one.key == key), None)
@@ -246,22 +273,49 @@ class StepTimer:
         return found
 
     def _enter(self, owner: Pass, index: int) -> None:
-        self._depth, self._blocked_at = 0, None
-        self._collectives.look()
-        self._open = Span(owner, index, self._clock.mark())
+        self._depth = 0
+        if self._collectives.groups:
+            self._collectives.look()
+        self._owner, self._index, self._begin = owner, index, self._mark()
+
+    def _open(self) -> Span | None:
+        """What is timed now, if anything is."""
+        if self._span is None and self._owner is not None:
+            self._span = Span(self._owner, self._index, self._begin)
+        return self._span
 
     def _close(self, *, at_backward: bool = False) -> None:
-        span, self._open = self._open, None
-        if span is not None:
-            if unseen := self._collectives.since():
-                span.untimed |= unseen
+        if (owner := self._owner) is None:
+            return
+        if self._span is None and not self._collectives.groups:
+            self._stretches.append((owner, self._index, self._begin, self._mark()))
+        elif (span := self._open()) is not None:
+            span.untimed |= self._collectives.since()
             span.close(self._clock, at_backward=at_backward)
-            self._closed.append(span)
+            self._spans.append(span)
+        self._owner = self._span = None
+        if len(self._spans) + len(self._stretches) >= FOLDED_AT_ONCE:
+            self._fold()
 
     def _drop(self) -> None:
-        span, self._open = self._open, None
-        if span is not None:
+        if (span := self._open()) is not None:
             span.drop(self._clock)
+        self._owner = self._span = None
+
+
+class _Waiting:
+    """A block in which a rank waits for others."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: StepTimer) -> None:
+        self._timer = timer
+
+    def __enter__(self) -> None:
+        self._timer.block()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.unblock()
 
 
 def _rounded(seconds: list[float]) -> list[float]:

@@ -113,10 +113,10 @@ class Timing:
             cannot = unseen and f"{unseen}, {REMEDY}"
         return StepTimer(self._clock_like(clock), step, count, self._collectives, cannot)
 
-    def finish(self, timer: Timer) -> None:
-        """A step is committed: tell what is known by now."""
+    def finish(self, timer: Timer, at: float | None = None) -> None:
+        """A step is committed, at this time: tell what is known by now. See `StepTimer.finish`."""
         if isinstance(timer, StepTimer):
-            timer.finish()
+            timer.finish(at)
             self._waiting.append(timer)
         self.flush()
 

@@ -37,6 +37,7 @@ class Outcomes:
         tells_accepted: bool = False,
     ) -> None:
         self.untold: list[Entry] | None = [] if tells_accepted else None
+        self._plain: SamplesByField | None = None
         self._buffer, self._totals, self._producers = buffer, totals, producers
         self._memory, self._objects, self._note = memory, objects, note
 
@@ -47,6 +48,8 @@ class Outcomes:
         first = push.outcomes.index(None)
         these = slice(first, first + amount.samples)
         entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
+        if self.untold is not None:  # or what nobody asks for would be kept
+            self._plain = None if self.untold else samples
         self._remember(push, entries, push.numbers[these])
         push.outcomes[these] = [Outcome.ACCEPTED] * len(entries)
         self._totals.accepted(samples.tokens, samples.payloads, amount.taken)
@@ -55,9 +58,16 @@ class Outcomes:
     def accept(self, push: Push, index: int, sample: Sample, now: float) -> Entry:
         """One sample of a push comes in; `count` follows, once for all of them."""
         entry, seq = self._buffer.add(sample, push.producer, now), push.first_seq + index
+        self._plain = None
         self._remember(push, [entry], range(seq, seq + 1))
         push.outcomes[index] = Outcome.ACCEPTED
         return entry
+
+    def tell(self) -> tuple[Sequence[Entry], SamplesByField | None]:
+        """What is `untold`, for somebody to be told now; see `effects.SamplesAccepted`."""
+        told, plain = self.untold or (), self._plain
+        self.untold, self._plain = [], None
+        return told, plain
 
     def count(self, accepted: Sequence[Sample]) -> None:
         """These have come in one by one."""

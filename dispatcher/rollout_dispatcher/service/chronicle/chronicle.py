@@ -27,7 +27,7 @@ class Chronicle:
     def accepted(self, effect: e.SamplesAccepted) -> None:
         """Samples came in."""
         if self._recorder is not None:
-            self._recorder.accepted(effect.entries)
+            self._recorder.accepted(effect.entries, effect.plain)
 
     def dropped(self, effect: e.SamplesDropped) -> None:
         """Accepted samples were given up."""

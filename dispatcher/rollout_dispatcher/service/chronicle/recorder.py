@@ -6,6 +6,7 @@ a rank at a time is put together first: one event a plan, a commit, a second.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -15,10 +16,10 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.statistics import Statistics
-from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
-from rollout_dispatcher.plan import FloatArray, Plan
+from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.plan import FloatArray, IntArray, Plan
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Sample, SamplesByField
 from rollout_dispatcher.service.chronicle.recent import SeenStep
 
 #: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
@@ -26,6 +27,8 @@ _TIME_DIGITS = 6
 _COST_DIGITS = 7
 #: Samples that come in within a second are one event, unless there are more than this.
 _SAMPLES_AN_EVENT = 1024
+#: In place of a group's number.
+_NO_GROUP = -1
 #: Costs beyond this are rounded to whole numbers.
 _LARGE = 1e6
 #: Its ticket, its skips, its staleness, and its share of what its micro-batch has.
@@ -61,17 +64,26 @@ class Recorder:
         self._waits: list[tuple[int, float, float]] = []
         self._state: dict[str, int] = {}
 
-    def accepted(self, entries: Sequence[Entry]) -> None:
-        """Samples came in together; their tickets follow those of the samples before."""
-        samples = list(map(_SAMPLE, entries))
-        waiting = self._accepted
+    def accepted(self, entries: Sequence[Entry], plain: SamplesByField | None = None) -> None:
+        """Samples came in together; their tickets follow those of the samples before.
+
+        plain: as in `effects.SamplesAccepted`.
+        """
+        waiting, count = self._accepted, len(entries)
         if waiting is None:
             waiting = self._accepted = _Accepted(entries[0].ticket)
-        waiting.pushes.append((self._at(entries[0].arrived), len(entries)))
-        waiting.tokens += map(_TOKENS, samples)
-        waiting.loss += map(_LOSS_TOKENS, samples)
-        waiting.groups += map(_GROUP, entries)
-        waiting.versions += map(_VERSION, samples)
+        waiting.pushes.append((self._at(entries[0].arrived), count))
+        if plain is not None:
+            waiting.tokens += plain.tokens
+            waiting.loss += plain.loss_tokens
+            waiting.versions += plain.policy_versions
+            waiting.groups += repeat(_NO_GROUP, count)
+        else:
+            samples = list(map(_SAMPLE, entries))
+            waiting.tokens += map(_TOKENS, samples)
+            waiting.loss += map(_LOSS_TOKENS, samples)
+            waiting.versions += map(_VERSION, samples)
+            waiting.groups += map(_GROUP, entries)
         if len(waiting.tokens) >= _SAMPLES_AN_EVENT:
             self._put_accepted()
 
@@ -109,39 +121,52 @@ class Recorder:
         """A step was planned for the first time."""
         self._put_accepted()
         plan, entries = report.plan, wanted.entries
-        ticket = list(map(_TICKET, entries)).__getitem__
-        ranks = [[list(map(ticket, part.tolist())) for part in rank] for rank in plan.micro_batches]
-        chosen = {"trigger": str(report.trigger), "eligible": len(entries)}
+        tickets = np.fromiter(map(_TICKET, entries), np.int64, len(entries))
+        parts = [part for rank in plan.micro_batches for part in rank]
+        sizes = [list(map(len, rank)) for rank in plan.micro_batches]
+        chosen: dict[str, Any] = {"trigger": str(report.trigger), "eligible": len(entries)}
         if report.skips.any():
             chosen["skips"] = report.skips.tolist()
-        if report.staleness:
-            chosen["staleness"] = list(report.staleness)
-        self._plan(report.step, 1, plan, ranks, now, generation=generation, **chosen)
+        if stale := report.staleness:
+            is_one = stale.count(stale[0]) == len(report.tokens)
+            chosen["staleness"] = stale[0] if is_one else stale
+        self._plan(
+            report.step, 1, plan, now, tickets=tickets[np.concatenate(parts)], sizes=sizes,
+            generation=generation, **chosen,
+        )  # fmt: skip
 
     def replanned(
         self, step: OpenStep, attempt: int, plan: Plan, now: float, *, generation: int
     ) -> None:
         """An open step has another plan."""
-        ranks = _tickets(step.micro_batches)
-        self._plan(step.number, attempt, plan, ranks, now, generation=generation)
+        sizes = [list(map(len, rank)) for rank in step.micro_batches]
+        tickets = np.fromiter(map(_TICKET, step.entries()), np.int64)
+        self._plan(
+            step.number, attempt, plan, now, tickets=tickets, sizes=sizes, generation=generation
+        )
 
     def _plan(
         self,
         step: int,
         attempt: int,
         plan: Plan,
-        ranks: list[list[list[int]]],
         now: float,
+        *,
+        tickets: IntArray,
+        sizes: list[list[int]],
         **others: Any,
     ) -> None:
+        first = int(tickets[0])  # small numbers take less time to write, and less room
         self._put(
             "planned",
             now,
-            _NUMBERS_A_PLANNED_SAMPLE * sum(len(part) for rank in ranks for part in rank),
+            _NUMBERS_A_PLANNED_SAMPLE * len(tickets),
             step=step,
             attempt=attempt,
             **others,
-            ranks=ranks,
+            first=first,
+            tickets=(tickets - first).tolist(),
+            sizes=sizes,
             cost=_rounded(plan.cost),
             fifo_excess=round(plan.fifo_excess, _COST_DIGITS),
             fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
@@ -220,10 +245,6 @@ class Recorder:
 
     def _at(self, moment: float) -> float:
         return round(moment - self._origin, _TIME_DIGITS)
-
-
-def _tickets(micro_batches: MicroBatches) -> list[list[list[int]]]:
-    return [[list(map(_TICKET, part)) for part in rank] for rank in micro_batches]
 
 
 def _rounded(costs: FloatArray) -> list[list[float]]:
