@@ -37,6 +37,8 @@ HIGH_WATER_DESCRIPTORS = 64
 MAX_DESCRIPTORS = 253
 #: Where there is none such, nobody asks for descriptors either.
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+#: As a number: to ask a flag of an enumeration takes as long as to receive some bytes.
+_TRUNCATED = int(socket.MSG_CTRUNC)
 
 
 class DescriptorsLost(ConnectionError):
@@ -134,8 +136,8 @@ class StreamTransport(asyncio.Transport):
             nbytes, ancillary, flags, _ = self._sock.recvmsg_into(
                 self._protocol.get_buffers(), self._ancillary_bytes, _CLOSE_ON_EXEC
             )
-            if ancillary or flags & socket.MSG_CTRUNC:
-                self._pass_on(ancillary, is_truncated=bool(flags & socket.MSG_CTRUNC))
+            if ancillary or flags & _TRUNCATED:
+                self._pass_on(ancillary, is_truncated=bool(flags & _TRUNCATED))
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:

@@ -16,16 +16,24 @@ class InFlight:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._sent: WeakKeyDictionary[Peer, int] = WeakKeyDictionary()
+        #: Never less than all of `_sent`, which is summed only where this comes near the limit.
+        self._count = 0
 
     @property
     def left(self) -> int:
         """How many may go along with one frame now."""
-        left = self._limit - sum(self._sent.values())
-        if left < MAX_SEGMENTS:  # ask who has read them meanwhile: a system call each
-            for peer in [peer for peer in self._sent if peer.has_read_all]:
-                left += self._sent.pop(peer)
-        return min(left, MAX_SEGMENTS)
+        if self._limit - self._count < MAX_SEGMENTS:
+            self._recount()
+        return min(self._limit - self._count, MAX_SEGMENTS)
 
     def sent(self, peer: Peer, count: int) -> None:
         """So many more are on their way."""
         self._sent[peer] = self._sent.get(peer, 0) + count
+        self._count += count
+
+    def _recount(self) -> None:
+        """Leave out who is gone, and if that is not enough who has read all: a system call each."""
+        self._count = sum(self._sent.values())
+        if self._limit - self._count < MAX_SEGMENTS:
+            for peer in [peer for peer in self._sent if peer.has_read_all]:
+                self._count -= self._sent.pop(peer)

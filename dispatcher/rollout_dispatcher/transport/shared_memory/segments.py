@@ -22,6 +22,12 @@ from rollout_dispatcher.protocol.outbox import Buffer, Outbox
 
 #: Whether this system has such memory.
 ARE_SUPPORTED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+#: All that keep a segment as it is.
+_SEALS = (
+    fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    if ARE_SUPPORTED
+    else 0
+)
 #: Descriptors that a mapping takes: the segment's, and one that Python's mmap keeps for itself.
 DESCRIPTORS_EACH = 2
 #: Blocks of `st_blocks`.
@@ -39,7 +45,7 @@ def write_segment(buffers: Iterable[Buffer]) -> int:
         unwritten.put(buffers)
         while unwritten.nbytes:
             unwritten.sent(os.writev(descriptor, unwritten.head()))
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)
         raise
@@ -53,7 +59,7 @@ def check_segment(descriptor: int, nbytes: int) -> None:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:  # only files that are nothing but memory have seals
         raise SegmentRefused(f"it is no shared memory ({error.strerror})") from error
-    if seals & _seals() != _seals():
+    if seals & _SEALS != _SEALS:
         raise SegmentRefused("it is not sealed against writing, growing and shrinking")
     if found.st_size != nbytes:
         raise SegmentRefused(f"it has {found.st_size} bytes, and {nbytes} were announced")
@@ -127,7 +133,3 @@ class Segment(mmap.mmap):
 def segment_of(view: memoryview) -> Segment | None:
     """The segment that these bytes are in, if they are in one."""
     return view.obj if type(view.obj) is Segment else None
-
-
-def _seals() -> int:
-    return fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

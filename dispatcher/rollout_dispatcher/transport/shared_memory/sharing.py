@@ -8,7 +8,7 @@ from rollout_dispatcher.transport.shared_memory.segments import Segment, segment
 
 #: Where fewer bytes than this lie in a segment they are sent: to pass a descriptor, and to look at
 #: what it is of, takes about as long.
-LEAST_BYTES_EACH = 16 * 1024
+LEAST_BYTES_EACH = 4 * 1024
 #: A micro-batch with fewer bytes than this in segments is sent whole, for the same reason.
 LEAST_BYTES = 64 * 1024
 
