@@ -147,7 +147,8 @@ def test_what_cannot_be_planned_is_said_in_one_error(options: dict[str, Any], sa
 
 def test_counts_may_be_what_counts_as_whole_numbers() -> None:
     plain = plan_step([5, 4, 3, 2, 1], dp_size=2, micro_batch_tokens=8, multiple=2)
-    for of in (torch.tensor, np.array, np.int32):
+    kinds: tuple[Any, ...] = (torch.tensor, np.array, np.int32)
+    for of in kinds:
         found = plan_step(
             [5, 4, 3, 2, 1], dp_size=of(2), micro_batch_tokens=of(8), multiple=of(2), pad_to=of(1)
         )
