@@ -5,10 +5,11 @@ seams use. What a seam returns is held to what its framework's own tests ask for
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rollout_dispatcher.balance import get_seqlen_balanced_partitions
+from rollout_dispatcher.plan import Sync, straggler_excess
 from tests.support.source import ROOT
 
 DOC = ROOT / "docs" / "planner.md"
@@ -70,20 +73,30 @@ class DataProto:
         self.batch = {name: value[indices] for name, value in self.batch.items()}
 
 
-@pytest.mark.parametrize("keep_minibatch", [False, True])
-def test_verl_s_batch_is_split_evenly_over_ranks(keep_minibatch: bool) -> None:
+def verl_balanced(**actor: Any) -> tuple[list[list[int]], dict[str, float]]:
+    """Rows of each of 4 ranks, and the metrics."""
     batch, metrics = DataProto(padded(LENGTHS)), dict[str, float]()
+    keep_minibatch = actor.pop("keep_minibatch", False)
     trainer = SimpleNamespace(
         _get_dp_size=lambda *_: 4,
         actor_rollout_wg=None,
         config=SimpleNamespace(
-            actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(ppo_mini_batch_size=32))
+            actor_rollout_ref=SimpleNamespace(
+                actor=SimpleNamespace(ppo_mini_batch_size=32, **actor),
+            )
         ),
     )
     seam("_balance_batch")["_balance_batch"](trainer, batch, metrics, keep_minibatch=keep_minibatch)
     rows = batch.batch["input_ids"].amax(1).tolist()
     assert sorted(rows) == list(range(64))
-    ranks = [rows[first : first + 16] for first in range(0, 64, 16)]
+    return [rows[first : first + 16] for first in range(0, 64, 16)], metrics
+
+
+@pytest.mark.parametrize("keep_minibatch", [False, True])
+def test_verl_s_batch_is_split_evenly_over_ranks(keep_minibatch: bool) -> None:
+    ranks, metrics = verl_balanced(
+        strategy="fsdp", use_dynamic_bsz=True, keep_minibatch=keep_minibatch
+    )
     assert most(LENGTHS, ranks) < 1.01
     if keep_minibatch:
         assert all(sum(row < 32 for row in rank) == 8 for rank in ranks)
@@ -92,6 +105,35 @@ def test_verl_s_batch_is_split_evenly_over_ranks(keep_minibatch: bool) -> None:
         f"global_seqlen/{name}"
         for name in ("min", "max", "minmax_diff", "balanced_min", "balanced_max", "mean")
     }
+
+
+def waited(ranks: list[list[int]], each: int, sync: Sync) -> float:
+    """Straggler excess of ranks that cut their rows in order."""
+    work = np.array([[work_of(LENGTHS[row]) for row in rank] for rank in ranks])
+    return straggler_excess(work.reshape(4, -1, each).sum(axis=2), sync)
+
+
+@pytest.mark.parametrize(("strategy", "sync"), [("fsdp2", "micro-step"), ("megatron", "step")])
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_verl_s_fixed_micro_batches_wait_no_longer_than_with_its_own_split(
+    each: int, strategy: str, sync: str
+) -> None:
+    ranks, _ = verl_balanced(
+        strategy=strategy, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=each
+    )
+    by_work = sorted(range(64), key=lambda row: LENGTHS[row])
+    own = get_seqlen_balanced_partitions([work_of(length) for length in LENGTHS], 4, True)
+    ordered = [sorted(part, key=by_work.index) for part in own]
+    own = [part[::2] + part[1::2][::-1] for part in ordered]
+    assert waited(ranks, each, Sync(sync)) <= waited(own, each, Sync(sync)) + 1e-9
+    ends = [sum(work_of(LENGTHS[row]) for row in ranks[0][at : at + each]) for at in (0, 16 - each)]
+    assert max(ends) < most_of(ranks[0], each)
+
+
+def most_of(rank: list[int], each: int) -> float:
+    """Work of a rank's dearest micro-batch."""
+    cuts = [rank[at : at + each] for at in range(0, len(rank), each)]
+    return max(sum(work_of(LENGTHS[row]) for row in part) for part in cuts)
 
 
 @pytest.fixture
@@ -103,6 +145,7 @@ def lonely_group(tmp_path: Path) -> Iterator[None]:
 
 def select(batch: dict[str, Any], rows: list[int]) -> list[int]:
     """Verl's `index_select_tensor_dict`, as far as which rows it takes."""
+    assert rows, "verl makes no jagged tensor of no rows"
     return rows
 
 
@@ -125,6 +168,15 @@ def test_verl_s_micro_batches_keep_to_the_budget(lonely_group: None) -> None:
     _, pairs = cut(padded(LENGTHS), 8000, force_group_size=2, min_num_micro_batch=9)
     assert len(pairs) >= 9
     assert all((row ^ 1) in part for part in pairs for row in part)
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_verl_gets_no_empty_micro_batches(lonely_group: None, group: bool) -> None:
+    framework = seam("rearrange_micro_batches", index_select_tensor_dict=select)
+    with pytest.raises(ValueError, match="64 samples or groups cannot fill 70 bins"):
+        framework["rearrange_micro_batches"](
+            padded(LENGTHS), 8000, dist.group.WORLD if group else None, min_num_micro_batch=70
+        )
 
 
 def test_verl_s_sampler_takes_prompts_that_balance() -> None:
@@ -173,6 +225,14 @@ def test_slime_s_schedule_refuses_less_than_a_step() -> None:
         build(args, {"vpp_size": 1}, [3, 3], global_batch_size=4, rollout_indices=[0, 1])
 
 
+def test_slime_s_ranks_have_no_empty_micro_batch() -> None:
+    build = seam("build_dp_schedule")["build_dp_schedule"]
+    args = SimpleNamespace(use_dynamic_batch_size=False, micro_batch_size=1)
+    parallel = {"vpp_size": 1, "dp_size": 4}
+    with pytest.raises(AssertionError, match="3 samples are fewer than micro-batches"):
+        build(args, parallel, [3, 3, 3], global_batch_size=3, rollout_indices=[0, 1, 2])
+
+
 # -- NeMo-RL ----------------------------------------------------------------------------------
 
 
@@ -186,11 +246,25 @@ class KVBatchMeta:
     tags: list[dict[str, Any]] | None = None
 
 
-def test_nemo_rl_s_shards_carry_their_packing() -> None:
+def own_split(*given: Any, **options: Any) -> Any:
+    """NeMo-RL's, as far as what it was asked."""
+    return given, options
+
+
+@pytest.fixture
+def nemo_rl(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The seam, with the module at hand that it takes the framework's own function from."""
+    preshard = SimpleNamespace(shard_meta_for_dp=own_split)
+    monkeypatch.setitem(sys.modules, "nemo_rl", ModuleType("nemo_rl"))
+    data_plane = SimpleNamespace(preshard=preshard)
+    monkeypatch.setitem(sys.modules, "nemo_rl.data_plane", data_plane)
+    return seam("shard_meta_for_dp")["shard_meta_for_dp"]
+
+
+def test_nemo_rl_s_shards_carry_their_packing(nemo_rl: Any) -> None:
     names = [f"s{at}" for at in range(64)]
-    shard = seam("shard_meta_for_dp")["shard_meta_for_dp"]
     packing = {"max_tokens_per_microbatch": 8000, "sequence_length_pad_multiple": 64}
-    metas, unsorted = shard(
+    metas, unsorted = nemo_rl(
         KVBatchMeta(names, LENGTHS, {"kept": 1}), dp_world=4, batch_size=32,
         sequence_packing_args=packing,
     )  # fmt: skip
@@ -216,6 +290,17 @@ def test_nemo_rl_s_shards_carry_their_packing() -> None:
             assert max(found) <= 8000
 
 
+def test_nemo_rl_s_own_split_goes_on_without_sequence_packing(nemo_rl: Any) -> None:
+    options = {"dp_world": 4, "batch_size": 32, "dynamic_batching_args": {"of": "others"}}
+    assert nemo_rl("meta", sequence_packing_args=None, **options) == (("meta",), options)
+    packing = {"max_tokens_per_microbatch": 8000, "sequence_length_pad_multiple": 64}
+    metas, _ = nemo_rl(
+        KVBatchMeta(["a", "b"], [5, 6]), dp_world=2, batch_size=None,
+        sequence_packing_args=packing, dynamic_batching_args=None,
+    )  # fmt: skip
+    assert sorted(name for meta in metas for name in meta.sample_ids) == ["a", "b"]
+
+
 # -- AReaL ------------------------------------------------------------------------------------
 
 
@@ -228,8 +313,12 @@ def test_areal_s_allocation_is_one_group_a_rank_or_keeps_to_a_capacity() -> None
     groups = allocate(LENGTHS, 8000, 2, n_groups_divisor=3)
     assert len(groups) % 3 == 0
     assert all(sum(LENGTHS[i] for i in group) <= 8000 for group in groups)
-    with pytest.raises(ValueError, match="exceeds"):
+    with pytest.raises(RuntimeError, match="exceeds"):
         allocate([9000], 8000, 1)
+    with pytest.raises(RuntimeError, match="2 samples or groups cannot fill 3 bins"):
+        allocate([1, 2], 8000, 3)
+    with pytest.raises(ValueError, match="Unknown packing algorithm"):
+        seam("get_allocate_fn")["get_allocate_fn"]("best")
 
 
 # -- SkyRL ------------------------------------------------------------------------------------

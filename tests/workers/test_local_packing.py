@@ -57,6 +57,15 @@ def test_a_sample_that_is_too_long_is_an_error_on_every_rank_of_the_group(
     assert [rank["wrong"][0] for rank in told[:2]] == ["UnequalPartitions", "PeerFailed"]
 
 
+def test_where_a_rank_cannot_feed_fillers_all_of_them_hear_of_it(
+    told: list[dict[str, Any]],
+) -> None:
+    kinds = ["PeerFailed", "UnequalPartitions", "UnequalPartitions"]
+    assert [rank["full"][0] for rank in told] == kinds
+    assert "1 samples or groups cannot fill 4 bins" in told[2]["full"][1]
+    assert [rank["full pair"] for rank in told] == [[[0], [1]], [[0], [1]], [[0]]]
+
+
 def test_after_an_error_the_ranks_are_still_in_step(told: list[dict[str, Any]]) -> None:
     assert [rank["after"] for rank in told] == [rank["all"] for rank in told]
 

@@ -7,6 +7,7 @@ Example, budget 10: rank 0 has lengths 9 8, rank 1 has 5 4; by itself rank 1 wou
 micro-batch, rank 0 needs two, so rank 1 makes 5 | 4.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,13 +31,15 @@ def pack_local(
     pad_to: int = 1,
     oversize: str = Oversize.ERROR,
     order: str = MicroBatchOrder.PEAK_FIRST,
+    fillers: bool = True,
 ) -> list[list[int]]:
     """Indices of this rank's `lengths` in micro-batches, as many as on every rank of `group`.
 
     A collective: every rank of the group calls it, with its own lengths and otherwise the same
     arguments, which are those of `rollout_dispatcher.balance.pack`. group: the ranks that agree, by
     default all of the process group; without one this rank packs by itself. A rank that has fewer
-    samples than micro-batches gets empty ones, fillers.
+    samples than micro-batches gets empty ones, fillers; with `fillers=False` every rank raises
+    instead.
 
     Raises what `pack` raises, and PeerFailed if another rank's samples cannot be packed: then no
     rank is left behind in a collective.
@@ -45,14 +48,27 @@ def pack_local(
     def packed(at_least: int) -> list[list[int]]:
         return pack(
             lengths, budget, cost=cost, groups=groups, multiple=multiple, minimum=at_least,
-            pad_to=pad_to, oversize=oversize, order=order,
+            pad_to=pad_to, oversize=oversize, order=order, fillers=fillers,
         )  # fmt: skip
 
     if not initialised():
         return packed(minimum)
+    found, count = _agreed(lambda: packed(minimum), group)
+
+    def as_many() -> list[list[int]]:
+        return found if len(found) == count else packed(count)
+
+    # Without fillers as many as the others have may be too many for some rank.
+    return as_many() if fillers else _agreed(as_many, group)[0]
+
+
+def _agreed(
+    packed: Callable[[], list[list[int]]], group: dist.ProcessGroup | None
+) -> tuple[list[list[int]], int]:
+    """What this rank packed, and the largest number of micro-batches that any rank has."""
     found, error = [], None
     try:
-        found = packed(minimum)
+        found = packed()
     except Exception as failure:  # whatever it is, the others wait to hear of it
         error = failure
     count, failed = _largest([len(found), int(error is not None)], group)
@@ -63,7 +79,7 @@ def pack_local(
             "another rank's samples cannot be packed, so there are no micro-batches on any; "
             "its own error says why"
         )
-    return found if len(found) == count else packed(count)
+    return found, count
 
 
 def _largest(own: list[int], group: dist.ProcessGroup | None) -> list[int]:

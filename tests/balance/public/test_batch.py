@@ -72,6 +72,16 @@ def test_jagged_tensors_tell_their_lengths_and_stay_jagged() -> None:
         assert found == [ROWS[row] for row in chunk["row"]]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_the_older_layout_are_split_too() -> None:
+    value = torch.nested.nested_tensor([torch.arange(length) for length in ROWS])
+    chunks, _ = balance_batch({"input_ids": value, "row": torch.arange(4)}, 2, equal_size=True)
+    for chunk in chunks:
+        assert chunk["input_ids"].layout is torch.strided
+        found = [len(row) for row in chunk["input_ids"].unbind()]
+        assert found == [ROWS[row] for row in chunk["row"]]
+
+
 def test_a_later_ragged_dimension_stays_where_it_was() -> None:
     rows = [torch.arange(2 * length).reshape(2, length) for length in ROWS]
     value = torch.nested.as_nested_tensor([row.t() for row in rows], layout=torch.jagged)
@@ -139,3 +149,12 @@ else:
         for chunk in chunks:
             rows = chunk["inner"]["input_ids"].unbind()
             assert [len(row) for row in rows] == [ROWS[row] for row in chunk["row"]]
+
+    def test_chunks_of_a_tensordict_keep_its_device_and_names() -> None:
+        from tensordict import TensorDict  # noqa: PLC0415
+
+        values = {"input_ids": jagged(), "row": torch.arange(4)}
+        mapping = TensorDict(values, batch_size=[4], device="cpu", names=["sample"])
+        for chunk in balance_batch(mapping, 2)[0]:
+            assert chunk.device == mapping.device
+            assert chunk.names == ["sample"]

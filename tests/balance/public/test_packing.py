@@ -123,6 +123,8 @@ VALID: dict[str, Any] = {"lengths": [3, 4], "budget": 10}
         ({"multiple": None}, "multiple is None; it must be a whole number"),
         ({"multiple": 0}, "multiple is 0"),
         ({"minimum": -1}, "minimum is -1"),
+        ({"minimum": 3, "fillers": False}, "2 samples or groups cannot fill 3 bins"),
+        ({"multiple": 4, "groups": "aa", "fillers": False}, "1 samples or groups cannot fill 4"),
         ({"order": "sorted"}, "order is 'sorted'; use 'peak-first' or 'ends-small'"),
         ({"oversize": "drop"}, "oversize is 'drop'; use 'error' or 'alone'"),
         ({"groups": 5}, "groups must be one hashable name a sample"),

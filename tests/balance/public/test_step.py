@@ -143,3 +143,14 @@ VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
 def test_what_cannot_be_planned_is_said_in_one_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         plan_step(**VALID | options)
+
+
+def test_counts_may_be_what_counts_as_whole_numbers() -> None:
+    plain = plan_step([5, 4, 3, 2, 1], dp_size=2, micro_batch_tokens=8, multiple=2)
+    kinds: tuple[Any, ...] = (torch.tensor, np.array, np.int32)
+    for of in kinds:
+        found = plan_step(
+            [5, 4, 3, 2, 1], dp_size=of(2), micro_batch_tokens=of(8), multiple=of(2), pad_to=of(1)
+        )
+        assert found == plain
+    assert plan_step([1, 2], dp_size=True, micro_batch_tokens=8) == [[[1, 0]]]

@@ -38,6 +38,8 @@ def main() -> None:
         "ends": heard(lambda: pack_local(own, BUDGET, order="ends-small")),
         "too long": heard(lambda: pack_local(too_long, BUDGET, group=group)),
         "wrong": heard(lambda: pack_local(own if rank else ["x"], BUDGET, group=group)),
+        "full": heard(lambda: pack_local(own, BUDGET, fillers=False)),
+        "full pair": heard(lambda: pack_local(own[:2], BUDGET, group=group, fillers=False)),
         "after": heard(lambda: pack_local(own, BUDGET)),
     }
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(told))

@@ -43,8 +43,12 @@ def costs_of(tokens: IntArray, cost: CostModel | str | None) -> FloatArray:
     return found
 
 
-def at_least(least: int, **counts: SupportsIndex) -> None:
-    """Each count is a whole number, at least that and of 63 bits."""
+def at_least(least: int, **counts: SupportsIndex) -> list[int]:
+    """Each count as a whole number, at least that and of 63 bits, in the order given.
+
+    They may come as tensors or arrays of one number, which do not calculate as integers do.
+    """
+    found = []
     for name, value in counts.items():
         try:
             number = index(value)
@@ -54,6 +58,8 @@ def at_least(least: int, **counts: SupportsIndex) -> None:
             raise UnequalPartitions(f"{name} is {number}; it must be at least {least}")
         if number > _MOST:
             raise UnequalPartitions(f"{name} is {number}; it must be at most {_MOST}")
+        found.append(number)
+    return found
 
 
 def option(name: str, value: str, kind: type[_Option], *allowed: _Option) -> _Option:

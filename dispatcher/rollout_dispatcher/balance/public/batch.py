@@ -71,9 +71,9 @@ def _check_rows(mapping: Mapping[str, Any], rows: int, meta: set[str]) -> None:
             continue
         if isinstance(value, Mapping):
             _check_rows(value, rows, meta)
-        elif _has_rows(value) and len(value) != rows:
+        elif _has_rows(value) and (held := _num_rows(value)) != rows:
             raise UnequalPartitions(
-                f"{name!r} differs in its number of rows, {len(value)}, from the {rows} lengths; "
+                f"{name!r} differs in its number of rows, {held}, from the {rows} lengths; "
                 "name it in meta= if it is not about rows"
             )
 
@@ -82,9 +82,15 @@ def _has_rows(value: Any) -> bool:
     """Whether it is a tensor, an array or a list, and not of no dimension."""
     if isinstance(value, str | bytes) or not hasattr(value, "__getitem__"):
         return False
-    if hasattr(value, "shape") and not _is_jagged(value):
+    if _is_jagged(value):  # first of all, as one without the jagged layout has no shape to ask for
+        return True
+    if hasattr(value, "shape"):
         return len(value.shape) > 0
     return hasattr(value, "__len__")
+
+
+def _num_rows(value: Any) -> int:
+    return int(value.size(0)) if _is_jagged(value) else len(value)
 
 
 def _is_jagged(value: Any) -> bool:
@@ -108,7 +114,8 @@ def _chunk(mapping: Any, part: list[int], meta: set[str]) -> Any:
         name: value if name in meta else _rows(value, part, meta) for name, value in mapping.items()
     }
     if is_tensordict:  # indexing as a whole is not for jagged tensors
-        return type(mapping)(found, batch_size=[len(part), *mapping.batch_size[1:]])
+        sizes = [len(part), *mapping.batch_size[1:]]
+        return type(mapping)(found, sizes, device=mapping.device, names=mapping.names)
     return found
 
 

@@ -38,6 +38,7 @@ from rollout_dispatcher.balance.split.budgets.fewest import (
 from rollout_dispatcher.balance.split.budgets.trades import traded_bins
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.packing import level_columns
+from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import (
     CostModel,
     FloatArray,
@@ -71,6 +72,7 @@ def pack(
     pad_to: int = 1,
     oversize: str = Oversize.ERROR,
     order: str = MicroBatchOrder.PEAK_FIRST,
+    fillers: bool = True,
 ) -> list[list[int]]:
     """Indices of `lengths` in bins of at most `budget` tokens: few bins first, then even ones.
 
@@ -78,7 +80,8 @@ def pack(
     length, what bins are even in; by default quadratic. groups: one name a sample (None: in no
     group); samples of one name share a bin.
     multiple, minimum: the number of bins is a multiple of the one and at least the other; with more
-    bins than samples (or groups) the last ones are empty, fillers. pad_to: a sample takes as many
+    bins than samples (or groups) the last ones are empty, fillers; with `fillers=False` that is an
+    error, for trainers that cannot feed one. pad_to: a sample takes as many
     tokens as the next multiple of it. oversize: a sample (or group) above the budget is an `error`
     or goes `alone`. order: the dearest bin first (`peak-first`), or the cheap ones at both ends
     (`ends-small`), where a pipeline fills and drains. Indices in a bin ascend; without lengths
@@ -87,8 +90,8 @@ def pack(
     Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
     ValueErrors).
     """
-    at_least(1, budget=budget, multiple=multiple, pad_to=pad_to)
-    at_least(0, minimum=minimum)
+    budget, multiple, pad_to = at_least(1, budget=budget, multiple=multiple, pad_to=pad_to)
+    [minimum] = at_least(0, minimum=minimum)
     peak_first, ends_small = MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL
     turns = option("order", order, MicroBatchOrder, peak_first, ends_small)
     alone = oversize_option(oversize) is Oversize.ALONE
@@ -104,6 +107,11 @@ def pack(
     labels = np.empty(len(s), dtype=np.int64)
     items = _Items(x[falling], s[falling], falling)
     labels[falling], bins = _packed(items, budget, minimum, multiple)
+    if bins > len(s) and not fillers:
+        raise UnequalPartitions(
+            f"{len(s)} samples or groups cannot fill {bins} bins; lower minimum or multiple, or "
+            "allow fillers"
+        )
     found = by_falling_sum(labels[item], costs, bins)
     return found if turns is peak_first else found[::2][::-1] + found[1::2]
 

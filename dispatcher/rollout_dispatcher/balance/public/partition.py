@@ -41,7 +41,7 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     equal sizes cannot be, and for a cost that is negative or not finite.
     """
     given = as_costs(costs)
-    check_parts(len(given), k, equal_size)
+    k = check_parts(len(given), k, equal_size)
     order = np.argsort(-given, kind="stable")
     x = given[order]
     labels = np.empty(len(x), dtype=np.int64)
@@ -49,13 +49,14 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     return by_falling_sum(labels, given, k)
 
 
-def check_parts(n: int, k: int, equal_size: bool) -> None:
-    """Raise UnequalPartitions where n items do not make k parts, none of them empty."""
-    at_least(1, k=k)
+def check_parts(n: int, k: int, equal_size: bool) -> int:
+    """The integer k; UnequalPartitions where n items do not make k parts, none of them empty."""
+    [k] = at_least(1, k=k)
     if n < k:
         raise UnequalPartitions(f"{n} items cannot fill {k} parts; use fewer parts")
     if equal_size and n % k:
         raise UnequalPartitions(f"{n} items do not split into {k} parts of equal size")
+    return k
 
 
 def by_falling_sum(labels: IntArray, costs: FloatArray, k: int) -> list[list[int]]:

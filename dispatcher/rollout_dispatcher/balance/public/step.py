@@ -67,9 +67,13 @@ def plan_step(
     samples than a micro-batch has, and UnequalPartitions for no lengths at all and for arguments
     that cannot be (all ValueErrors).
     """
-    at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to)
-    limits = {"micro_batch_size": micro_batch_size, "micro_batch_tokens": micro_batch_tokens}
-    at_least(1, **{name: limit for name, limit in limits.items() if limit is not None})
+    dp_size, multiple, minimum, pad_to = at_least(
+        1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to
+    )
+    if micro_batch_size is not None:
+        [micro_batch_size] = at_least(1, micro_batch_size=micro_batch_size)
+    if micro_batch_tokens is not None:
+        [micro_batch_tokens] = at_least(1, micro_batch_tokens=micro_batch_tokens)
     tokens = np.maximum(as_lengths(lengths), 1)
     n = len(tokens)
     if not n:
