@@ -1,6 +1,7 @@
 """Claims about balance_batch: all rows once, work level, order restored."""
 
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,21 @@ def test_nested_tensors_of_the_older_layout_are_split_too() -> None:
         assert chunk["input_ids"].layout is torch.strided
         found = [len(row) for row in chunk["input_ids"].unbind()]
         assert found == [ROWS[row] for row in chunk["row"]]
+
+
+def test_jagged_tensors_of_one_shape_can_still_be_added() -> None:
+    ids: Any = jagged()
+    other = torch.nested.as_nested_tensor([torch.ones(3)] * 4, layout=torch.jagged)
+    wide = torch.nested.nested_tensor_from_jagged(
+        torch.randn(int(ids.offsets()[-1]), 2, requires_grad=True), ids.offsets()
+    )
+    mapping = {"input_ids": ids, "inner": {"mask": ids * 2}, "other": other, "wide": wide}
+    for chunk in balance_batch(mapping, 2)[0]:
+        found = chunk["input_ids"] + chunk["inner"]["mask"] + chunk["wide"].sum(-1) * 0
+        expected = chunk["input_ids"].values() * 3
+        assert torch.equal(found.values(), expected.to(found.dtype))
+        assert [len(row) for row in chunk["other"].unbind()] == [3] * len(chunk["other"])
+        assert chunk["wide"].requires_grad
 
 
 def test_a_later_ragged_dimension_stays_where_it_was() -> None:

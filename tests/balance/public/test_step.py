@@ -132,6 +132,11 @@ VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
             r"a group of 2 samples has 12 tokens.* number 0: raise the budget, or pass oversize",
         ),
         ({"sync": "never"}, "sync is 'never'; use 'step' or 'micro-step'"),
+        (
+            {"lengths": [6, 6], "groups": ["a", "a"], "grouping": "micro-batch"}
+            | {"micro_batch_tokens": None, "micro_batch_size": 1},
+            "a group has 2 samples and micro_batch_size is 1; raise it",
+        ),
         ({"groups": ["a"], "grouping": "step"}, "grouping is 'step'; use 'rank' or 'micro-batch'"),
         ({"groups": ["a", "b"]}, "2 groups for 1 lengths"),
         ({"cost": lambda counts: counts * float("nan")}, "costs must be finite"),

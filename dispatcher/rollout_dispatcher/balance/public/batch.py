@@ -47,7 +47,7 @@ def balance_batch(
     order = np.array([row for part in parts for row in part], dtype=np.int64)
     inverse = np.empty(len(order), dtype=np.int64)
     inverse[order] = np.arange(len(order))
-    return [_chunk(mapping, part, set(meta)) for part in parts], inverse
+    return [_chunk(mapping, part, set(meta), {}) for part in parts], inverse
 
 
 def _lengths(mapping: Mapping[str, Any], lengths: Any) -> IntArray:
@@ -105,13 +105,17 @@ def _has_jagged(mapping: Mapping[str, Any]) -> bool:
     )
 
 
-def _chunk(mapping: Any, part: list[int], meta: set[str]) -> Any:
-    """These rows of every value, in a mapping of the same kind."""
+def _chunk(mapping: Any, part: list[int], meta: set[str], offsets: dict[int, Any]) -> Any:
+    """These rows of every value, in a mapping of the same kind.
+
+    offsets: those of jagged tensors here, by the identity of what they had before.
+    """
     is_tensordict = isinstance(getattr(mapping, "batch_size", None), tuple)
     if is_tensordict and not _has_jagged(mapping):
         return mapping[part]
     found = {
-        name: value if name in meta else _rows(value, part, meta) for name, value in mapping.items()
+        name: value if name in meta else _rows(value, part, meta, offsets)
+        for name, value in mapping.items()
     }
     if is_tensordict:  # indexing as a whole is not for jagged tensors
         sizes = [len(part), *mapping.batch_size[1:]]
@@ -119,25 +123,32 @@ def _chunk(mapping: Any, part: list[int], meta: set[str]) -> Any:
     return found
 
 
-def _rows(value: Any, part: list[int], meta: set[str]) -> Any:
+def _rows(value: Any, part: list[int], meta: set[str], offsets: dict[int, Any]) -> Any:
     if isinstance(value, Mapping):
-        return _chunk(value, part, meta)
+        return _chunk(value, part, meta, offsets)
     if not _has_rows(value):
         return value
     if _is_jagged(value):
-        return _jagged_rows(value, part)
+        return _jagged_rows(value, part, offsets)
     if isinstance(value, Sequence):
         return [value[i] for i in part]
     return value[part]
 
 
-def _jagged_rows(value: Any, part: list[int]) -> Any:
-    """A jagged tensor of these rows; which dimension is ragged stays as it was."""
+def _jagged_rows(value: Any, part: list[int], offsets: dict[int, Any]) -> Any:
+    """A jagged tensor of these rows; which dimension is ragged stays as it was.
+
+    Those that had the same offsets have so again, without which torch adds or multiplies none.
+    """
     # Who has such a tensor has loaded the library that makes one.
-    make = sys.modules["torch"].nested.as_nested_tensor
-    ragged = 1
-    if "jagged" in str(value.layout):  # the other kind does not tell its shape
-        ragged = next(at for at, size in enumerate(value.shape) if not isinstance(size, int))
+    nested = sys.modules["torch"].nested
     rows = value.unbind()
-    found = make([rows[i].transpose(0, ragged - 1) for i in part], layout=value.layout)
+    if "jagged" not in str(value.layout):  # the other kind does not tell its shape
+        return nested.as_nested_tensor([rows[i] for i in part], layout=value.layout)
+    ragged = next(at for at, size in enumerate(value.shape) if not isinstance(size, int))
+    picked = [rows[i].transpose(0, ragged - 1) for i in part]
+    found = nested.as_nested_tensor(picked, layout=value.layout)
+    known = offsets.setdefault(id(value.offsets()), found.offsets())
+    if known is not found.offsets():
+        found = nested.nested_tensor_from_jagged(found.values(), known)
     return found if ragged == 1 else found.transpose(1, ragged)

@@ -63,9 +63,9 @@ def plan_step(
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or, with groups, than those of one rank): its rank has to take part with
-    something that weighs nothing. Raises SampleTooLong, GroupTooLong, PlanError for a group of more
-    samples than a micro-batch has, and UnequalPartitions for no lengths at all and for arguments
-    that cannot be (all ValueErrors).
+    something that weighs nothing. Raises SampleTooLong, GroupTooLong, and UnequalPartitions for a
+    group of more samples than a micro-batch has, for no lengths at all and for arguments that
+    cannot be (all ValueErrors).
     """
     dp_size, multiple, minimum, pad_to = at_least(
         1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to
@@ -109,11 +109,23 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list
         check_longest(computed, config.micro_batch_tokens)
         if config.grouping is Grouping.MICRO_BATCH:
             check_groups(group, computed, config.micro_batch_tokens)
+    if config.micro_batch_size is not None and config.grouping is Grouping.MICRO_BATCH:
+        _check_sizes(group, config.micro_batch_size)
     _validate(config)
     n = len(tokens)
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
     found = plan(window, config, take=n)
     return [[part.tolist() for part in rank] for rank in found.micro_batches]
+
+
+def _check_sizes(group: IntArray, most: int) -> None:
+    """Raise UnequalPartitions for a group that cannot be whole in any micro-batch."""
+    largest = int(np.bincount(group).max())
+    if largest > most:
+        raise UnequalPartitions(
+            f"a group has {largest} samples and micro_batch_size is {most}; raise it to the size "
+            "of a group, or pass grouping='rank'"
+        )
 
 
 def _validate(config: PlanConfig) -> None:
