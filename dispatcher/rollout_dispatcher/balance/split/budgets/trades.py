@@ -1,8 +1,8 @@
 """Up to two samples of a micro-batch for up to two of another, while that shortens the step.
 
 Invariant: as many micro-batches as before, none of them empty that was not; no trade lengthens the
-step, or takes a micro-batch beyond its budget. Each shortens it, or leaves fewer that are as dear as
-the dearest of their micro-step, so trades end.
+step, or takes a micro-batch beyond its budget. Each shortens it, or leaves fewer that are as dear
+as the dearest of their micro-step, so trades end.
 
 Where budgets are nearly full, a swap of single samples has to keep tokens, so it keeps cost as
 well. One long sample for two short ones of as many tokens keeps tokens, and changes cost.
