@@ -34,7 +34,7 @@ MORE = (
     Cell("small-64x8-w1", 64, 8, 1.0, "lognormal", {"micro_batch_tokens": 65536}),
     Cell("small-128x16-w1.25", 128, 16, 1.25, "azure2023_code", {"micro_batch_tokens": 13329}),
     Cell("padded-budget-256x8-w1", 256, 8, 1.0, "lognormal", _PADDED_BUDGET),
-    Cell("step-budget-512x16-w1", 512, 16, 1.0, "lognormal", _STEP),
+    Cell("step-budget-1024x64-w1", 1024, 64, 1.0, "lognormal", _STEP),
     Cell("pipeline-256x8-w1", 256, 8, 1.0, "lognormal", _PIPELINE),
 )
 STANDARD = (*MORE, *(cell for cell in CELLS if cell.batch <= LARGEST))

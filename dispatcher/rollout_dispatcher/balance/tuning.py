@@ -5,7 +5,10 @@ Invariant: none of them decides whether a plan is legal, only how good it is and
 "By" names the command whose figures a number was chosen by; run it again after changing one, on
 all its rows, as a number that is better for one trace is often worse for another. "Chosen" says
 that it is a sensible value that nothing was fitted to, "chosen by trial" that others were tried on
-real and lognormal lengths and did no better, by no command that is kept.
+real and lognormal lengths and did no better. What any of them trades, in excess and in time,
+`python -m tests.bench.constants NAME VALUE ...` shows; where that is named here with values, figures
+of its cells move between these, and others matter to rarer batches than it has. The numbers of
+`LengthBucketSampler` stand beside its order of samples, as no plan depends on them.
 """
 
 import numpy as np
@@ -42,7 +45,8 @@ ALIKE_IN_BUDGET = 2
 
 # The column DP: how finely it looks.
 
-#: States of the program: more are finer and take longer. Chosen.
+#: States of the program: more are finer and take longer. By `tests.bench.constants STATES 32 128
+#: 1024 --cell fixed-512`: 32 wait up to 0.8 points more.
 STATES = 1024
 #: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
 #: More are finer and take longer. Chosen.
@@ -98,7 +102,8 @@ CHUNKED_FROM, CHUNKED_BINS = 3000, 32
 #: Loads within this of their mean count as level: finer takes more swaps, and no cost model knows.
 #: Chosen.
 TOLERANCE = 2e-4
-#: Swap candidates a bin; more than this costs time and adds nothing, as many are alike. Chosen.
+#: Swap candidates a bin; more than this costs time and adds little, as many are alike. By
+#: `tests.bench.constants SWAP_SLOTS 8 16 32`.
 SWAP_SLOTS = 16
 #: Of more slots than this only the bins that swapped are summed up anew, which is time alone. Of
 #: more than that bins are not levelled: most slots are empty then, as one bin has a thousand
@@ -117,7 +122,8 @@ FAIR_COLUMNS = 1.01
 #: Levelling of columns ends when this share of the step is lost to waiting, or after so many
 #: rounds: the error of any cost model is larger. By `tests.bench.planner`, times.
 LEVEL_COLUMNS, COLUMN_ROUNDS = 3e-3, 5
-#: The same under a token budget.
+#: The same under a token budget. By `tests.bench.constants LEVEL_PACKING 1e-4 1e-3 1e-2 --cell
+#: budget-512`, and PACKING_ROUNDS 1 8 16.
 LEVEL_PACKING, PACKING_ROUNDS = 1e-3, 8
 #: Where tokens take more than this share of all budgets, many items are not tried to be packed by
 #: cost: the last of them never find room. Chosen.
@@ -175,7 +181,8 @@ CLOSE_TO_BOUND = 1e-3
 #: Further out than this it is compared with all packings by tokens alone, which take ten times as
 #: long as the split: nearer to the bound nine in ten gain nothing. Chosen by trial.
 WORTH_PACKINGS = 3e-3
-#: Rounds of swaps between ranks once these have micro-batches. Chosen by trial.
+#: Rounds of swaps between ranks once these have micro-batches. By `tests.bench.constants RANK_ROUNDS
+#: 0 12 48 --cell step-budget`: none wait twice as long.
 RANK_ROUNDS = 48
 #: So many ranks pack their samples all at once, place after place; fewer do one after the other.
 #: Chosen by trial.
@@ -258,18 +265,19 @@ FINE_LEVELS, ALIKE_LEVELS = (
     (1.0, 0.985, 1.01, 0.97, 1.02, 0.96, 0.99, 1.04, 0.94, 1.07, 0.91),
     1.003,
 )
-#: Counts tried: up to so many times the fewest that fit, as micro-batches are to be worth it.
-#: Chosen by trial.
+#: Counts tried: up to so many times the fewest that fit, as micro-batches are to be worth it. By
+#: `tests.bench.constants TIMES_FEWEST 1 2 3 --cell padded-budget`: 1 pads much more, 3 no less.
 TIMES_FEWEST = 2
 #: Of more items, ends are followed run by run only for the fine levels; and of more not at all.
 #: Chosen by trial.
 FOLLOWED_UP_TO, FOLLOWED_ONCE_UP_TO = 2048, 4096
-#: Stages where micro-steps are many, and places where a stage may begin. Chosen by trial.
+#: Stages where micro-steps are many, and places where a stage may begin. The first by
+#: `tests.bench.constants STAGES 4 16 32 --cell padded-budget`, the other chosen by trial.
 STAGES, STAGE_PLACES = 16, 512
 
 #: What it costs to begin a micro-step, as a share of a micro-batch that fills the budget: another
-#: one has to save as much. Less is too little for launches and gathered parameters, more pads more.
-#: Chosen by trial.
+#: one has to save as much. Less is too little for launches and gathered parameters, more pads more:
+#: `tests.bench.constants BEGIN_MICRO_STEP 0.01 0.04 0.16 --cell padded-budget`. Chosen.
 BEGIN_MICRO_STEP = 0.04
 #: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
 #: Chosen by trial.
@@ -327,13 +335,15 @@ BINS_ONTO_RANKS = Price(once=300_000, sample=1200)
 # Trades between micro-batches under a token budget.
 
 #: Samples of a micro-batch that one turn looks at, and micro-batches that the dearest is compared
-#: with: more find more, and take longer. Chosen by trial.
+#: with: more find more, and take longer. By `tests.bench.constants TRADED_FROM 2 4 6 --cell small`,
+#: and TRADE_PARTNERS 1 2 8.
 TRADED_FROM, TRADE_PARTNERS = 6, 8
 #: Turns without a gain for each micro-step, with other samples and partners, after which it ends.
-#: Chosen by trial.
+#: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
 TRADE_PATIENCE = 2
 #: Trades end this close to the bound; and what they may spend of the work if a small step waits no
-#: more than the target: more levels it further, and takes as much longer. Chosen by trial.
+#: more than the target: twice as much waits a third less, and takes half as long again. By
+#: `tests.bench.constants WORK_WITHIN_TARGET 0.2 0.4 0.8 --cell small`, and TRADED_TO 2e-4 2e-3 1e-2.
 TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.4
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
 BETWEEN_EQUALS = 1e-6
