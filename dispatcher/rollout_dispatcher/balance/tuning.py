@@ -5,9 +5,9 @@ Invariant: none of them decides whether a plan is legal, only how good it is and
 "By" names the command whose figures a number was chosen by; run it again after changing one, on
 all its rows, as a number that is better for one trace is often worse for another. "Chosen" says
 that it is a sensible value that nothing was fitted to, "chosen by trial" that others were tried on
-real and lognormal lengths and did no better. What any of them trades, in excess and in time,
-`python -m tests.bench.constants NAME VALUE ...` shows; where that is named here with values, figures
-of its cells move between these, and others matter to rarer batches than it has. The numbers of
+real and lognormal lengths and did no better. What any of them trades, in excess and in time, is
+shown by `python -m tests.bench.constants NAME VALUE ...`; where that is named here with values, the
+figures of its cells move between these; others matter to rarer batches than it has. The numbers of
 `LengthBucketSampler` stand beside its order of samples, as no plan depends on them.
 """
 
@@ -181,8 +181,8 @@ CLOSE_TO_BOUND = 1e-3
 #: Further out than this it is compared with all packings by tokens alone, which take ten times as
 #: long as the split: nearer to the bound nine in ten gain nothing. Chosen by trial.
 WORTH_PACKINGS = 3e-3
-#: Rounds of swaps between ranks once these have micro-batches. By `tests.bench.constants RANK_ROUNDS
-#: 0 12 48 --cell step-budget`: none wait twice as long.
+#: Rounds of swaps between ranks once these have micro-batches. By `tests.bench.constants
+#: RANK_ROUNDS 0 12 48 --cell step-budget`: none wait twice as long.
 RANK_ROUNDS = 48
 #: So many ranks pack their samples all at once, place after place; fewer do one after the other.
 #: Chosen by trial.
@@ -342,8 +342,8 @@ TRADED_FROM, TRADE_PARTNERS = 6, 8
 #: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
 TRADE_PATIENCE = 2
 #: Trades end this close to the bound; and what they may spend of the work if a small step waits no
-#: more than the target: twice as much waits a third less, and takes half as long again. By
-#: `tests.bench.constants WORK_WITHIN_TARGET 0.2 0.4 0.8 --cell small`, and TRADED_TO 2e-4 2e-3 1e-2.
+#: more than the target: more levels it further, and takes as much longer. By `tests.bench.constants
+#: WORK_WITHIN_TARGET 0.2 0.4 0.8 --cell small`, and TRADED_TO 2e-4 2e-3 1e-2.
 TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.4
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
 BETWEEN_EQUALS = 1e-6
