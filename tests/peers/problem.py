@@ -93,6 +93,7 @@ class Rating:
 
     time: of the step, over the unpadded work / R that each rank would have at best; where peers are
     told how many micro-batches to make and we choose, with what it costs to begin each one more.
+    priced: the same of any budget, with what it costs to begin each micro-batch.
     micro_batches: of the rank that has most. empty: micro-batches without samples, of all ranks,
     those included that ranks with fewer run for the others' sake, and up to the multiple and the
     minimum asked for. over_cap: micro-batches of
@@ -100,6 +101,7 @@ class Rating:
     """
 
     time: float
+    priced: float
     micro_batches: int
     empty: int
     over_cap: int
@@ -120,12 +122,16 @@ def rate(problem: Problem, schedule: Schedule) -> Rating:
                 cost[r, m] = work(problem, part)
                 over += _exceeds(problem, part)
     together = cost.sum(axis=1).max() if problem.sync is Sync.STEP else cost.max(axis=0).sum()
-    if problem.micro_batches is not None and problem.micro_batch_tokens is not None:
-        more = most - problem.micro_batches
-        together += more * begin_cost(problem.costs, problem.lengths, problem.micro_batch_tokens)
+    begun = 0.0
+    if problem.micro_batch_tokens is not None:
+        begun = begin_cost(problem.costs, problem.lengths, problem.micro_batch_tokens)
+    priced = float(together) + most * begun
+    if problem.micro_batches is not None:
+        together += (most - problem.micro_batches) * begun
     filled = sum(len(part) > 0 for rank in schedule for part in rank)
     share = float(problem.costs.sum()) / problem.dp_size
-    return Rating(float(together) / share, most, problem.dp_size * most - filled, over)
+    empty = problem.dp_size * most - filled
+    return Rating(float(together) / share, priced / share, most, empty, over)
 
 
 def work(problem: Problem, part: Sequence[int]) -> float:

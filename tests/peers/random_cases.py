@@ -2,7 +2,8 @@
 
 Differences are ours less theirs, in step time over an even share. An answer over its budget is no
 comparison, and is counted. `worst_same_number` is the worst where both have as many micro-batches:
-fewer of them come before less waiting.
+fewer of them come before less waiting. `worst_priced` is the worst with what it costs to begin
+each.
 """
 
 import time
@@ -187,6 +188,7 @@ def compared(pairs: Sequence[tuple[int, Rating, Rating]]) -> dict[str, Any]:
         "worst": worst,
         "worst_seed": at,
         "worst_same_number": max(same, default=None),
+        "worst_priced": max((a.priced - b.priced for _, a, b in legal), default=None),
         "more_micro_batches": sum(a.micro_batches > b.micro_batches for _, a, b in legal),
         "fewer_micro_batches": sum(a.micro_batches < b.micro_batches for _, a, b in legal),
         "more_empty": sum(a.empty > b.empty for _, a, b in legal),

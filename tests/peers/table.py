@@ -35,8 +35,8 @@ def shown(row: dict[str, Any], side: str) -> str:
 
 CELLS = "case | ours | best peer | ratio | ahead of us in"
 RANDOM_CELLS = (
-    "random | peer | cases | 95 % of them | worst | with as many | we need more, fewer |"
-    " over the cap: we, they"
+    "random | peer | cases | 95 % of them | worst | with as many | with their price |"
+    " we need more, fewer | over the cap: we, they"
 )
 
 
@@ -59,15 +59,21 @@ def worst_window(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def random_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of random cases in a document."""
     if not row["cases"]:
-        return row["corner"], row["peer"], "refused", *[""] * 5
+        return row["corner"], row["peer"], "refused", *[""] * 6
     return (
         row["corner"],
         row["peer"],
         f"{row['cases']} of {row['drawn']}",
-        *(points(row[name]) for name in ("p95", "worst", "worst_same_number")),
+        *map(points, differences(row)),
         f"{row['more_micro_batches']}, {row['fewer_micro_batches']}",
         f"{row['ours_over_cap']}, {row['peer_over_cap']}",
     )
+
+
+def differences(row: dict[str, Any]) -> list[float | None]:
+    """How far we are behind; figures of before there was a price have none."""
+    names = ("p95", "worst", "worst_same_number", "worst_priced")
+    return [row.get(name) for name in names]
 
 
 def points(value: float | None) -> str:
@@ -77,14 +83,15 @@ def points(value: float | None) -> str:
 
 RANDOM_HEADING = (
     f"{'random':12} {'peer':22} {'cases':>6} {'p95':>9} {'worst':>9} {'same number':>11}"
-    f" {'more mb':>8} {'fewer mb':>8} {'over':>5} {'theirs':>6}"
+    f" {'priced':>9} {'more mb':>8} {'fewer mb':>8} {'over':>5} {'theirs':>6}"
 )
 
 
 def random_line(row: dict[str, Any]) -> str:
     """A corner and a peer: ours less theirs, in points of step time."""
-    p95, worst, same = (points(row[name]) for name in ("p95", "worst", "worst_same_number"))
+    p95, worst, same, priced = map(points, differences(row))
     said = f"{row['corner']:12} {row['peer']:22} {row['cases']:6} {p95:>9} {worst:>9} {same:>11}"
+    said += f" {priced:>9}"
     said += f" {row['more_micro_batches']:8} {row['fewer_micro_batches']:8}"
     said += f" {row['ours_over_cap']:5} {row['peer_over_cap']:6}"
     return said + (f"  refused {row['ours_unanswered']}: {row['why']}" if row["why"] else "")
