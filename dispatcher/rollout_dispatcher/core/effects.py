@@ -274,7 +274,7 @@ class FailRanks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlanned:
-    """For metrics; columns are in the order of `plan.chosen`.
+    """For metrics and the record; columns, and the entries, are in the order of `plan.chosen`.
 
     waits: float64[n], seconds each sample was buffered; skips: int64[n], how often it was passed
     over; tokens: int64[n]. staleness: of the samples of which it is known.
@@ -288,6 +288,7 @@ class StepPlanned:
     staleness: tuple[int, ...]
     tokens: IntArray
     nbytes: int
+    entries: Sequence[Entry]
 
 
 @dataclass(frozen=True, slots=True)
