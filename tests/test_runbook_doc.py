@@ -6,7 +6,7 @@ import pytest
 
 from rollout_dispatcher.service.config.options import ServeConfig
 from tests.support.source import ROOT
-from tests.test_readme import families
+from tests.test_metrics_doc import families
 
 RULES = (ROOT / "deploy/prometheus/alerts.yml").read_text()
 TEXT = (ROOT / "docs/runbook.md").read_text()

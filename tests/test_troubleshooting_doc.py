@@ -79,6 +79,8 @@ def test_flags_that_are_named_exist(guide: Path) -> None:
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 def test_metrics_that_are_named_exist(guide: Path) -> None:
     shown = set(
-        re.findall(r"^\| `(dispatcher_\w+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+        re.findall(
+            r"^\| `(dispatcher_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE
+        )
     )
     assert set(re.findall(r"dispatcher_[a-z_]+", guide.read_text())) <= shown

@@ -12,6 +12,7 @@ read to the last. An engine has to be there: build/frameworks/ray/bin/python run
 import argparse
 import json
 import multiprocessing as mp
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,7 +75,10 @@ def ray_store(folder: Path) -> Iterator[str]:
     import ray  # noqa: PLC0415  only here is it needed
 
     memory = 1 << 30
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=memory, log_to_driver=False)
+    context = ray.init(
+        num_cpus=2, include_dashboard=False, object_store_memory=memory, log_to_driver=False
+    )
+    os.environ["RAY_ADDRESS"] = context.address_info["gcs_address"]  # there may be others here
     try:
         yield "ray://rollouts/payloads"
     finally:

@@ -19,8 +19,10 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.cluster.processes import mount
+from tests.chaos.cluster.stores import ENGINES as STORES
 from tests.chaos.faults.decks import (
     DISK_FAULTS,
+    ENGINES,
     FAULTS,
     REFERENCES,
     REFERENCES_AND_REWINDS,
@@ -58,10 +60,13 @@ def main() -> int:
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),
         ),
         ("torchrun", TORCHRUN_FAULTS, options.torchrun, Settings(dp_size=2, torchrun=True)),
-        ("references", REFERENCES, options.references - retained, Settings(references=True)),
+        (
+            "references", REFERENCES if options.engine == "file" else ENGINES,
+            options.references - retained, Settings(references=True, engine=options.engine),
+        ),
         (
             "references-rewinds", REFERENCES_AND_REWINDS, retained,
-            Settings(dp_size=2, retain=True, references=True),
+            Settings(dp_size=2, retain=True, references=True, engine=options.engine),
         ),
     ]  # fmt: skip
     results = [
@@ -134,6 +139,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--references", type=int, default=40, help="and with payloads by reference (40)"
     )
+    parser.add_argument(
+        "--engine", choices=STORES, default="file",
+        help="what those lie in (file); ray and mooncake run in build/frameworks/NAME/bin/python",
+    )  # fmt: skip
     parser.add_argument("--torchrun", type=int, default=12, help="of them under torchrun (12)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (1)")
     parser.add_argument(

@@ -103,6 +103,32 @@ def references_table() -> str:
     return _seen(rows, found)
 
 
+def engines_table() -> str:
+    """docs/faults.md: the same where they lie in an engine, which may die too."""
+    found = {"Ray": load("chaos-ray"), "Mooncake": load("chaos-mooncake")}
+    each: list[dict[str, Any]] = [one.figures for one in found.values()]
+    rows: list[tuple[str, list[Any]]] = [
+        (
+            "faults, and runs that did not get to their end",
+            [f"{at['faults']}, {len(at['stalled'])}" for at in each],
+        ),
+        ("of them the engine's processes killed", [_killed(at) for at in each]),
+        ("samples acknowledged", [at["acknowledged"] for at in each]),
+        ("objects released", [at["released"] for at in each]),
+        ("samples dropped, as what held them was killed", [at["unresolved"] for at in each]),
+        *((f"promises broken: {kind}", [at[kind] for at in each]) for kind in KINDS),
+    ]
+    lines = [f"| seen | {' | '.join(found)} |", "|---|---|---|"]
+    lines += [f"| {name} | {' | '.join(map(str, values))} |" for name, values in rows]
+    return "\n".join([*lines, "", *map(str, found.values())])
+
+
+def _killed(at: Mapping[str, Any]) -> int:
+    return sum(
+        one["count"] for name, one in at["by_fault"].items() if name.startswith("kill_store")
+    )
+
+
 def _verdict(at: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     broken = ", ".join(f"{kind} {at[kind]}" for kind in KINDS if kind in at)
     bugs = f"planted bugs, caught with each of {at['seeds_of_each']} seeds"
@@ -137,10 +163,11 @@ def recovery_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "chaos": chaos_table,
     "chaos-references": references_table,
+    "chaos-engines": engines_table,
     "recovery": recovery_table,
 }
 #: What a run may be kept as.
-RESULTS = ("chaos", "chaos-references")
+RESULTS = ("chaos", "chaos-references", "chaos-ray", "chaos-mooncake")
 
 
 def write_tables() -> None:

@@ -13,7 +13,14 @@ from time import monotonic
 
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import NotInTime, Stalled
-from tests.chaos.faults.decks import DISK_FAULTS, FAULTS, REFERENCES, REWINDS, TORCHRUN_FAULTS
+from tests.chaos.faults.decks import (
+    DISK_FAULTS,
+    ENGINES,
+    FAULTS,
+    REFERENCES,
+    REWINDS,
+    TORCHRUN_FAULTS,
+)
 from tests.chaos.settings import Settings
 from tests.chaos.verdict.check import GONE, Verdict, check
 
@@ -115,7 +122,7 @@ def live(
 def _strike(cluster: Cluster, name: str, random: Random) -> Recovery:
     cluster.await_steps(random.randint(FEWEST_STEPS, MOST_STEPS))
     began = monotonic()
-    (FAULTS | DISK_FAULTS | TORCHRUN_FAULTS | REWINDS | REFERENCES)[name](cluster, random)
+    (FAULTS | DISK_FAULTS | TORCHRUN_FAULTS | REWINDS | REFERENCES | ENGINES)[name](cluster, random)
     over = monotonic()
     recovered = cluster.await_recovery()
     cluster.look()

@@ -19,7 +19,7 @@ class Settings:
     dp_size: of the first process group. torchrun: whether ranks train with torch, under torchrun.
     retain: whether steps are kept for checkpoints, which the ranks then save. references: whether
     there is a payload store, in which most samples lie; then the samples that producer 1 pushes
-    together are a group.
+    together are a group. engine: of that store, one of `cluster.stores.ENGINES`.
     """
 
     dp_size: int = 3
@@ -36,6 +36,7 @@ class Settings:
     torchrun: bool = False
     retain: bool = False
     references: bool = False
+    engine: str = "file"
 
     @property
     def longest_wait(self) -> int:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -14,43 +14,77 @@ from tests.support.addresses import free_port
 MEMORY = "512 MB"
 #: Seconds until each of them answers.
 STARTS_WITHIN_S = 60.0
+_Process = subprocess.Popen[bytes]
+
+
+class Mooncake:
+    """Both processes, each of which may be killed and started again. logs: a folder."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._rpc = free_port()
+        self.admin = free_port(self._rpc)
+        self._port = free_port(self._rpc, self.admin)
+        self.address = f"mooncake://127.0.0.1:{self._rpc}?admin=127.0.0.1:{self.admin}"
+        self.master = self._start_master()
+        try:
+            self.memory = self._start_memory()
+        except BaseException:
+            _end(self.master)
+            raise
+
+    def restart_master(self) -> None:
+        """Kill -9: no object is known any more, as a master has that in its memory."""
+        _end(self.master)
+        self.master = self._start_master()
+        wait_until(self._has_memory)
+
+    def restart_memory(self) -> None:
+        """Kill -9: the bytes of all objects are gone, of which the master hears by and by."""
+        _end(self.memory)
+        self.memory = self._start_memory()
+
+    def close(self) -> None:
+        """End both."""
+        _end(self.memory)
+        _end(self.master)
+
+    def _start_master(self) -> _Process:
+        started = self._start(
+            "mooncake_master", "-rpc_address", "127.0.0.1", "-rpc_port", str(self._rpc),
+            "-metrics_host", "127.0.0.1", "-metrics_port", str(self.admin),
+            "-enable_http_metadata_server=false",
+        )  # fmt: skip
+        wait_until(lambda: told(self.admin, "get_all_keys") is not None)
+        return started
+
+    def _start_memory(self) -> _Process:
+        started = self._start(
+            "mooncake_client", "-host", "127.0.0.1", "-port", str(self._port),
+            "-master_server_address", f"127.0.0.1:{self._rpc}",
+            "-metadata_server", "P2PHANDSHAKE", "-global_segment_size", MEMORY,
+        )  # fmt: skip
+        wait_until(self._has_memory)
+        return started
+
+    def _has_memory(self) -> bool:
+        return b"127.0.0.1" in (told(self.admin, "get_all_segments") or b"")
+
+    def _start(self, name: str, *options: str) -> _Process:
+        """One of the engine's own processes; it says what it has to say in a file."""
+        program = str(Path(sys.executable).with_name(name))
+        with (self._logs / name).open("a") as log:
+            return subprocess.Popen([program, *options], stdout=log, stderr=log)
 
 
 @contextmanager
 def mooncake_store(logs: Path) -> Iterator[str]:
     """Run one; the address of the store."""
-    rpc = free_port()
-    admin = free_port(rpc)
-    client = free_port(rpc, admin)
-    master = [
-        "mooncake_master", "-rpc_address", "127.0.0.1", "-rpc_port", str(rpc),
-        "-metrics_host", "127.0.0.1", "-metrics_port", str(admin),
-        "-enable_http_metadata_server=false",
-    ]  # fmt: skip
-    memory = [
-        "mooncake_client", "-host", "127.0.0.1", "-port", str(client),
-        "-master_server_address", f"127.0.0.1:{rpc}", "-metadata_server", "P2PHANDSHAKE",
-        "-global_segment_size", MEMORY,
-    ]  # fmt: skip
-    with ExitStack() as processes:
-        processes.enter_context(running(master, logs))
-        wait_until(lambda: told(admin, "get_all_keys") is not None)
-        processes.enter_context(running(memory, logs))
-        wait_until(lambda: b"127.0.0.1" in (told(admin, "get_all_segments") or b""))
-        yield f"mooncake://127.0.0.1:{rpc}?admin=127.0.0.1:{admin}"
-
-
-@contextmanager
-def running(command: list[str], logs: Path) -> Iterator[None]:
-    """One of the engine's own processes; it says what it has to say in a file."""
-    program = str(Path(sys.executable).with_name(command[0]))
-    with (logs / command[0]).open("w") as log:
-        process = subprocess.Popen([program, *command[1:]], stdout=log, stderr=log)
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait()
+    store = Mooncake(logs)
+    try:
+        yield store.address
+    finally:
+        store.close()
 
 
 def told(admin: int, path: str) -> bytes | None:
@@ -58,7 +92,7 @@ def told(admin: int, path: str) -> bytes | None:
     try:
         with urlopen(f"http://127.0.0.1:{admin}/{path}", timeout=5) as answer:
             return bytes(answer.read())
-    except URLError:
+    except (URLError, TimeoutError, ConnectionError):
         return None
 
 
@@ -68,3 +102,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "Mooncake does not start"
         time.sleep(0.1)
+
+
+def _end(process: _Process) -> None:
+    process.kill()
+    process.wait()

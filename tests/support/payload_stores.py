@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rollout_dispatcher.payload import Reference, StoredObject
-from rollout_workers.stores.interface import Missing, PayloadStore
+from rollout_workers.stores.interface import Missing, Part, PayloadStore
 from rollout_workers.stores.registry import open_store
 from tests.support.referenced_run import train_on_references
 
@@ -68,6 +68,23 @@ class PayloadStoreTests:
         found = read(store, whole(gone), whole(stored), Reference(stored, 1, 3))
         assert found == ["missing", b"abc", "missing"]
         store.release([stored.key])
+
+    def test_parts_go_where_they_belong_and_what_is_missing_is_told(
+        self, store: PayloadStore
+    ) -> None:
+        one, two = store.put("p.1/4", [b"abcdefgh"]), store.put("p.1/5", [b"ijk"])
+        gone = store.put("p.1/6", [b"xyz"])
+        store.release([gone.key])
+        memory = memoryview(bytearray(b"." * 10))
+        wanted = [Reference(one, 2, 6), whole(two), whole(gone), Reference(two, 1, 3)]
+        parts = [[Part(0, 7, 2), Part(2, 0, 0), Part(3, 1, 3)], [Part(1, 5, 2)]]
+        parts += [[Part(0, 9, 1)], [Part(0, 9, 1), Part(2, 9, 1)]]
+        found = store.get_into(wanted[:2], memory, parts[:2])
+        assert (found, bytes(memory)) == ([None, None], b".fgh.jkcd.")
+        found = store.get_into(wanted, memory, parts)
+        assert [item is None for item in found] == [True, True, False, False]
+        assert bytes(memory[:9]) == b".fgh.jkcd"
+        store.release([one.key, two.key])
 
     def test_what_is_released_is_gone_and_may_be_released_again(self, store: PayloadStore) -> None:
         stored = [store.put(f"p.2/{at}", [b"x"]) for at in range(3)]

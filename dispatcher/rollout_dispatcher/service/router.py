@@ -42,7 +42,7 @@ from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.connections.stragglers import Stragglers
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
-from rollout_dispatcher.service.effect_runner import EffectRunner
+from rollout_dispatcher.service.effects.runner import EffectRunner
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.message_times import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics

@@ -79,7 +79,12 @@ def sample_of(name: str, *, named: bool) -> RolloutSample:
 def main(endpoint: str, number: int, path: Path, *, grouped: bool) -> None:
     """Run one producer until SIGTERM."""
     stopping = Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+
+    def stop(*_: object) -> None:
+        signal.alarm(0)  # by which Ray would abort a process that takes longer than 3 s to end
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
     lifeline.hold()
     before = read_producer(path)
     with RolloutProducer(endpoint, reconnect_timeout=PATIENCE_S) as producer:

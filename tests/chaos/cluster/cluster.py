@@ -8,7 +8,7 @@ import http.client
 import json
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -26,7 +26,8 @@ from tests.chaos.cluster.processes import (
     start_group,
 )
 from tests.chaos.cluster.proxy import Proxy
-from tests.chaos.cluster.store import Store
+from tests.chaos.cluster.stores import open_engine
+from tests.chaos.cluster.stores.store import Store
 from tests.chaos.cluster.torchrun import start_torchrun, torch_group
 from tests.chaos.settings import MOST_RANKS, Settings
 from tests.chaos.verdict.history import History, read_producer, read_rank
@@ -59,16 +60,20 @@ class Cluster:
         self.times_full = 0
         self.looks: list[dict[str, Any]] = []
         self.stuck: dict[str, Any] | None = None
+        #: Objects that were left in the payload store when everything had come to its end.
+        self.left: Mapping[str, Sequence[str]] = {}
         #: Whether the stream was ended already, by a fault.
         self.stream_ended = False
         (folder / "groups").mkdir(parents=True)
         self.disk.mkdir()
-        self._store = Store(folder / "volume") if settings.references else None
+        self._store: Store | None = None
 
     def __enter__(self) -> Self:
         try:
             if self.settings.small_disk:
                 mount(self.disk)
+            if self.settings.references:
+                self._store = open_engine(self.settings.engine, self.folder / "volume")
             self.dispatcher = self.start_dispatcher()
             names = [f"rank-{at}" for at in range(MOST_RANKS)]
             names += [f"producer-{at}" for at in range(self.settings.producers)]
@@ -172,7 +177,7 @@ class Cluster:
         options = [] if resume is None else ["--resume", str(resume)]
         if self.settings.retain:
             options += ["--behind", str(self.settings.max_open_steps)]
-        return start_group(launch, folder, endpoints, options)
+        return start_group(launch, folder, endpoints, options, self._env())
 
     def jump_clock(self, seconds: float) -> None:
         """The dispatcher's clock says so much more, or less, from now on."""
@@ -270,8 +275,9 @@ class Cluster:
             producer.signal(signal.SIGTERM)
         for producer in self.producers:
             # A process that was only just started dies of it, and has pushed nothing.
-            if producer.wait(self.settings.patience_s) not in (0, -signal.SIGTERM):
-                raise Stalled("a producer ended with an error")
+            code = producer.wait(self.settings.patience_s)
+            if code not in (0, -signal.SIGTERM):
+                raise Stalled(f"a producer ended with {code}")
         self.wait_for(lambda: self.ask("POST", "/v1/stream/end") is not None, "the stream is ended")
         self.stream_ended = True
 
@@ -307,7 +313,7 @@ class Cluster:
             stuck=self.stuck,
             ended=self.stream_ended,
             deleted=self._store.deleted if self._store else frozenset(),
-            left=self._store.everything() if self._store and self.final else {},
+            left=self.left,
         )
 
     def complaints(self) -> list[str]:
@@ -332,7 +338,11 @@ class Cluster:
         return Process(
             ["tests.chaos.actors.producer", endpoint, str(at), str(path), *grouped],
             self.folder / f"producer-{at}.log",
+            self._env(),
         )
+
+    def _env(self) -> Mapping[str, str]:
+        return self._store.env if self._store else {}
 
     def _check_alive(self) -> None:
         if self.dispatcher.code not in (None, 0):
@@ -355,5 +365,8 @@ class Cluster:
             process.kill()
         for proxy in self.proxies.values():
             proxy.close()
+        if self._store:
+            self.left = self._store.left() if self.final else {}
+            self._store.close()
         if self.disk.is_mount():
             subprocess.run(["umount", self.disk], check=True)

@@ -129,7 +129,11 @@ class Group:
 
 
 def start_group(
-    launch: int, folder: Path, endpoints: Sequence[str], options: Sequence[str]
+    launch: int,
+    folder: Path,
+    endpoints: Sequence[str],
+    options: Sequence[str],
+    env: Mapping[str, str],
 ) -> Group:
     """Start ranks that know nothing of torch, as one process group."""
     size = len(endpoints)
@@ -138,6 +142,7 @@ def start_group(
         Process(
             ["tests.chaos.actors.rank", endpoint, str(rank), str(size), str(folder), *options],
             folder / f"rank-{rank}.log",
+            env,
         )
         for rank, endpoint in enumerate(endpoints)
     ]

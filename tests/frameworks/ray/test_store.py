@@ -7,7 +7,8 @@ import pytest
 import ray
 
 from rollout_dispatcher.errors import StoreFailed
-from rollout_workers.stores.interface import Missing
+from rollout_dispatcher.payload import StoredObject
+from rollout_workers.stores.interface import Missing, PayloadStore
 from rollout_workers.stores.ray import RayStore
 from rollout_workers.stores.registry import open_store
 from tests.support.payload_stores import PayloadStoreTests, read, whole
@@ -16,7 +17,8 @@ from tests.support.ray_cluster import ray_cluster
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    with ray_cluster() as address:
+    with ray_cluster() as address, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_ADDRESS", address)  # or processes of ours may join another one
         yield address
 
 
@@ -34,13 +36,45 @@ class TestRay(PayloadStoreTests):
         holder = ray.get_actor(f"payloads@{node}", "rollouts")
         ray.kill(holder)
         deadline = time.monotonic() + 60
-        while not isinstance(store.get([whole(stored)])[0], Missing):
+        while not gone(store, stored):
             assert time.monotonic() < deadline
         assert store.release([stored.key]) == []
-        again = store.put("p.8/1", [b"abc"])
+        again = eventually_put(store, "p.8/1")
         assert read(store, whole(again)) == [b"abc"]
         store.release([again.key])
+
+    def test_who_knew_a_holder_that_ended_asks_its_successor(self, address: str) -> None:
+        """To read, to list and to release what was put since."""
+        other = open_store(address)
+        stored = other.put("p.8/2", [b"abc"])
+        knowing = [open_store(address) for _ in range(3)]
+        for store in knowing:
+            assert read(store, whole(stored)) == [b"abc"]
+        ray.kill(ray.get_actor(f"payloads@{stored.key.rpartition('@')[2]}", "rollouts"))
+        again = eventually_put(other, "p.8/3")
+        assert read(knowing[0], whole(again), whole(stored)) == [b"abc", "missing"]
+        assert knowing[1].list("p.8/") == [again.key]
+        assert knowing[2].release([again.key]) == []
+        assert other.list("p.8/") == []
 
     def test_an_address_without_a_name_is_refused(self) -> None:
         with pytest.raises(StoreFailed, match="ray://NAMESPACE/NAME"):
             open_store("ray://rollouts")
+
+
+def gone(store: PayloadStore, stored: StoredObject) -> bool:
+    """Whether it is missing; False while Ray cannot say."""
+    try:
+        return isinstance(store.get([whole(stored)])[0], Missing)
+    except StoreFailed:
+        return False
+
+
+def eventually_put(store: PayloadStore, key: str) -> StoredObject:
+    """Put an object once Ray has seen that the holder is no more."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return store.put(key, [b"abc"])
+        except StoreFailed:
+            assert time.monotonic() < deadline

@@ -19,9 +19,9 @@ from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.durability.fits import fit
+from rollout_dispatcher.service.effects.planner import Planner
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.planner import Planner
 from tests.support.journaling import open_journal
 from tests.support.samples import make_sample
 

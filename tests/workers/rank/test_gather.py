@@ -12,7 +12,7 @@ from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import Sample, Schema
-from rollout_workers.rank.gather import Whole, gather
+from rollout_workers.rank.gather import Whole, lay_out
 from tests.support.samples import make_sample, span_of
 from tests.support.schemas import rows, schemas
 from tests.workers.support.stored import referenced
@@ -65,10 +65,13 @@ def test_it_is_what_would_have_come_inline(
     header, payload = sent([next(placed) if there else one for one, there in each])
     Whole(schema, header, header.places or ()).check_carried(payload.nbytes)
     stored_bytes = memoryview(b"".join(map(span_of, inside)))
-    spans = [
-        stored_bytes[at.offset : at.offset + at.nbytes] for at in header.references(schema) if at
-    ]
-    assert gather(schema, header, payload, spans, memory) == whole
+    found, parts = lay_out(schema, header, payload, memory)
+    for reference, own in zip(filter(None, header.references(schema)), parts, strict=True):
+        assert all(part.source + part.nbytes <= reference.nbytes for part in own)
+        for source, target, nbytes in own:
+            begin = reference.offset + source
+            found[target : target + nbytes] = stored_bytes[begin : begin + nbytes]
+    assert found == whole
 
 
 def test_a_frame_of_another_size_is_an_error() -> None:

@@ -8,7 +8,7 @@ for no sample, nor any sample for it.
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -17,16 +17,16 @@ from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.client.liveness import Backoff
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.fetches import Fetch
-from rollout_workers.rank.gather import gather
+from rollout_workers.rank.gather import lay_out
 from rollout_workers.stores.daemon_executor import DaemonExecutor
-from rollout_workers.stores.interface import Missing
+from rollout_workers.stores.interface import Missing, Part
 from rollout_workers.stores.opened import OpenedStores
 from rollout_workers.stores.requests import Request, perform
 
 log = logging.getLogger(__name__)
 
-#: Micro-batches that are fetched at a time: enough for a store to be busy while one of them is put
-#: together. As many are held twice meanwhile, as they come and as they are trained on.
+#: Micro-batches that are fetched at a time: enough for a store to be busy while another one's bytes
+#: are copied. With an engine that hands out memory of its own as many are held twice meanwhile.
 FETCHED_AT_ONCE = 4
 
 
@@ -88,32 +88,30 @@ class Fetcher:
             self._changed.notify_all()
 
     def _fetch(self, fetch: Fetch) -> None:
-        found = self._get(fetch)
-        spans = [span for span in found if not isinstance(span, Missing)]
         received = fetch.received
-        payload = None
-        if found and len(spans) == len(found):
-            schema = fetch.held.header.schema_
-            payload = gather(schema, received.header, received.payload, spans, self._memory)
-        del spans
+        schema = fetch.held.header.schema_
+        payload, parts = lay_out(schema, received.header, received.payload, self._memory)
+        found = self._get(fetch, payload, parts)
         with self._changed:
-            if payload is not None:
-                self._core.found(fetch, payload)
-            elif found:
+            if any(found):
                 self._core.missed(fetch, _missing(fetch, found))
+            elif found:
+                self._core.found(fetch, payload)
             self._changed.notify_all()
             self.look()
         self._spoken()
 
-    def _get(self, fetch: Fetch) -> list[memoryview | Missing]:
-        """What the stores have; nothing once it is not wanted any more."""
+    def _get(
+        self, fetch: Fetch, memory: memoryview, parts: Sequence[Sequence[Part]]
+    ) -> list[Missing | None]:
+        """Which samples the stores lack; nothing at all once it is not wanted any more."""
         backoff = Backoff(math.inf)
         while not self._stopped.is_set():
             with self._changed:
                 if not self._core.wanted(fetch):
                     break
             try:
-                return self._stores.get(fetch.references)
+                return self._stores.get_into(fetch.references, memory, parts)
             except StoreFailed as error:
                 delay = backoff.failed(monotonic()) or 0.0
                 step = fetch.held.header.step
@@ -130,7 +128,7 @@ class Fetcher:
         self._spoken()
 
 
-def _missing(fetch: Fetch, found: list[memoryview | Missing]) -> dict[str, str]:
+def _missing(fetch: Fetch, found: list[Missing | None]) -> dict[str, str]:
     """The samples that are gone, by id, and why."""
     header = fetch.received.header
     placed = [
@@ -141,5 +139,5 @@ def _missing(fetch: Fetch, found: list[memoryview | Missing]) -> dict[str, str]:
     return {
         sample_id: item.why
         for sample_id, item in zip(placed, found, strict=True)
-        if isinstance(item, Missing)
+        if item is not None
     }

@@ -4,11 +4,11 @@
     spans elsewhere        a sample each, its fields one after the other
     what is made of them   a block a field, of all samples in the micro-batch's order
 
-Elsewhere is a payload store, or shared memory (`shared_memory/`). One copy of each value, which
-lets other threads run meanwhile.
+Elsewhere is a payload store, which puts what it has where it belongs (`get_into`), or shared memory
+(`shared_memory/`). So each value is copied once, and other threads run meanwhile.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, compress, pairwise
 from typing import Generic, TypeVar
 
@@ -17,6 +17,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.spans import ALIGNMENT, PADDING, aligned
 from rollout_dispatcher.transport.memory import Memory, copy_bytes
+from rollout_workers.stores.interface import Part
 
 P = TypeVar("P")
 
@@ -51,20 +52,32 @@ class Whole(Generic[P]):
         read: called for each span elsewhere, in order, with its place and with where its fields'
         values belong, a piece a field.
         """
-        payload = memory(self.nbytes)
+        payload, elsewhere = self.lay_out(carried, memory)
+        for place, own in elsewhere:
+            read(place, [payload[at] for at in own])
+        return payload
+
+    def lay_out(
+        self, carried: memoryview, memory: Memory
+    ) -> tuple[memoryview, list[tuple[P, list[slice]]]]:
+        """The payload, without the values of spans elsewhere: where those belong, a slice a field.
+
+        `carried` was checked.
+        """
+        payload, elsewhere = memory(self.nbytes), list[tuple[P, list[slice]]]()
         ends = [block.start for block in self._carried()[0]]  # of what was taken of each block
-        for place, *pieces in zip(self._places, *self._pieces(payload), strict=True):
+        for place, *own in zip(self._places, *self._values(), strict=True):
             if place is not None:
-                read(place, pieces)
+                elsewhere.append((place, own))
                 continue
-            for at, piece in enumerate(pieces):
-                start = ends[at]
-                ends[at] = stop = start + len(piece)
-                copy_bytes(piece, carried[start:stop])
+            for field, at in enumerate(own):
+                start = ends[field]
+                ends[field] = stop = start + at.stop - at.start
+                copy_bytes(payload[at], carried[start:stop])
         for block in self._blocks:
             padding = PADDING[block.stop % ALIGNMENT]
             payload[block.stop : block.stop + len(padding)] = padding
-        return payload
+        return payload, elsewhere
 
     def _carried(self) -> tuple[list[slice], int]:
         """The blocks of the samples that are in the frame, and their bytes in all."""
@@ -72,38 +85,35 @@ class Whole(Generic[P]):
         tokens = list(compress(self._header.tokens, here))
         return self._schema.blocks(tokens, [list(compress(each, here)) for each in self.rows])
 
-    def _pieces(self, payload: memoryview) -> list[list[memoryview]]:
+    def _values(self) -> list[list[slice]]:
         """Of each field where the values of each sample belong."""
         counts = (self._header.tokens, [1] * len(self._places), *self.rows)
         return [
-            _cut(payload, block.start, [unit * count for count in counts[by]])
+            _one_by_one(block.start, [unit * count for count in counts[by]])
             for block, (unit, by) in zip(self._blocks, self._schema.units, strict=True)
         ]
 
 
-def gather(
-    schema: Schema,
-    header: m.MicroBatch,
-    carried: memoryview,
-    spans: Iterable[memoryview],
-    memory: Memory,
-) -> memoryview:
-    """The payload of all samples. spans: of those that lie in payload stores, in their order."""
-    stored = iter(spans)
-    whole = Whole(schema, header, header.places or ())
-    return whole.put_together(carried, memory, lambda _, pieces: _copy(next(stored), pieces))
+def lay_out(
+    schema: Schema, header: m.MicroBatch, carried: memoryview, memory: Memory
+) -> tuple[memoryview, list[list[Part]]]:
+    """The payload of all samples, where those have to be filled in yet that lie in payload stores.
+
+    Also where the parts of each of them go, in their order. carried: what came in the frame.
+    """
+    payload, stored = Whole(schema, header, header.places or ()).lay_out(carried, memory)
+    return payload, [list(_parts(own)) for _, own in stored]
 
 
-def _copy(span: memoryview, pieces: Iterable[memoryview]) -> None:
-    """The values of a span, a piece a field."""
-    start = 0
-    for piece in pieces:
-        stop = start + len(piece)
-        copy_bytes(piece, span[start:stop])
-        start = aligned(stop)
+def _parts(values: Iterable[slice]) -> Iterator[Part]:
+    """Those of a span, one a field."""
+    source = 0
+    for at in values:
+        nbytes = at.stop - at.start
+        yield Part(source, at.start, nbytes)
+        source = aligned(source + nbytes)
 
 
-def _cut(payload: memoryview, start: int, sizes: Iterable[int]) -> list[memoryview]:
-    """Pieces of these sizes, one behind the other, from `start` on."""
-    stops = accumulate(sizes, initial=start)
-    return [payload[at:stop] for at, stop in pairwise(stops)]
+def _one_by_one(start: int, sizes: Iterable[int]) -> list[slice]:
+    """Where values of these sizes lie, one behind the other, from `start` on."""
+    return [slice(*ends) for ends in pairwise(accumulate(sizes, initial=start))]

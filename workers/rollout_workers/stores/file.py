@@ -15,20 +15,21 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
 from rollout_dispatcher.transport.memory import uninitialised
-from rollout_workers.stores.interface import Missing, PayloadStore
+from rollout_workers.stores.interface import Missing, Part, PayloadStore
 from rollout_workers.stores.keys_as_paths import PART, key_of, may_have, place
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Objects begin at a multiple of this in their files, as safetensors' readers like it.
 ALIGNMENT = 64
@@ -92,15 +93,32 @@ class FileStore(PayloadStore):
 
     def get(self, references: Sequence[Reference]) -> builtins.list[memoryview | Missing]:
         """Read each; what is read is this process's own."""
-        found: dict[int, memoryview | Missing] = {}
-        wanted: dict[StoredObject, builtins.list[int]] = {}
-        for at, reference in enumerate(references):
-            wanted.setdefault(reference.stored, []).append(at)
-        for stored, places in wanted.items():
-            with self._told(f"reading {stored.key}"):
-                spans = self._read(stored, [references[at] for at in places])
-            found.update(zip(places, spans, strict=True))
-        return [found[at] for at in range(len(references))]
+
+        def read(file: int, start: int, at: int) -> memoryview | Missing:
+            reference = references[at]
+            found = uninitialised(reference.nbytes)
+            why = _read_into(found, file, start, reference.offset, reference.stored)
+            return why or found
+
+        return self._each(references, read)
+
+    def get_into(
+        self,
+        references: Sequence[Reference],
+        memory: memoryview,
+        parts: Sequence[Sequence[Part]],
+    ) -> builtins.list[Missing | None]:
+        """Read each part to where it belongs."""
+
+        def read(file: int, start: int, at: int) -> Missing | None:
+            reference = references[at]
+            for source, target, nbytes in parts[at]:
+                into, begin = memory[target : target + nbytes], reference.offset + source
+                if why := _read_into(into, file, start, begin, reference.stored):
+                    return why
+            return None
+
+        return self._each(references, read)
 
     def release(self, keys: Sequence[str]) -> builtins.list[str]:
         """Remove their files, and the folders that are empty then."""
@@ -146,9 +164,25 @@ class FileStore(PayloadStore):
                     raise
         raise AssertionError
 
+    def _each(
+        self, references: Sequence[Reference], read: Callable[[int, int, int], T | Missing]
+    ) -> builtins.list[T | Missing]:
+        """What `read` finds of each, given its object's file, where the object begins, its index.
+
+        No file is opened twice.
+        """
+        found: dict[int, T | Missing] = {}
+        wanted: dict[StoredObject, builtins.list[int]] = {}
+        for at, reference in enumerate(references):
+            wanted.setdefault(reference.stored, []).append(at)
+        for stored, places in wanted.items():
+            with self._told(f"reading {stored.key}"):
+                found |= self._read(stored, places, read)
+        return [found[at] for at in range(len(references))]
+
     def _read(
-        self, stored: StoredObject, references: Sequence[Reference]
-    ) -> Sequence[memoryview | Missing]:
+        self, stored: StoredObject, places: Sequence[int], read: Callable[[int, int, int], T]
+    ) -> dict[int, T | Missing]:
         folder, name = place(stored.key)
         try:
             with self._folder(folder) as at:
@@ -157,13 +191,13 @@ class FileStore(PayloadStore):
         except OSError as error:
             if error.errno not in _NO_FILE:
                 raise
-            return [Missing(f"{self.address} has no {stored.key}")] * len(references)
+            return dict.fromkeys(places, Missing(f"{self.address} has no {stored.key}"))
         try:
             start = _start(file, stored.nbytes)
             if start is None:
                 why = f"{stored.key} in {self.address} is no object of {stored.nbytes} bytes"
-                return [Missing(why)] * len(references)
-            return [_span(file, start, reference) for reference in references]
+                return dict.fromkeys(places, Missing(why))
+            return {at: read(file, start, at) for at in places}
         finally:
             os.close(file)
 
@@ -259,15 +293,16 @@ def _start(file: int, nbytes: int) -> int | None:
     return start if 8 + int.from_bytes(os.pread(file, 8, 0), "little") == start else None
 
 
-def _span(file: int, start: int, reference: Reference) -> memoryview | Missing:
-    """The bytes of a reference, in memory of their own."""
-    key, offset, nbytes = reference.stored.key, reference.offset, reference.nbytes
-    if offset + nbytes > reference.stored.nbytes:
-        return Missing(f"{key} ends before byte {offset + nbytes}")
-    found, at = uninitialised(nbytes), 0
-    while at < nbytes:
-        count = os.preadv(file, [found[at:]], start + offset + at)
+def _read_into(
+    memory: memoryview, file: int, start: int, offset: int, stored: StoredObject
+) -> Missing | None:
+    """Fill memory with what an object has from `offset` on; what is wrong if it ends before."""
+    end, at = offset + memory.nbytes, 0
+    if end > stored.nbytes:
+        return Missing(f"{stored.key} ends before byte {end}")
+    while at < memory.nbytes:
+        count = os.preadv(file, [memory[at:]], start + offset + at)
         if not count:
-            return Missing(f"{key} ends at byte {offset + at}")
+            return Missing(f"{stored.key} ends at byte {offset + at}")
         at += count
-    return found
+    return None

@@ -12,10 +12,12 @@ released, however long that takes, and whoever ends meanwhile: a store has no ti
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
+from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.transport.memory import copy_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,14 @@ class Missing:
     """An object that is not there any more, or not whole; why: for people."""
 
     why: str
+
+
+class Part(NamedTuple):
+    """Bytes of what a reference means, from `source` on, and where in some memory they go."""
+
+    source: int
+    target: int
+    nbytes: int
 
 
 class PayloadStore(ABC):
@@ -54,6 +64,30 @@ class PayloadStore(ABC):
 
         What it returns stays as it is for as long as it is held, whatever is released.
         """
+
+    def get_into(
+        self,
+        references: Sequence[Reference],
+        memory: memoryview,
+        parts: Sequence[Sequence[Part]],
+    ) -> list[Missing | None]:
+        """Put parts of each where they belong; None for what is there.
+
+        parts: of each reference, ascending, within its bytes. An engine that copies what it gets
+        copies it once if it has a method of its own for that. What belongs to something that is
+        missing is undefined. Raises ProtocolError where `get` returns more or less than asked for.
+        """
+        found = self.get(references)
+        for data, reference, own in zip(found, references, parts, strict=True):
+            if not isinstance(data, Missing):
+                if data.nbytes != reference.nbytes:
+                    raise ProtocolError(
+                        f"{type(self).__name__} returned {data.nbytes} bytes of "
+                        f"{reference.stored.key}, of which {reference.nbytes} were asked for"
+                    )
+                for source, target, nbytes in own:
+                    copy_bytes(memory[target : target + nbytes], data[source : source + nbytes])
+        return [data if isinstance(data, Missing) else None for data in found]
 
     @abstractmethod
     def release(self, keys: Sequence[str]) -> list[str]:

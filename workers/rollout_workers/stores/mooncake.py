@@ -24,7 +24,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_workers.stores.interface import Missing, PayloadStore
+from rollout_workers.stores.interface import Missing, Part, PayloadStore
 
 #: Of Mooncake's error codes `OBJECT_NOT_FOUND`, and `INVALID_PARAMS` for bytes beyond an object.
 NOT_FOUND, NOT_IN_IT = -704, -600
@@ -75,7 +75,7 @@ class MooncakeStore(PayloadStore):
 
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
         """From one piece of memory, as the engine reads it."""
-        value = np.frombuffer(b"".join(spans), np.uint8)
+        value = np.frombuffer(spans[0] if len(spans) == 1 else b"".join(spans), np.uint8)
         with self._registered(value):
             code = self._client.put_from(key, value.ctypes.data, value.nbytes, self._pinned)
         if code:
@@ -86,21 +86,40 @@ class MooncakeStore(PayloadStore):
         """Ranges of objects, all at once, into memory of this process."""
         sizes = [reference.nbytes for reference in references]
         starts = np.cumsum([0, *sizes]).tolist()
-        memory = np.empty(starts[-1], np.uint8)
-        with self._registered(memory):
-            (found,) = self._client.get_into_ranges(
-                [memory.ctypes.data],
-                [[reference.stored.key for reference in references]],
-                [[[start] for start in starts[:-1]]],
-                [[[reference.offset] for reference in references]],
-                [[[size] for size in sizes]],
-            )
-        view = memory.data
+        memory = np.empty(starts[-1], np.uint8).data
+        whole = [[Part(0, at, size)] for at, size in zip(starts[:-1], sizes, strict=True)]
+        found = self.get_into(references, memory, whole)
         return [
-            self._part(view[start : start + size], got, reference)
-            for start, size, (got,), reference in zip(
-                starts, sizes, found, references, strict=False
+            why or memory[at : at + size]
+            for why, at, size in zip(found, starts[:-1], sizes, strict=True)
+        ]
+
+    def get_into(
+        self,
+        references: Sequence[Reference],
+        memory: memoryview,
+        parts: Sequence[Sequence[Part]],
+    ) -> list[Missing | None]:
+        """The same, and each part to where it belongs."""
+        if not references:
+            return []
+        filled = [[part for part in own if part.nbytes] for own in parts]
+        with self._registered(np.frombuffer(memory, np.uint8)) as address:
+            (found,) = self._client.get_into_ranges(
+                [address],
+                [[reference.stored.key for reference in references]],
+                [[[part.target for part in own] for own in filled]],
+                [
+                    [
+                        [reference.offset + part.source for part in own]
+                        for reference, own in zip(references, filled, strict=True)
+                    ]
+                ],
+                [[[part.nbytes for part in own] for own in filled]],
             )
+        return [
+            self._missing(got, [part.nbytes for part in own], reference)
+            for got, own, reference in zip(found, filled, references, strict=True)
         ]
 
     def release(self, keys: Sequence[str]) -> list[str]:
@@ -113,26 +132,30 @@ class MooncakeStore(PayloadStore):
         self._client.close()
 
     @contextmanager
-    def _registered(self, memory: np.ndarray) -> Iterator[None]:
-        """Memory that the engine may read and write while the context lasts."""
+    def _registered(self, memory: np.ndarray) -> Iterator[int]:
+        """Memory that the engine may read and write while the context lasts; where it is."""
         with self._registering:
             code = self._client.register_buffer(memory.ctypes.data, memory.nbytes)
         if code:
             raise StoreFailed(self._address, f"memory cannot be registered (code {code})")
         try:
-            yield
+            yield memory.ctypes.data
         finally:
             with self._registering:
                 self._client.unregister_buffer(memory.ctypes.data)
 
-    def _part(self, view: memoryview, got: int, reference: Reference) -> memoryview | Missing:
-        if got == reference.nbytes:
-            return view
-        if got == NOT_FOUND:
+    def _missing(
+        self, got: Sequence[int], sizes: Sequence[int], reference: Reference
+    ) -> Missing | None:
+        """What is wrong with some ranges of an object, by what was told of each."""
+        if list(got) == list(sizes):
+            return None
+        if NOT_FOUND in got:
             return Missing("the master does not know it")
-        if got >= 0 or got == NOT_IN_IT:
+        wrong = [code for code, size in zip(got, sizes, strict=True) if code != size]
+        if all(code >= 0 or code == NOT_IN_IT for code in wrong):
             return Missing("it has fewer bytes than its reference says")
-        raise StoreFailed(self._address, f"{reference.stored.key} cannot be had (code {got})")
+        raise StoreFailed(self._address, f"{reference.stored.key} cannot be had (code {wrong[0]})")
 
     def list(self, prefix: str) -> list[str]:
         """As the master's administration tells it: its clients have no way to ask."""

@@ -8,17 +8,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.errors import DispatcherError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_workers.stores.interface import Missing, PayloadStore
+from rollout_workers.stores.interface import Missing, Part, PayloadStore
 from rollout_workers.stores.registry import open_store
 
 log = logging.getLogger(__name__)
 
 
 class OpenedStores:
-    """Calls go to the store that they name, from any thread; whatever goes wrong is a StoreFailed.
+    """Calls go to the store that they name, from any thread; what goes wrong is a StoreFailed.
+
+    But for a ProtocolError where a store breaks its own rules.
 
     What could not be opened is tried again by the next call.
     """
@@ -50,12 +52,23 @@ class OpenedStores:
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
         """The bytes of each, in their order."""
         found = dict[int, memoryview | Missing]()
-        by_store = dict[str, list[int]]()
-        for at, reference in enumerate(references):
-            by_store.setdefault(reference.stored.store, []).append(at)
-        for address, places in by_store.items():
+        for address, places in _by_store(references).items():
             with self._asking(address) as store:
                 found.update(zip(places, store.get([references[at] for at in places]), strict=True))
+        return [found[at] for at in range(len(references))]
+
+    def get_into(
+        self,
+        references: Sequence[Reference],
+        memory: memoryview,
+        parts: Sequence[Sequence[Part]],
+    ) -> list[Missing | None]:
+        """Parts of each where they belong in some memory; what is missing."""
+        found = dict[int, Missing | None]()
+        for address, places in _by_store(references).items():
+            wanted = [references[at] for at in places], memory, [parts[at] for at in places]
+            with self._asking(address) as store:
+                found.update(zip(places, store.get_into(*wanted), strict=True))
         return [found[at] for at in range(len(references))]
 
     def release(self, address: str, keys: Sequence[str]) -> list[str]:
@@ -84,7 +97,7 @@ class OpenedStores:
             )
         try:
             yield self._opened(address)
-        except StoreFailed:
+        except DispatcherError:
             raise
         except Exception as error:  # an engine's own, or a mistake in somebody's store
             raise StoreFailed(address, repr(error)) from error
@@ -97,3 +110,11 @@ class OpenedStores:
             if store is None:
                 store = self._stores[address] = self._opener(address)
             return store
+
+
+def _by_store(references: Sequence[Reference]) -> dict[str, list[int]]:
+    """Indices of references, by where these lie."""
+    found: dict[str, list[int]] = {}
+    for at, reference in enumerate(references):
+        found.setdefault(reference.stored.store, []).append(at)
+    return found

@@ -14,12 +14,13 @@ may run code there anyway.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, ObjectFetchTimedOutError, ObjectLostError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rollout_dispatcher.errors import StoreFailed
@@ -84,9 +85,12 @@ class RayStore(PayloadStore):
 
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
         """On this node."""
-        value = np.frombuffer(b"".join(spans), np.uint8)
+        value = np.frombuffer(spans[0] if len(spans) == 1 else b"".join(spans), np.uint8)
         kept = f"{key}@{self._node}"
-        self._asked(self._holder(self._node).keep.remote(kept, value))
+        try:
+            self._asked(self._node, "keep", kept, value)
+        except _HolderGone:
+            self._answer(self._node, self._made(self._node).keep.remote(kept, value))
         return StoredObject(self._address, kept, value.nbytes)
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
@@ -97,11 +101,8 @@ class RayStore(PayloadStore):
     def release(self, keys: Sequence[str]) -> list[str]:
         """Tell the holders; one that is gone has nothing any more."""
         for node, there in _by_node(keys).items():
-            if (holder := self._known(node)) is not None:
-                try:
-                    self._asked(holder.drop.remote(there))
-                except _HolderGone:
-                    continue
+            with suppress(_HolderGone):
+                self._asked(node, "drop", there)
         return []
 
     def close(self) -> None:
@@ -126,38 +127,43 @@ class RayStore(PayloadStore):
             if actor["namespace"] == self._namespace and actor["name"].startswith(begin)
         ]
 
-    def _holder(self, node: str) -> Any:
-        """The holder of a node, made if there is none."""
-        if node not in self._holders:
-            self._holders[node] = (
-                ray.remote(Holder)
-                .options(
-                    name=self._actor(node),
-                    namespace=self._namespace,
-                    lifetime="detached",
-                    get_if_exists=True,
-                    num_cpus=0,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                )
-                .remote()
+    def _made(self, node: str) -> Any:
+        """The holder of a node, which may have been made meanwhile by somebody else."""
+        self._holders[node] = (
+            ray.remote(Holder)
+            .options(
+                name=self._actor(node),
+                namespace=self._namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
+            .remote()
+        )
         return self._holders[node]
 
-    def _known(self, node: str) -> Any | None:
-        """The holder of a node, None if there is none."""
-        if node not in self._holders:
-            try:
-                self._holders[node] = ray.get_actor(self._actor(node), self._namespace)
-            except ValueError:
-                return None
-        return self._holders[node]
+    def _asked(self, node: str, method: str, *values: object) -> Any:
+        """What the holder of a node answers; raises as `_answer` does.
 
-    def _asked(self, answer: Any) -> Any:
-        """What a holder answers. Raises _HolderGone if it has ended, StoreFailed for the rest."""
+        Raises _HolderGone where there is none, too. One that is known here and has ended may have
+        a successor: that is asked then, as what it holds was put there since.
+        """
+        if (known := self._holders.get(node)) is not None:
+            with suppress(_HolderGone):
+                return self._answer(node, getattr(known, method).remote(*values))
+        try:
+            found = self._holders[node] = ray.get_actor(self._actor(node), self._namespace)
+        except ValueError as error:
+            raise _HolderGone(self._address, error) from error
+        return self._answer(node, getattr(found, method).remote(*values))
+
+    def _answer(self, node: str, answer: Any) -> Any:
+        """Raises _HolderGone if who is to answer has ended for good, StoreFailed for the rest."""
         try:
             return ray.get(answer, timeout=TIMEOUT_S)
-        except RayActorError as error:
-            self._holders.clear()
+        except ActorDiedError as error:
+            self._holders.pop(node, None)
             raise _HolderGone(self._address, error) from error
         except RayError as error:
             raise StoreFailed(self._address, error) from error
@@ -167,26 +173,38 @@ class RayStore(PayloadStore):
     def _find(self, keys: Iterable[str]) -> dict[str, "memoryview | Missing"]:
         found: dict[str, memoryview | Missing] = {}
         for node, there in _by_node(keys).items():
-            found |= dict(zip(there, self._fetch(node, there), strict=True))
+            try:
+                ids = self._asked(node, "find", there)
+            except _HolderGone:
+                gone = Missing(f"the actor {self._actor(node)} that held it has ended")
+                found |= dict.fromkeys(there, gone)
+            else:
+                found |= dict(zip(there, self._views(ids), strict=True))
         return found
 
-    def _fetch(self, node: str, keys: list[str]) -> "list[memoryview | Missing]":
-        gone = Missing(f"the actor {self._actor(node)} that held it has ended")
-        if (holder := self._known(node)) is None:
-            return [gone] * len(keys)
-        try:
-            ids = self._asked(holder.find.remote(keys))
-        except _HolderGone:
-            return [gone] * len(keys)
+    def _views(self, ids: Sequence[Any]) -> "list[memoryview | Missing]":
+        """Of all at once, or else one by one, if some are lost."""
+        if None not in ids:
+            with suppress(ObjectLostError):
+                return [memoryview(data) for data in self._had(list(ids))]
         return list(map(self._view, ids))
 
     def _view(self, held: Any) -> "memoryview | Missing":
         if held is None:
             return Missing("nobody holds it")
         try:
-            return memoryview(ray.get(held, timeout=TIMEOUT_S))
+            return memoryview(self._had(held))
         except ObjectLostError as error:
             return Missing(f"Ray has lost it ({type(error).__name__})")
+
+    def _had(self, held: Any) -> Any:
+        """Objects by their ids. Raises ObjectLostError, and StoreFailed for the rest."""
+        try:
+            return ray.get(held, timeout=TIMEOUT_S)
+        except ObjectFetchTimedOutError as error:  # which is an ObjectLostError, and says nothing
+            raise StoreFailed(self._address, error) from error
+        except ObjectLostError:
+            raise
         except RayError as error:
             raise StoreFailed(self._address, error) from error
 
@@ -194,11 +212,8 @@ class RayStore(PayloadStore):
         """Of all nodes."""
         found: list[str] = []
         for node in self._nodes():
-            if (holder := self._known(node)) is not None:
-                try:
-                    found += self._asked(holder.keys.remote(prefix))
-                except _HolderGone:
-                    continue
+            with suppress(_HolderGone):
+                found += self._asked(node, "keys", prefix)
         return found
 
 

@@ -1,39 +1,23 @@
-"""The README tells the truth: its tables are generated. Its links and commands: test_docs.py.
+"""docs/metrics.md has every metric of the dispatcher's registry.
 
-python -m tests.test_readme    writes the tables again
+python -m tests.test_metrics_doc    writes the table again
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
 from prometheus_client import Metric
 
-from rollout_dispatcher.cli.fields import flag_of, format_value
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.metrics.registry import Metrics
 from tests.support.generated import between, rewrite
 from tests.support.journaling import open_journal
+from tests.support.source import ROOT
 
-README = Path(__file__).parent.parent / "README.md"
-
-
-def settings_table() -> str:
-    """A row an option of `serve`."""
-    rows = ["| option | default | what it does |", "|---|---|---|"]
-    for name, field in ServeConfig.model_fields.items():
-        if name in ServeConfig.HEADINGS:
-            rows.append(f"| **{ServeConfig.HEADINGS[name]}** | | |")
-        default = "required"
-        if not field.is_required():
-            shown = field.default is not None
-            default = f"`{format_value(field, field.default)}`" if shown else "unset"
-        about = " ".join((field.description or "").split())
-        rows.append(f"| `{flag_of(name)}` | {default} | {about} |")
-    return "\n".join(rows)
+DOC = ROOT / "docs" / "metrics.md"
 
 
 def metrics_table() -> str:
@@ -60,19 +44,15 @@ def families() -> Iterator[Metric]:
     yield from (item for item in found if item.name.startswith("dispatcher_"))
 
 
-TABLES = {"settings": settings_table, "metrics": metrics_table}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_up_to_date(name: str) -> None:
-    text = README.read_text()
-    start, stop = between(text, name)
-    assert text[start:stop] == TABLES[name]() + "\n", "run: python -m tests.test_readme"
+def test_the_table_is_up_to_date() -> None:
+    text = DOC.read_text()
+    start, stop = between(text, "metrics")
+    assert text[start:stop] == metrics_table() + "\n", "run: python -m tests.test_metrics_doc"
 
 
 def main() -> None:
-    """Write the tables into the README."""
-    rewrite(README, TABLES)
+    """Write the table into the document."""
+    rewrite(DOC, {"metrics": metrics_table})
 
 
 if __name__ == "__main__":

@@ -14,33 +14,26 @@ from functools import partial
 from typing import Any, TypeVarTuple
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.buffer.limits import STORES_CAP
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import (
-    FEEDBACK,
-    PADDING,
-    RAGGED,
-    REFERENCES,
-    SCHEMA,
-    Terms,
-)
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.connections import welcomes
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.delivery.deliveries import Deliveries
 from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.effects import log as effect_log
+from rollout_dispatcher.service.effects.planner import Planner
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.planner import Planner
 
 log = logging.getLogger(__name__)
 
@@ -102,21 +95,21 @@ class EffectRunner:
             e.PayloadsToJournal: self._let_go,
             e.FreeWanted: store_workers.ask,
             e.SweepWanted: store_workers.ask,
-            e.GroupGivenUp: _log_given_up,
+            e.GroupGivenUp: effect_log.given_up,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
             e.RefuseRank: self._refuse_rank,
             e.Deliver: self._deliveries.deliver,
             e.Release: self._release,
             e.WithdrawStep: self._withdraw,
-            e.SamplesUnresolved: _log_unresolved,
+            e.SamplesUnresolved: effect_log.unresolved,
             e.EndRanks: self._end,
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
-            e.Rewound: _log_rewound,
-            e.Drained: _log_drained,
+            e.Rewound: effect_log.rewound,
+            e.Drained: effect_log.drained,
         }
 
     def configure(self, config: ServeConfig) -> None:
@@ -182,40 +175,13 @@ class EffectRunner:
     def _welcome_producer(self, effect: e.WelcomeProducer) -> None:
         if (peer := self._connections.producers.get(effect.producer)) is None:
             return
-        welcome = m.WelcomeProducer(
-            version=peer.terms.version,
-            capabilities=sorted(peer.terms.capabilities),
-            credits=effect.credits,
-            max_payload_bytes=self._config.max_frame_bytes,
-            payload_stores=self._stores_for(peer.terms),
-            inline_limit=self._config.inline_limit if self._stores_for(peer.terms) else None,
-            schema_known=self._schema_for(peer),
-            max_staleness=self._config.max_staleness
-            if FEEDBACK in peer.terms.capabilities
-            else None,
-            heartbeat_interval_s=self._config.heartbeat_interval,
-        )
-        peer.send(welcome)
+        peer.send(welcomes.of_producer(self._config, peer.terms, effect, self._core.schema))
         self.feedback.welcome(peer)
 
-    def _stores_for(self, terms: Terms) -> list[str]:
-        """The payload stores that a client may open, if it can."""
-        return list(self._config.payload_stores) if REFERENCES in terms.capabilities else []
-
-    def _schema_for(self, peer: Peer) -> m.SchemaKnown | None:
-        """The run's schema, once it is decided, for a producer that can be told of it."""
-        able = peer.terms.capabilities
-        if SCHEMA not in able or (decided := self._core.schema) is None:
-            return None
-        schema, set_by = decided
-        if schema.ragged and RAGGED not in able:
-            return None
-        return m.SchemaKnown(fields=m.field_headers(schema), set_by=set_by)
-
     def _tell_schema(self, effect: e.SchemaDecided) -> None:
-        _log_schema(effect)
+        effect_log.schema_decided(effect)
         for peer in self._connections.producers.values():
-            if (told := self._schema_for(peer)) is not None:
+            if (told := welcomes.schema_known(peer.terms, self._core.schema)) is not None:
                 peer.send(told)
 
     def _tell_dropped(self, effect: e.SamplesDropped) -> None:
@@ -239,23 +205,7 @@ class EffectRunner:
         if not self._connections.is_attached(rank):
             return
         rank.peer.welcomed = True
-        terms = rank.peer.terms
-        welcome = m.WelcomeRank(
-            version=terms.version,
-            capabilities=sorted(terms.capabilities),
-            run_id=effect.run_id,
-            generation=effect.generation,
-            committed=effect.committed,
-            max_open_steps=self._config.max_open_steps,
-            layout=self._config.layout,
-            payload_stores=self._stores_for(terms),
-            prefetch_bytes=self._config.prefetch_bytes if self._stores_for(terms) else None,
-            sample_length_multiple=(
-                self._config.sample_length_multiple if PADDING in terms.capabilities else None
-            ),
-            heartbeat_interval_s=self._config.heartbeat_interval,
-        )
-        rank.peer.send(welcome)
+        rank.peer.send(welcomes.of_rank(self._config, rank.peer.terms, effect))
 
     def _refuse_rank(self, effect: e.RefuseRank) -> None:
         self._connections.take_hello(effect.client_id).fail(effect.error)
@@ -379,55 +329,6 @@ class EffectRunner:
         self.perform(self._core.tick(self._clock()))
 
 
-def _log_given_up(effect: e.GroupGivenUp) -> None:
-    in_stores = effect.cap.cap == STORES_CAP
-    log.warning(
-        "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
-        "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
-        effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
-        "--referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
-    )  # fmt: skip
-
-
-def _log_unresolved(effect: e.SamplesUnresolved) -> None:
-    log.warning(
-        "DP rank %d cannot get samples of step %d from their payload store: %d are dropped, groups "
-        "whole, sample %s first, and the step is planned again%s",
-        effect.dp_rank, effect.step, effect.samples, effect.first,
-        f" ({effect.why})" if effect.why else "",
-    )  # fmt: skip
-
-
 def _fail(peers: Iterable[Peer], error: DispatcherError) -> None:
     for peer in peers:
         peer.fail(error)
-
-
-def _log_rewound(effect: e.Rewound) -> None:
-    if effect.missing:
-        log.warning(
-            "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
-            "be given again (with --retain checkpoint they could); training goes on with the "
-            "next one",
-            effect.after, effect.missing,
-        )  # fmt: skip
-    else:
-        log.info(
-            "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
-            effect.after, effect.steps, effect.samples,
-        )  # fmt: skip
-
-
-def _log_schema(effect: e.SchemaDecided) -> None:
-    log.info(
-        "samples have the fields %s (%s)", ", ".join(map(str, effect.schema.fields)), effect.set_by
-    )
-    for lot in effect.dropped:
-        log.warning(
-            "%d samples with other fields are dropped, of which %s pushed the first: %s",
-            lot.samples, f"producer {lot.first}" if lot.first else "an HTTP client", lot.difference,
-        )  # fmt: skip
-
-
-def _log_drained(effect: e.Drained) -> None:
-    log.info("%s: every step is committed", effect.reason)

@@ -17,7 +17,7 @@ from rollout_dispatcher.core.planning.requests import request_plan
 from rollout_dispatcher.core.planning.trigger import Go, Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import Grouping, Plan, PlanConfig
-from rollout_dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
+from rollout_dispatcher.service.effects.planner import PLANNED_HERE_SAMPLES, Planner
 from tests.support.samples import make_sample
 
 

@@ -1,0 +1,62 @@
+"""What of the core's effects is for people: lines in the log, with causes and remedies."""
+
+import logging
+
+from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.buffer.limits import STORES_CAP
+
+log = logging.getLogger(__name__)
+
+
+def given_up(effect: e.GroupGivenUp) -> None:
+    """A group left, for want of room."""
+    in_stores = effect.cap.cap == STORES_CAP
+    log.warning(
+        "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
+        "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
+        effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+        "--referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
+    )  # fmt: skip
+
+
+def unresolved(effect: e.SamplesUnresolved) -> None:
+    """Samples left their step."""
+    log.warning(
+        "DP rank %d cannot get samples of step %d from their payload store: %d are dropped, groups "
+        "whole, sample %s first, and the step is planned again%s",
+        effect.dp_rank, effect.step, effect.samples, effect.first,
+        f" ({effect.why})" if effect.why else "",
+    )  # fmt: skip
+
+
+def rewound(effect: e.Rewound) -> None:
+    """An older checkpoint was loaded."""
+    if effect.missing:
+        log.warning(
+            "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
+            "be given again (with --retain checkpoint they could); training goes on with the "
+            "next one",
+            effect.after, effect.missing,
+        )  # fmt: skip
+    else:
+        log.info(
+            "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
+            effect.after, effect.steps, effect.samples,
+        )  # fmt: skip
+
+
+def schema_decided(effect: e.SchemaDecided) -> None:
+    """Which fields samples have."""
+    log.info(
+        "samples have the fields %s (%s)", ", ".join(map(str, effect.schema.fields)), effect.set_by
+    )
+    for lot in effect.dropped:
+        log.warning(
+            "%d samples with other fields are dropped, of which %s pushed the first: %s",
+            lot.samples, f"producer {lot.first}" if lot.first else "an HTTP client", lot.difference,
+        )  # fmt: skip
+
+
+def drained(effect: e.Drained) -> None:
+    """Nothing is left to train."""
+    log.info("%s: every step is committed", effect.reason)
