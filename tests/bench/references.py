@@ -100,8 +100,13 @@ def span(nbytes: int) -> np.ndarray:
 # -- ours
 
 
-def ours(address: str, nbytes: int, samples: int) -> tuple[float, float]:
-    """Samples a second, and bytes a sample that the rank had from the dispatcher."""
+def ours(
+    address: str, nbytes: int, samples: int, *, inline_limit: str = "1B", listen: str | None = None
+) -> tuple[float, float]:
+    """Samples a second, and bytes a sample that the rank had from the dispatcher.
+
+    listen: `unix`: on a Unix socket, where payloads that are inline may be shared memory.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         server = stack.enter_context(
@@ -114,7 +119,8 @@ def ours(address: str, nbytes: int, samples: int) -> tuple[float, float]:
                 window_multiple=AHEAD / BATCH - 1,
                 payload_stores=address,
                 journal_dir=str(folder / "journal"),
-                inline_limit="1B",
+                inline_limit=inline_limit,
+                listen=f"unix:{folder}/socket" if listen == "unix" else "127.0.0.1:0",
                 checked=False,
             )
         )
