@@ -52,6 +52,7 @@ from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
+from rollout_dispatcher.service.status.drops_log import DropsLog
 from rollout_dispatcher.transport.shared_memory.sharing import share
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class EffectRunner:
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
         self.feedback = Feedback(core, connections, self._run)
+        self.drops_log = DropsLog()
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
             e.PushAnswered: self.feedback.answer,
@@ -135,7 +137,7 @@ class EffectRunner:
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
             e.Rewound: _log_rewound,
-            e.Drained: _log_drained,
+            e.Drained: self._log_drained,
         }
 
     def configure(self, config: ServeConfig) -> None:
@@ -181,6 +183,7 @@ class EffectRunner:
     def close(self) -> None:
         """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
         self._closed = True
+        self.drops_log.close()
         if self._timer is not None:
             self._timer.cancel()
         self.feedback.close()
@@ -239,6 +242,7 @@ class EffectRunner:
 
     def _tell_dropped(self, effect: e.SamplesDropped) -> None:
         self._chronicle.dropped(effect)
+        self.drops_log.note(effect.dropped, self._clock())
         self.feedback.dropped(effect)
 
     def _tell_of_policy(self, effect: e.PolicyReported) -> None:
@@ -336,6 +340,12 @@ class EffectRunner:
         self._chronicle.committed(effect.step)
         self.feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
+
+    def _log_drained(self, effect: e.Drained) -> None:
+        at = self._core.statistics()
+        reasons = ", ".join(f"{reason} {count}" for reason, count in at.dropped.items() if count)
+        dropped = f"; of {at.accepted} accepted samples some were dropped: {reasons}"
+        log.info("%s: every step is committed%s", effect.reason, dropped if reasons else "")
 
     def _tell_held(self, effect: e.PushHeld) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
@@ -539,15 +549,10 @@ def _unreadable(ragged: Iterable[str]) -> ProtocolError:
 
 
 def _log_schema(effect: e.SchemaDecided) -> None:
-    log.info(
-        "samples have the fields %s (%s)", ", ".join(map(str, effect.schema.fields)), effect.set_by
-    )
+    fields = ", ".join(f"{field.name} {field}" for field in effect.schema.fields)
+    log.info("samples have the fields %s (%s)", fields, effect.set_by)
     for lot in effect.dropped:
         log.warning(
             "%d samples with other fields are dropped, of which %s pushed the first: %s",
             lot.samples, f"producer {lot.first}" if lot.first else "an HTTP client", lot.difference,
         )  # fmt: skip
-
-
-def _log_drained(effect: e.Drained) -> None:
-    log.info("%s: every step is committed", effect.reason)
