@@ -108,6 +108,7 @@ class Router:
             clock=clock,
         )
         self.feedback = self._effect_runner.feedback
+        self.drops_log = self._effect_runner.drops_log
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.

@@ -139,3 +139,8 @@ else:
         for chunk in chunks:
             rows = chunk["inner"]["input_ids"].unbind()
             assert [len(row) for row in rows] == [ROWS[row] for row in chunk["row"]]
+
+
+def test_a_list_is_no_batch() -> None:
+    with pytest.raises(PlanError, match="no mapping of names to rows but list"):
+        balance_batch([1, 2, 3], 2, lengths=[1, 2, 3])  # type: ignore[arg-type]

@@ -22,11 +22,11 @@ from rollout_workers.producer.client import ProducerClient
 from rollout_workers.producer.encode import (
     EncodedSample,
     Encoder,
-    GroupSize,
     Pushable,
     RolloutSample,
     rollout_samples,
 )
+from rollout_workers.producer.metadata import GroupSize
 from rollout_workers.producer.stored import references
 from rollout_workers.producer.stored.references import ReferencedSample
 from rollout_workers.producer.to_array import ArrayLike
