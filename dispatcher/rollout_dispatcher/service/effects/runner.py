@@ -111,7 +111,7 @@ class EffectRunner:
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
             e.Rewound: effect_log.rewound,
-            e.Drained: self._tell_drained,
+            e.Drained: lambda effect: effect_log.drained(effect, core.statistics()),
         }
 
     def configure(self, config: ServeConfig) -> None:
@@ -252,9 +252,6 @@ class EffectRunner:
         self._chronicle.committed(effect.step)
         self.feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
-
-    def _tell_drained(self, effect: e.Drained) -> None:
-        effect_log.drained(effect, self._core.statistics())
 
     def _tell_held(self, effect: e.PushHeld) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
