@@ -18,6 +18,7 @@ from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import refuse_to_travel
 from rollout_workers.feedback import DroppedSample, Feedback
+from rollout_workers.metadata import GroupSize
 from rollout_workers.producer.client import ProducerClient
 from rollout_workers.producer.encode import (
     EncodedSample,
@@ -26,7 +27,6 @@ from rollout_workers.producer.encode import (
     RolloutSample,
     rollout_samples,
 )
-from rollout_workers.producer.metadata import GroupSize
 from rollout_workers.producer.stored import references
 from rollout_workers.producer.stored.references import ReferencedSample
 from rollout_workers.producer.to_array import ArrayLike

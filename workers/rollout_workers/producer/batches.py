@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
+from rollout_workers.metadata import refusal
 from rollout_workers.producer.encode import EncodedSample
-from rollout_workers.producer.metadata import refusal
 from rollout_workers.producer.stored.placing import Put
 
 _T = TypeVar("_T")

@@ -14,8 +14,8 @@ from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome, Schema
+from rollout_workers.metadata import GroupSize, size_of, version_of
 from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
-from rollout_workers.producer.metadata import GroupSize, size_of, version_of
 from rollout_workers.producer.to_array import Array, ArrayLike
 
 #: Types of policy versions that are sent as they are.

@@ -8,9 +8,9 @@ from typing import SupportsIndex
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Schema
+from rollout_workers.metadata import GroupSize, size_of
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.layout import layout_of
-from rollout_workers.producer.metadata import GroupSize, size_of
 
 
 @dataclass(frozen=True, slots=True)

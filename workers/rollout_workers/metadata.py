@@ -5,10 +5,9 @@ name is known: a `group_size` of 0 would be a group that is never whole.
 """
 
 import reprlib
+from collections.abc import Mapping
 from operator import index
 from typing import Any, Literal
-
-from pydantic_core import ErrorDetails
 
 from rollout_dispatcher.errors import SampleRefused
 
@@ -49,7 +48,7 @@ def size_of(given: Any, group_id: str | None) -> int:
     return size
 
 
-def refusal(fault: ErrorDetails) -> SampleRefused:
+def refusal(fault: Mapping[str, Any]) -> SampleRefused:
     """What is wrong with a column of a push, in the words of who pushed."""
     place = ".".join(str(part) for part in fault["loc"])
     name = _CALLED.get(str(fault["loc"][0])) if fault["loc"] else None
