@@ -36,9 +36,11 @@ def test_shared_memory_is_measured_beside_both_floors(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench.plane", "--quick", "--rows", "shared-1m"]
     subprocess.run([*command, "--json", str(kept)], timeout=100, check=True, capture_output=True)
     rows = {row["name"]: row for row in json.loads(kept.read_text())}
-    assert list(rows) == ["raw-tcp-1m", "raw-segments-1m", "over-tcp-1m", "shared-1m"]
-    hop = rows["raw-tcp-1m"]["value"]
-    assert all(row["ratio"] == row["value"] / hop > 0 for row in list(rows.values())[1:])
+    moved = ["raw-tcp-1m", "raw-segments-1m", "over-tcp-1m", "shared-1m"]
+    both = [[f"over-tcp-1m-{it}", f"shared-1m-{it}"] for it in ("producer", "dispatcher", "ranks")]
+    assert list(rows) == [*moved, *(name for pair in both for name in pair)]
+    for name, beside in [*((name, moved[0]) for name in moved[1:]), *((b, a) for a, b in both)]:
+        assert rows[name]["ratio"] == rows[name]["value"] / rows[beside]["value"] > 0
 
 
 @pytest.mark.e2e
