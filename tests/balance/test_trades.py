@@ -19,6 +19,10 @@ FEW += [6089, 4239, 462, 6124, 4480, 6171, 3794, 6279, 3503]
 #: 14,089 tokens, of which two micro-batches hold 14,106.
 FULL = [245, 253, 312, 326, 385, 415, 561, 830, 842, 1668, 1783, 1917, 2172, 2380]
 
+#: Capped: a third of a budget of 37 and a little, or as good as nothing, on 16 ranks.
+CAPPED = [17] * 29 + [16] * 4 + [14, 13, 12, 12, 12, 12, 11, 10, 10, 10, 9, 9, 9, 9, 8, 7, 6, 6]
+CAPPED += [5, 5, 5, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1]
+
 
 def time_over_share(lengths: list[int], ranks: int, budget: int, sync: Sync) -> float:
     """What a step takes, over an even share of its work."""
@@ -82,6 +86,13 @@ def test_nearly_full_budgets_are_nearly_level() -> None:
 def test_few_large_samples_are_shared_out_by_differences() -> None:
     """Filling budgets greedily takes 1.13 of an even share."""
     assert time_over_share(FEW, 8, 9018, Sync.MICRO_STEP) < 1.06
+
+
+def test_micro_batches_that_are_equally_dear_become_cheaper_one_after_the_other() -> None:
+    """49 tokens over both micro-steps, of 48.06 on average; as long as one trade had to shorten the
+    step, it was 52.
+    """
+    assert time_over_share(CAPPED, 16, 37, Sync.MICRO_STEP) < 1.03
 
 
 @pytest.mark.parametrize("budget", [52974, 53500])

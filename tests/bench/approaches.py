@@ -136,12 +136,12 @@ def _row(cell: Cell, name: str, steps: list[dict[Sync, IntArray]], data: IntArra
         for sync, tokens in step.items():
             work: FloatArray = cost(tokens.ravel()).reshape(tokens.shape)
             totals[sync].add(straggler_excess(work, sync), float(work.sum()) / len(work))
-    distance = median(_distance(step[Sync.STEP].ravel(), data) for step in steps)
+    distance = median(distance(step[Sync.STEP].ravel(), data) for step in steps)
     by_step, by_micro_step = totals[Sync.STEP].excess, totals[Sync.MICRO_STEP].excess
     return Row(cell.name, name, by_step, by_micro_step, distance)
 
 
-def _distance(sample: IntArray, data: IntArray) -> float:
+def distance(sample: IntArray, data: IntArray) -> float:
     """Kolmogorov-Smirnov distance of a sample from sorted data."""
     ranks = np.searchsorted(data, np.sort(sample), side="right") / len(data)
     steps = np.arange(len(sample) + 1) / len(sample)

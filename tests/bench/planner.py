@@ -82,11 +82,17 @@ class Totals:
         return self.time / self.work - 1
 
 
-def steady(cell: Cell, strategy: Strategy, seed: int) -> Iterator[tuple[Window, Plan]]:
-    """Windows of the steady state and their plans, without end."""
+def steady(
+    cell: Cell, strategy: Strategy, seed: int, samples: int | None = None
+) -> Iterator[tuple[Window, Plan]]:
+    """Windows of the steady state and their plans, see `refilled`."""
     size = cell.window if strategy is Strategy.WINDOW else cell.batch
     config = cell.config(strategy)
-    return refilled(cell, size, seed, lambda window: plan(window, config), lambda made: made.chosen)
+
+    def decide(window: Window) -> Plan:
+        return plan(window, config)
+
+    return refilled(cell, size, seed, decide, lambda made: made.chosen, samples=samples)
 
 
 def refilled(
@@ -95,18 +101,25 @@ def refilled(
     seed: int,
     decide: Callable[[Window], T],
     chosen: Callable[[T], IntArray],
+    *,
+    samples: int | None = None,
 ) -> Iterator[tuple[Window, T]]:
-    """Windows of `size` samples and what is decided on each, without end; `chosen` leave."""
-    lengths = stream(cell, seed)
+    """Windows of `size` samples and what is decided on each; `chosen` leave.
+
+    Without end, or until the last of so many samples has left.
+    """
+    lengths = islice(stream(cell, seed), samples)
     tokens, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
     while True:
         fresh = np.fromiter(islice(lengths, size - len(tokens)), np.int64)
         tokens = np.concatenate([tokens, fresh])
         skips = np.concatenate([skips, np.zeros(len(fresh), np.int64)])
-        window = Window(tokens, skips, np.full(size, -1), np.zeros(size, np.bool_))
+        if not (held := len(tokens)):
+            return
+        window = Window(tokens, skips, np.full(held, -1), np.zeros(held, np.bool_))
         answer = decide(window)
         yield window, answer
-        left = np.delete(np.arange(size), chosen(answer))
+        left = np.delete(np.arange(held), chosen(answer))
         tokens, skips = tokens[left], skips[left] + 1
 
 

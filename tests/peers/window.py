@@ -1,13 +1,16 @@
-"""A window beside none: over a run it must never wait longer than in order of arrival."""
+"""A window beside none: over a run it must never wait longer than in order of arrival.
+
+Both dispatch the same samples, until the last has left: one giant more or less would tell them
+apart by more than a window does.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from rollout_dispatcher.plan import Strategy, Sync
 from tests.bench.cells import Cell, available
-from tests.bench.planner import WARM_UP, Totals, steady
+from tests.bench.planner import Totals, steady
 from tests.peers.lengths import FILES
 from tests.peers.measure import ratio
 from tests.peers.problem import Figure
@@ -61,8 +64,8 @@ def _ways(name: str, batch: int, ranks: int) -> Iterator[tuple[str, dict[str, An
 
 
 def run(cell: Cell) -> float:
-    """Step time over an even share, of a run's steps together."""
+    """Step time over an even share, of all steps of a run together."""
     totals, steps = Totals(), max(SAMPLES // cell.batch, LEAST_STEPS)
-    for _, found in islice(steady(cell, Strategy.WINDOW, 1), WARM_UP, WARM_UP + steps):
+    for _, found in steady(cell, Strategy.WINDOW, 1, samples=steps * cell.batch):
         totals.add(found.excess, float(found.cost.sum()) / cell.dp_size)
     return 1 + totals.excess

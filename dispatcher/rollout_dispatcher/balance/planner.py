@@ -136,10 +136,12 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         return waiting / max(mean * len(choice.chosen), 1e-300)
 
     first, *others = choose(window, cost, config, take, ahead=strategy.looks_ahead)
-    best = choice_of(first, work.share(tuning.WORK_ON_FIRST) if others else work)
+    another = price.of(take, config.dp_size, 0)
+    left = max(tuning.WORK_ON_FIRST, 1 - another / max(work.left, another))
+    best = choice_of(first, work.share(left) if others else work)
     least = waits(best) + first.later if others else 0.0
     for selection in others:
-        if selection.total >= least or not work.affords(price.of(take, config.dp_size, 0)):
+        if selection.total >= least or not work.affords(another):
             break
         choice = choice_of(selection, work)
         found = waits(choice) + selection.later

@@ -303,10 +303,11 @@ PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 3
 #: Steps up to this many samples are compared with the greedy split even if they wait less than the
 #: target: it adds a tenth of a millisecond. Chosen.
 ALWAYS_COMPARED = 200
-#: Steps under a token budget that wait no more than this above what was thought possible are
-#: compared with nothing. Chosen.
+#: Steps under a token budget that wait no more than this above what was thought possible trade
+#: nothing, unless they are small. Chosen.
 AS_THOUGHT = 0.01
-#: What the first of several selections may spend of the work, so that others are tried. Chosen.
+#: What the first of several selections may spend of the work at least, so that others are tried; of
+#: a small step all but what it takes to split one other. Chosen.
 WORK_ON_FIRST = 0.75
 #: Operations, a nanosecond of one core each: by the times of each method on lognormal lengths, 64
 #: to 4,096 samples on 4 to 256 ranks, read off by eye.
@@ -332,8 +333,8 @@ TRADED_FROM, TRADE_PARTNERS = 6, 8
 #: Chosen by trial.
 TRADE_PATIENCE = 2
 #: Trades end this close to the bound; and what they may spend of the work if a small step waits no
-#: more than the target. Chosen by trial.
-TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.2
+#: more than the target: more levels it further, and takes as much longer. Chosen by trial.
+TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.4
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
 BETWEEN_EQUALS = 1e-6
 #: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.

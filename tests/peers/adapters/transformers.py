@@ -12,13 +12,19 @@ _STUBS = ("transformers.integrations", "transformers.integrations.deepspeed")
 
 def peer(folder: Path) -> Peer | None:
     """From the wheel unpacked in `folder`; None if it is not there."""
+    if (found := module(folder)) is None:
+        return None
+    version = version_of(folder, "transformers")
+    return Peer("transformers", version, {Corner.PADDED: partial(_padded, found)})
+
+
+def module(folder: Path) -> Any:
+    """The file with its samplers; None if it is not there."""
     if not (folder / "transformers/trainer_pt_utils.py").exists():
         return None
     utils = Stub("transformers.utils")
     vars(utils)["is_torch_available"] = lambda: True
-    module = load(folder, "transformers.trainer_pt_utils", _STUBS, {utils.__name__: utils})
-    version = version_of(folder, "transformers")
-    return Peer("transformers", version, {Corner.PADDED: partial(_padded, module)})
+    return load(folder, "transformers.trainer_pt_utils", _STUBS, {utils.__name__: utils})
 
 
 def _padded(module: Any, problem: Problem) -> Schedule:

@@ -82,7 +82,7 @@ class _Task:
         n, by_tokens = len(self.batch), self.config.micro_batch_size is None
         small = n <= tuning.ALWAYS_COMPARED
         for plain, price_by_count, price_by_tokens in _PLAIN:
-            if self.is_enough(best, whatever_it_waits=small):
+            if self.is_bound(best) or (not small and self.is_within_target(best)):
                 break
             price = price_by_tokens if by_tokens else price_by_count
             if not self.work.affords(price.of(n, *best.parts.counts.shape)):
@@ -107,7 +107,7 @@ class _Task:
         enough = self.bound(M) * (1 + tuning.TRADED_TO)
         if best.time <= enough:
             return best.parts
-        if self.is_enough(best, whatever_it_waits=False):
+        if self.is_enough(best):
             if len(batch) > tuning.ALWAYS_COMPARED:
                 return best.parts
             work = work.share(tuning.WORK_WITHIN_TARGET)
@@ -118,17 +118,22 @@ class _Task:
         found = self.timed(traded(batch, starts, config, enough, work))
         return min(best, found, key=lambda each: each.time).parts
 
-    def is_enough(self, found: _Timed, *, whatever_it_waits: bool) -> bool:
-        """Whether no comparison would improve on these, or not by enough to be worth it."""
-        M = found.parts.num_micro_batches
-        if not whatever_it_waits:
-            worked = found.time / bubble(self.config.pipeline_stages, M)
-            if worked <= self.share * (1 + self.config.compared_above):
-                return True
-            by_tokens = self.config.micro_batch_size is None
-            if by_tokens and worked <= self.thought * (1 + tuning.AS_THOUGHT):
-                return True
-        return found.time <= self.bound(M) * (1 + 1e-9)
+    def is_enough(self, found: _Timed) -> bool:
+        """Whether trades would not improve on these, or not by enough to be worth it."""
+        as_thought = self.worked(found) <= self.thought * (1 + tuning.AS_THOUGHT)
+        return self.is_within_target(found) or as_thought
+
+    def is_within_target(self, found: _Timed) -> bool:
+        """Whether these wait no longer than is compared with anything."""
+        return self.worked(found) <= self.share * (1 + self.config.compared_above)
+
+    def is_bound(self, found: _Timed) -> bool:
+        """Whether nothing improves on these."""
+        return found.time <= self.bound(found.parts.num_micro_batches) * (1 + 1e-9)
+
+    def worked(self, found: _Timed) -> float:
+        """Their time, without what it takes to fill and drain a pipeline."""
+        return found.time / bubble(self.config.pipeline_stages, found.parts.num_micro_batches)
 
     def rating(self, found: _Timed) -> float:
         """Time, and what it costs to begin micro-steps where their number is free."""

@@ -1,7 +1,8 @@
 """Up to two samples of a micro-batch for up to two of another, while that shortens the step.
 
 Invariant: as many micro-batches as before, none of them empty that was not; no trade lengthens the
-step, or takes a micro-batch beyond its budget.
+step, or takes a micro-batch beyond its budget. Each shortens it, or leaves fewer that are as dear
+as the dearest of their micro-step, so trades end.
 
 Where budgets are nearly full, a swap of single samples has to keep tokens, so it keeps cost as
 well. One long sample for two short ones of as many tokens keeps tokens, and changes cost.
@@ -166,7 +167,7 @@ class _Trades:
         after[(more > self.room[others, None, None]) | (-more > self.room[a])] = np.inf
         self._keep_some(after, a, others, mine, theirs)
         best = int(after.argmin())
-        if not after.ravel()[best] < self.levels[column, 0]:
+        if not after.ravel()[best] < self.levels[column, 0] * (1 + tuning.BETWEEN_EQUALS):
             return False
         p, one, other = (int(i) for i in np.unravel_index(best, after.shape))
         b = int(others[p])
@@ -254,9 +255,12 @@ class _Trades:
         theirs = dearer + self.load[units, None, None]
         after[same] = np.maximum(after[same], theirs[same])
         most = np.where(same, np.inf, self.levels[self.column[units], 0])
-        # Of trades that are as good, what takes most off, or levels the two best.
+        # Of trades that are as good, what takes most off, or levels the two best. Where several
+        # units are the dearest, each has to become cheaper before the column does.
         after = np.maximum(after, rest[:, None, None]) + tuning.BETWEEN_EQUALS * after
-        after[theirs > most[:, None, None]] = np.inf
+        most = most[:, None, None]
+        after[theirs == most] += tuning.BETWEEN_EQUALS * levels[0]
+        after[theirs > most] = np.inf
         return after
 
     def _differences(
