@@ -12,8 +12,6 @@ there is has happened, and is told.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
@@ -26,7 +24,6 @@ from rollout_dispatcher.plan import (
     Plan,
     Sync,
     Window,
-    imbalance,
 )
 from rollout_dispatcher.sample import Outcome, SamplesByField, Schema
 
@@ -332,8 +329,13 @@ class StepMeasured:
 
     @property
     def imbalance(self) -> float:
-        """Max over mean of the ranks' time, minus one."""
-        return imbalance(self.split.of_ranks[0][:, np.newaxis])
+        """Max over mean of the ranks' time, minus one.
+
+        As `plan.imbalance` says; of every step, and arrays take longer for a few ranks.
+        """
+        computed: list[float] = self.split.of_ranks[0].tolist()
+        total = sum(computed)
+        return max(computed) * len(computed) / total - 1 if total > 0 else 0.0
 
     @property
     def lost(self) -> float:
