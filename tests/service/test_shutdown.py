@@ -229,9 +229,11 @@ def test_what_is_planted_beside_the_ready_file_is_not_written_through(
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(serve: Serve) -> None:
-    done = second_dispatcher(serve().endpoint)
+    taken = serve().endpoint
+    done = second_dispatcher(taken)
     assert done.returncode == 1
     assert done.stderr.startswith("dispatcher serve: ")
+    assert f"--listen {taken}: " in done.stderr
     assert "in use" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
