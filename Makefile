@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-frameworks smoke bench bench-peers bench-plane bench-training convergence results chaos fuzz fuzz-nightly soak image test-deploy lint clean
+.PHONY: help demo test test-frameworks smoke bench bench-peers bench-plane bench-references bench-training convergence results chaos fuzz fuzz-nightly soak image test-deploy lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make bench  how long planning takes, how good the plans are, what the journal, HTTP bodies and scrapes cost"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
+	@echo "make bench-references  payloads by reference beside their engines used bare (10 minutes)"
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
 	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (40 minutes of an idle machine)"
@@ -87,6 +88,10 @@ $(PEERS)/.installed: constraints.txt
 
 bench-plane: $(STAMP) $(PEERS)/.installed
 	$(BIN)/python -m tests.bench.plane --json build/bench/plane.json
+
+# Each engine in its environment: `make test-frameworks ONLY="ray mooncake"` makes them.
+bench-references: $(STAMP)
+	$(BIN)/python -m tests.bench.engines --json build/bench/references.json
 
 bench-training: $(STAMP) $(UNPACKED)
 	$(BIN)/python -m tests.bench.training --json build/bench/training.json

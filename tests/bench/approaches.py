@@ -27,7 +27,7 @@ import numpy as np
 
 from rollout_dispatcher.plan import FloatArray, IntArray, Strategy, Sync, straggler_excess
 from rollout_workers import LengthBucketSampler
-from tests.bench.cells import Cell, available, stream
+from tests.bench.cells import Cell, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, steady
 from tests.bench.training.orders import Work, group_by_length
 
@@ -62,10 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     found = []
     print(HEADING)
-    for cell in CELLS:
-        if not available(cell):
-            print(f"{cell.name:24} skipped: the trace {cell.lengths} is not here")
-            continue
+    for cell in those_here(CELLS):
         data = np.sort(np.fromiter(islice(stream(cell, 9), DATA), np.int64))
         for name, batches in approaches(cell, data):
             found.append(_row(cell, name, list(islice(batches, given.steps)), data))

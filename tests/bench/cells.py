@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,15 @@ CELLS = (
 def available(cell: Cell) -> bool:
     """Whether this cell's lengths are here: the real traces are not part of the project."""
     return cell.lengths == "lognormal" or _trace(cell.lengths).exists()
+
+
+def those_here(cells: Iterable[Cell]) -> Iterator[Cell]:
+    """Those whose lengths are here; of the others it is printed that they are left out."""
+    for cell in cells:
+        if available(cell):
+            yield cell
+        else:
+            print(f"{cell.name:24} skipped: the trace {cell.lengths} is not here")
 
 
 def stream(cell: Cell, seed: int) -> Iterator[int]:

@@ -27,7 +27,7 @@ from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Strategy, Window
 from rollout_dispatcher.simulate.bias import selection_bias
-from tests.bench.cells import Cell, available, lengths_of, stream
+from tests.bench.cells import Cell, lengths_of, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, refilled
 
 #: A window and a config to the positions that leave.
@@ -121,10 +121,7 @@ def main() -> None:
     given = parser.parse_args()
     found = []
     print(HEADING)
-    for cell in CELLS:
-        if not available(cell):
-            print(f"{cell.name:24} skipped: the trace {cell.lengths} is not here")
-            continue
+    for cell in those_here(CELLS):
         steps = given.steps * (2 if cell.lengths.startswith("reasoning_gym") else 1)
         columns = [_column(cell, choose, given.seeds, steps) for choose in (plain, ours)]
         found.append(Row(cell.name, cell.window_multiple, *columns))

@@ -30,7 +30,7 @@ from rollout_dispatcher.plan import (
     Window,
     straggler_excess,
 )
-from tests.bench.cells import CELLS, Cell, available, stream
+from tests.bench.cells import CELLS, Cell, stream, those_here
 from tests.peers.adapters.verl import KarmarkarKarp, load_karmarkar_karp
 
 #: What is decided on a window.
@@ -219,12 +219,7 @@ def main() -> None:
         print("verl is not in build/bench/peers: its columns are empty; `make bench` fetches it")
     print(HEADING)
     rows = []
-    for cell in CELLS:
-        if args.cell and cell.name not in args.cell:
-            continue
-        if not available(cell):
-            print(f"{cell.name:30} skipped: the trace {cell.lengths} is not here")
-            continue
+    for cell in those_here(cell for cell in CELLS if not args.cell or cell.name in args.cell):
         rows.append(measure(cell, peer, args.steps, args.runs))
         print(line(rows[-1]), flush=True)
     alone = unequal(peer)

@@ -5,8 +5,9 @@
 
 One producer, one consumer, each a process. Bare, keys go through a queue and nothing is decided;
 ours push, are planned into steps of 8, and trained on by one rank, with a journal. Both read every
-byte once, and have as many samples under way. Runs alternate; rates count from the first sample
-read to the last. An engine has to be there: build/frameworks/ray/bin/python runs this for `ray`.
+byte once, and have as many samples under way. Runs alternate; rates count from when both are warm
+to the last sample read. Bytes through the dispatcher are those that the rank has from it. An engine
+has to be there: build/frameworks/ray/bin/python runs this for `ray`.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import multiprocessing as mp
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -33,6 +35,10 @@ from tests.support.server import ServeProcess
 BATCH, MICRO_BATCH = 8, 4
 #: Samples under way at the most, in either way.
 AHEAD = 3 * BATCH
+#: Samples that a producer puts at the same time, either way.
+PUT_AT_ONCE = 2
+#: Values of a token's hidden state.
+WIDTH = 2048
 #: Samples before the clock starts, of both.
 WARM_UP = 2 * BATCH
 PROCESSES = mp.get_context("spawn")
@@ -58,7 +64,15 @@ def main() -> None:
     wire = median(mine[1] for mine, _ in pairs)
     print(f"{args.store}: ratio {ratio:.2f}, {wire:.0f} bytes a sample through the dispatcher")
     if args.json is not None:
-        found = {"store": args.store, "bytes": args.bytes, "ratio": ratio, "wire_bytes": wire}
+        found = {
+            "store": args.store,
+            "bytes": args.bytes,
+            "ratio": ratio,
+            "ratios": [mine[0] / theirs[0] for mine, theirs in pairs],
+            "ours": median(mine[0] for mine, _ in pairs),
+            "bare": median(theirs[0] for _, theirs in pairs),
+            "wire_bytes": wire,
+        }
         args.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
@@ -92,16 +106,26 @@ STORES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def span(nbytes: int) -> np.ndarray:
-    """What a sample consists of: its tokens."""
-    return np.arange(nbytes // 8, dtype=np.int64)
+def sample(nbytes: int) -> dict[str, np.ndarray]:
+    """Tokens, and a hidden state of each: the most of its bytes."""
+    tokens = max(nbytes // (8 + 4 * WIDTH), 1)
+    width = (nbytes // tokens - 8) // 4
+    return {
+        "input_ids": np.arange(1, tokens + 1),
+        "hidden_states": np.ones((tokens, width), np.float32),
+    }
 
 
 # -- ours
 
 
-def ours(address: str, nbytes: int, samples: int) -> tuple[float, float]:
-    """Samples a second, and bytes a sample that the rank had from the dispatcher."""
+def ours(
+    address: str, nbytes: int, samples: int, *, inline_limit: str = "1B", listen: str | None = None
+) -> tuple[float, float]:
+    """Samples a second, and bytes a sample that the rank had from the dispatcher.
+
+    listen: `unix`: on a Unix socket, where payloads that are inline may be shared memory.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         server = stack.enter_context(
@@ -114,7 +138,8 @@ def ours(address: str, nbytes: int, samples: int) -> tuple[float, float]:
                 window_multiple=AHEAD / BATCH - 1,
                 payload_stores=address,
                 journal_dir=str(folder / "journal"),
-                inline_limit="1B",
+                inline_limit=inline_limit,
+                listen=f"unix:{folder}/socket" if listen == "unix" else "127.0.0.1:0",
                 checked=False,
             )
         )
@@ -130,22 +155,23 @@ def ours(address: str, nbytes: int, samples: int) -> tuple[float, float]:
 
 
 def push(endpoint: str, nbytes: int, samples: int) -> None:
-    """One sample a push."""
-    values = span(nbytes)
-    with RolloutProducer(endpoint) as producer:
-        for _ in range(samples):
-            producer.push({"input_ids": values})
+    """One sample a push; the next one is put while the answer to the last is under way."""
+    values = sample(nbytes)
+    with RolloutProducer(endpoint) as producer, ThreadPoolExecutor(PUT_AT_ONCE) as threads:
+        for pushed in [threads.submit(producer.push, values) for _ in range(samples)]:
+            pushed.result()
         producer.end_stream()
 
 
 def train(endpoint: str, found: Any) -> None:
     """Read every micro-batch once."""
     seen, marks = 0, []
-    with MicroBatchStream(endpoint) as stream:
+    with MicroBatchStream(endpoint, epochs=1) as stream:
         for step in stream:
             for micro_batch in step:
                 seen += len(micro_batch.sample_ids)
                 read(micro_batch["input_ids"].numpy())
+                read(micro_batch["hidden_states"].numpy())
                 marks.append((time.monotonic(), seen))
             step.commit()
         wire = stream.statistics().bytes_received / seen
@@ -169,12 +195,17 @@ def bare(address: str, nbytes: int, samples: int) -> tuple[float, float]:
 
 
 def produce(address: str, nbytes: int, samples: int, keys: Any, room: Any) -> None:
-    """Put, and tell the key."""
-    store, values = open_store(address), span(nbytes)
+    """Put, as many at once as ours does, and tell the keys."""
+    store, values = open_store(address), sample(nbytes)
+    spans = [array.data.cast("B") for array in values.values()]
     word = f"bare-{time.monotonic_ns()}"
-    for at in range(samples):
+
+    def put(at: int) -> None:
         room.acquire()
-        keys.put(store.put(f"{word}/{at}", [values.data.cast("B")]))
+        keys.put(store.put(f"{word}/{at}", spans))
+
+    with ThreadPoolExecutor(PUT_AT_ONCE) as threads:
+        list(threads.map(put, range(samples)))
     keys.close()
     keys.join_thread()
 
@@ -186,7 +217,7 @@ def consume(address: str, samples: int, keys: Any, room: Any, found: Any) -> Non
         stored = [keys.get() for _ in range(min(MICRO_BATCH, samples - start))]
         for data in store.get([Reference(item, 0, item.nbytes) for item in stored]):
             assert not isinstance(data, Missing)
-            read(np.frombuffer(data, np.int64))
+            read(np.frombuffer(data[: data.nbytes // 4 * 4], np.float32))
         store.release([item.key for item in stored])
         for _ in stored:
             room.release()

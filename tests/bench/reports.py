@@ -1,6 +1,6 @@
 """What ranks' reports of measured time cost the dispatcher: CPU of a sample with them and without.
 
-    python -m tests.bench.reports [--pairs 10] [--ranks 8] [--steps 20] [--json FILE]
+    python -m tests.bench.reports [--pairs 10] [--ranks 8] [--steps 20] [--apart] [--json FILE]
 
 One dispatcher, whose ranks train nothing and report in every other step. Shown is the ratio of CPU
 seconds of the steps with reports and of those without, and the median of several such ratios.
@@ -26,8 +26,9 @@ WARM_UP = 5
 class Run:
     """Ranks and a producer of one dispatcher, in lockstep."""
 
-    def __init__(self, server: ServeProcess, ranks: int) -> None:
+    def __init__(self, server: ServeProcess, ranks: int, *, apart: bool) -> None:
         self._server, self._trainer = server, Trainer(server.endpoint, ranks)
+        self._apart = apart
         self._producer, self._batch = Producer(server.endpoint, "p"), OF_RANK * ranks
 
     def pair(self, steps: int) -> tuple[float, float]:
@@ -44,15 +45,23 @@ class Run:
             self._producer.push([TOKENS] * OF_RANK)
         (step,) = {part.header.step for part in self._trainer.take()}
         # Beforehand, as what lies between two messages decides whether one read takes both.
-        times = [codec.encode(_times(step, rank.dp_rank)) for rank in self._trainer.ranks]
-        committed = codec.encode(m.Commit(step=step))
+        committed = [self._commit(step, rank.dp_rank, reports) for rank in self._trainer.ranks]
         for rank in self._trainer.ranks:
             rank.demand(taken=step, hungry=False)
-            rank.send_bytes(committed + times[rank.dp_rank] * reports)  # as a client does
+            rank.send_bytes(committed[rank.dp_rank])
             del rank.steps[step]
         self._trainer.committed = step
         for rank in self._trainer.ranks:
             rank.settle()
+
+    def _commit(self, step: int, dp_rank: int, reports: bool) -> bytes:
+        """As a client says it."""
+        if not reports:
+            return codec.encode(m.Commit(step=step))
+        times = _times(step, dp_rank)
+        if self._apart:
+            return codec.encode(m.Commit(step=step)) + codec.encode(times)
+        return codec.encode(m.Commit(step=step, times=[times]))
 
     def _spent(self) -> float:
         """CPU seconds of all its threads: the scheduler counts them in nanoseconds."""
@@ -73,6 +82,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--apart", action="store_true", help="not in the commits but behind them")
     parser.add_argument("--json", type=Path, help="also write the ratios to this file")
     given = parser.parse_args()
     with ExitStack() as stack:
@@ -83,7 +93,8 @@ def main() -> None:
             "window_multiple": 1,
             "micro_batch_size": OF_MICRO_BATCH,
         }
-        run = Run(stack.enter_context(ServeProcess(folder, checked=False, **options)), given.ranks)
+        server = stack.enter_context(ServeProcess(folder, checked=False, **options))
+        run = Run(server, given.ranks, apart=given.apart)
         run.pair(WARM_UP)
         ratios = []
         for pair in range(given.pairs):

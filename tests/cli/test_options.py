@@ -247,3 +247,16 @@ def test_a_default_that_cannot_be_used_is_not_called_missing() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(Unlucky, [], {}, prog="serve")
     assert str(caught.value) == "--size: it must be at least 1"
+
+
+def test_one_address_needs_no_list_in_a_file(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'listen = "unix:/a.sock"')
+    assert [str(item) for item in load([*NEEDED, *file]).config.listen] == ["unix:/a.sock"]
+
+
+def test_what_may_stand_in_a_file_that_cannot_be_read_is_not_called_missing(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.toml")
+    assert problems(["--wat", "--config", absent]) == (
+        "unknown argument --wat (did you mean --max-wait?); see serve --help",
+        f"--config {absent} cannot be read: No such file or directory",
+    )

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatchStream
-from tests.support.ddp import learn, network
+from tests.support.ddp import learn, network, process_group
 
 
 def main() -> None:
@@ -29,12 +29,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, required=True, help="steps between checkpoints")
     parser.add_argument("--die-at-step", type=int)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
+    with process_group():
         train(args)
-    finally:
-        dist.destroy_process_group()
 
 
 def train(args: argparse.Namespace) -> None:

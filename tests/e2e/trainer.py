@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatchStream
-from tests.support.ddp import learn, network
+from tests.support.ddp import learn, network, process_group
 
 
 def main() -> None:
@@ -32,12 +32,8 @@ def main() -> None:
     parser.add_argument("--hold-until", type=Path, help="... until this exists")
     parser.add_argument("--linger-until", type=Path, help="hold the stream open till this exists")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
+    with process_group():
         train(args)
-    finally:
-        dist.destroy_process_group()
 
 
 def train(args: argparse.Namespace) -> None:

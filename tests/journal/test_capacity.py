@@ -26,13 +26,13 @@ from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
+from tests.journal.player import Player
 from tests.journal.support import (
     BATCH,
     OFF,
     PATIENCE,
     SCHEMAS,
     Listener,
-    Player,
     accepted,
     as_if_killed,
     eventually,

@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.journal.support import OFF, Player, as_if_killed, opened, plain
+from tests.journal.player import Player
+from tests.journal.support import OFF, as_if_killed, opened, plain
 
 #: How often a run is closed in order, or killed, after each of its stretches.
 STRETCHES = st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=4)

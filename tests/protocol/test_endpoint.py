@@ -26,7 +26,8 @@ def test_an_address_is_read_and_written_alike(text: str, endpoint: Endpoint) -> 
 @pytest.mark.parametrize(
     "text",
     ["", ":", "7077", "host", "host:", ":7077", "host:port", "host:65536", "host:-1", "unix:",
-     "host:\u00b2", "host:\u0661", "[]:1", "a..b:1", f"{'x' * 64}:1", "a\0b:1"],
+     "host:\u00b2", "host:\u0661", "[]:1", "a..b:1", f"{'x' * 64}:1", "a\0b:1",
+     "http://127.0.0.1:7077", "user@host:1", "a b:1"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_with_the_forms_there_are(text: str) -> None:
     with pytest.raises(ConfigError, match=r"host:port .* or unix:/path"):

@@ -153,6 +153,15 @@ def test_a_header_that_is_no_object_is_refused(kind: type[m.Message], header: by
         (m.StepTimes, {"step": 0, "busy_s": [1.0], "why": "y" * 201}, "why: .*at most 200"),
         (m.StepTimes, {"step": 0, "busy_s": [1.0], "cost_key": ""}, "cost_key: .*at least 1"),
         (m.StepTimes, {"step": -1, "busy_s": [1.0]}, "step: "),
+        (m.Commit, {"step": 0, "times": []}, "times: .*at least 1 item"),
+        (m.Commit, {"step": 0, "times": [{"busy_s": [1.0]}] * 9}, "times: .*at most 8 items"),
+        (m.Commit, {"step": 0, "times": [{"busy_s": [-1.0]}]}, "times.0.busy_s.0: "),
+        (m.Commit, {"step": 0, "times": [{"busy_s": [1.0], "step": 0}]}, "times.0.step: .*Extra"),
+        (
+            m.Commit,
+            {"step": 0, "times": [{"busy_s": [1.0] * 32768}, {"busy_s": [1.0] * 32769}]},
+            "times of more than 65536 micro-batches",
+        ),
     ],
 )
 def test_a_wrong_header_is_refused_and_says_where(

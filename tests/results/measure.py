@@ -36,6 +36,7 @@ COMMANDS = {
     "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
     "watched": "python -m tests.bench.plane.watched --pairs 30 --json FILE",
+    "references": "python -m tests.bench.engines --pairs 1 --engines ray mooncake file --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
     "journal": "python -m tests.bench.journal --json FILE",

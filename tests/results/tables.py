@@ -217,6 +217,27 @@ def plane_table() -> str:
     return _table("row | value | lowest to highest, runs | beside", rows, found)
 
 
+def references_table() -> str:
+    """docs/payload-stores.md: every engine beside itself used bare."""
+    found = load("references")
+    rows = [
+        (
+            f"`{at['name']}`",
+            f"{at['samples_per_second']:.1f}",
+            f"{at['bare_samples_per_second']:.1f}",
+            f"{at['ratio']:.2f} ({at['lowest']:.2f} to {at['highest']:.2f}, {at['pairs']})",
+            f"{at['wire_bytes_10k']:.0f}, {at['wire_bytes_10m']:.0f}",
+        )
+        for at in found.figures
+    ]
+    return _table(
+        "samples of 10 MB | samples/s | the engine used bare | ratio (lowest to highest, pairs) | "
+        "bytes through the dispatcher at 10 kB, 10 MB",
+        rows,
+        found,
+    )
+
+
 def watched_table() -> str:
     """docs/performance.md: with all that tells of a run, over without."""
     found = load("watched")
@@ -342,6 +363,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "journal": journal_table,
     },
     "integrate.md": {"integrations": integrations_table},
+    "payload-stores.md": {"references": references_table},
     "performance.md": {"plane": plane_table, "watched": watched_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")

@@ -61,6 +61,7 @@ class Told:
         report = e.StepPlanned(
             number, made, Trigger.WINDOW_FULL, waits=np.zeros(BATCH), skips=none,
             staleness=staleness, tokens=window.tokens[made.chosen], nbytes=0,
+            entries=[entries[at] for at in made.chosen],
         )  # fmt: skip
         self.chronicle.planned(wanted, [report], self.now, generation)
         return made, entries

@@ -27,7 +27,10 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
     assert server.get("/livez").status == 200
     answer = producer.push([6])
     assert answer.outcomes == ["refused"]
-    assert "shutting down" in answer.errors["0"]
+    assert answer.errors["0"] == (
+        "the dispatcher is shutting down and takes no more samples; push again once it is started "
+        "again"
+    )
     parts = trainer.train()
     assert sorted(name for part in parts for name in part.sample_ids) == ["p/0", "p/1", "p/2"]
     assert trainer.train() == []
@@ -226,9 +229,11 @@ def test_what_is_planted_beside_the_ready_file_is_not_written_through(
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(serve: Serve) -> None:
-    done = second_dispatcher(serve().endpoint)
+    taken = serve().endpoint
+    done = second_dispatcher(taken)
     assert done.returncode == 1
     assert done.stderr.startswith("dispatcher serve: ")
+    assert f"--listen {taken}: " in done.stderr
     assert "in use" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -20,7 +20,6 @@ from tests.simulate.test_report import made
 from tests.support.recorded import write_record
 
 #: Letters of a narrow page are as high as on a wide one: pictures are hardly scaled at 500 pixels.
-ROTATED = re.compile(r"translate\(([\d.]+) ([\d.]+)\) rotate\(-90\)")
 LEAST_SCALE = (500 - 2 * (12 + 12)) / NARROW
 
 

@@ -1,14 +1,27 @@
 """What the trainers of the tests learn: a next to trivial model, as DDP users write its loop."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatch
 
 VOCABULARY = 64
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """That of gloo, from the environment; computing takes one thread, as others share the cores."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def network(width: int, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.own_process import REMEDY
+from rollout_workers.client.own_process import REMEDIES
 from rollout_workers.micro_batch.loss.reduction import RankTotals, require_group
 from rollout_workers.process_group import (
     Place,
@@ -169,5 +169,6 @@ def _refuse_loader_workers() -> None:
     if (worker := get_worker_info()) is not None:
         raise ConfigError(
             f"a stream is made in worker {worker.id} of a DataLoader with num_workers="
-            f"{worker.num_workers}, where each worker would take the DP rank's place; {REMEDY}"
+            f"{worker.num_workers}, where each worker would take the DP rank's place; "
+            f"{REMEDIES['stream']}"
         )

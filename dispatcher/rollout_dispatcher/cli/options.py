@@ -103,7 +103,10 @@ def load_config(
     for name, value in values.items():
         _take(written, name, value, source)
     if path:
-        problems += _take_file(written, Path(path))
+        try:
+            problems += _take_file(written, Path(path))
+        except ConfigError as error:  # what may stand in it is not called missing
+            raise ConfigError(*problems, *error.problems) from None
     problems += _take_environment(written, environ)
     for name, value in flags.items():
         _take(written, name, value, flag_of(name))
@@ -197,11 +200,7 @@ def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[
 
 
 def _take_file(written: Written, path: Path) -> Iterator[str]:
-    try:
-        file = read_toml(path)
-    except ConfigError as error:
-        yield from error.problems
-        return
+    file = read_toml(path)
     known = written.model.model_fields
     for key, value in file.values.items():
         if key in known:

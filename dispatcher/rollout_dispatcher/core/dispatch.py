@@ -213,7 +213,10 @@ class Dispatch:
         self._lifecycle.draining = True
         dropping = self._dropping
         dropping.losses = dropping.losses or Losses()
-        effects = self._admission.close("the dispatcher is shutting down")
+        effects = self._admission.close(
+            "the dispatcher is shutting down and takes no more samples; push again once it is "
+            "started again"
+        )
         self._ends.stream_over()
         effects += self._consider(now)
         if not self._ledger.ranks:

@@ -12,8 +12,6 @@ there is has happened, and is told.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
@@ -26,7 +24,6 @@ from rollout_dispatcher.plan import (
     Plan,
     Sync,
     Window,
-    imbalance,
 )
 from rollout_dispatcher.sample import Outcome, SamplesByField, Schema
 
@@ -274,7 +271,7 @@ class FailRanks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlanned:
-    """For metrics; columns are in the order of `plan.chosen`.
+    """For metrics and the record; columns, and the entries, are in the order of `plan.chosen`.
 
     waits: float64[n], seconds each sample was buffered; skips: int64[n], how often it was passed
     over; tokens: int64[n]. staleness: of the samples of which it is known.
@@ -288,6 +285,7 @@ class StepPlanned:
     staleness: tuple[int, ...]
     tokens: IntArray
     nbytes: int
+    entries: Sequence[Entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +329,13 @@ class StepMeasured:
 
     @property
     def imbalance(self) -> float:
-        """Max over mean of the ranks' time, minus one."""
-        return imbalance(self.split.of_ranks[0][:, np.newaxis])
+        """Max over mean of the ranks' time, minus one.
+
+        As `plan.imbalance` says; of every step, and arrays take longer for a few ranks.
+        """
+        computed: list[float] = self.split.of_ranks[0].tolist()
+        total = sum(computed)
+        return max(computed) * len(computed) / total - 1 if total > 0 else 0.0
 
     @property
     def lost(self) -> float:

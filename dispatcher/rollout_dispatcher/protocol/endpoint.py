@@ -9,6 +9,8 @@ from typing import Self
 from rollout_dispatcher.errors import ConfigError
 
 TLS_SCHEME = "tls://"
+#: In URLs, which people paste; such a host would be looked up in vain, again and again.
+_NO_NAME = frozenset("/@?# ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,6 @@ class Endpoint:
 def _is_name(host: str) -> bool:
     """Whether this may be looked up; what has an empty label, or a long one, may not even be."""
     try:
-        return bool(host.encode("idna")) and host.isprintable()
+        return bool(host.encode("idna")) and host.isprintable() and not _NO_NAME & set(host)
     except UnicodeError:
         return False

@@ -42,6 +42,8 @@ PADDING = "padding"
 RAGGED = "ragged"
 #: DP ranks say what their micro-batches took.
 STEP_TIMES = "step-times"
+#: And do so with the commit, where they know by then.
+COMMIT_TIMES = "commit-times"
 #: Payloads may lie in a payload store: `objects`, `places`, attempts, and the messages about them.
 REFERENCES = "references"
 #: Payloads may stay in shared memory, of which file descriptors are sent: over Unix sockets only.
@@ -49,7 +51,7 @@ SHARED_MEMORY = "shared-memory"
 #: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
 #: averaged over groups: it makes headers longer.
 OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REFERENCES})
-OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, REFERENCES})
+OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, COMMIT_TIMES, REFERENCES})
 #: What this release speaks.
 OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
 #: What it speaks where file descriptors can be sent.

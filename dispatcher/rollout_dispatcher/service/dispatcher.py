@@ -359,6 +359,7 @@ async def _watch(router: Router) -> None:
         router.health.look(router.clock())
         stalls.check(router.clock())
         progress.check(router.clock())
+        router.drops_log.check(router.clock())
         if loop.time() >= next_look:
             next_look = loop.time() + RECORD_STATE_SECONDS
             router.chronicle.look(router.core.statistics)

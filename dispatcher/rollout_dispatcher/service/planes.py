@@ -55,7 +55,7 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
                 handshake_timeout=config.handshake_timeout,
                 tls=_tls(router.access, endpoint, to_plain),
             )
-            bound.append((await stack.enter_async_context(listen(endpoint, handler))).endpoint)
+            bound.append(await _listen(stack, "--listen", endpoint, handler))
         yield bound
 
 
@@ -94,7 +94,19 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
             handshake_timeout=config.handshake_timeout,
             tls=_tls(router.access, config.http, _speaks_tls_in_http()),
         )
-        yield (await stack.enter_async_context(listen(config.http, handler))).endpoint
+        yield await _listen(stack, "--http", config.http, handler)
+
+
+async def _listen(
+    stack: contextlib.AsyncExitStack, option: str, endpoint: Endpoint, handler: ConnectionHandler
+) -> Endpoint:
+    """Listen until the stack ends; returns where. Raises OSError that names option and address."""
+    try:
+        listener = await stack.enter_async_context(listen(endpoint, handler))
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(error.errno, f"{option} {endpoint}: {why}") from error
+    return listener.endpoint
 
 
 def _tls(access: Access, endpoint: Endpoint, to_plain: bytes) -> ServerTls | None:

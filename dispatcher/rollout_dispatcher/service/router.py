@@ -113,6 +113,7 @@ class Router:
             clock=clock,
         )
         self.feedback = self._effect_runner.feedback
+        self.drops_log = self._effect_runner.drops_log
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.
@@ -360,16 +361,21 @@ class Router:
                 self.perform(committed)
                 if committed.effects:  # of the last rank's to say so
                     self.stragglers.look()
+                for times in message.times or ():
+                    self._took(dp_rank, message.step, times)
             case m.PolicyVersion():
                 version, first_step = message.policy_version, message.first_step
                 self.perform(self.core.set_policy_version(version, now, first_step))
             case m.CheckpointSaved():
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
-            case m.StepTimes(busy_s=busy, collective_s=inside, why=why):
-                times = RankTimes(message.step, message.cost_key, busy, inside, why)
-                self.chronicle.measured(dp_rank, times)
-                if (decision := self.core.step_times(dp_rank, times)) is not NOTHING:
-                    self.perform(decision)
+            case m.StepTimes():
+                self._took(dp_rank, message.step, message)
+
+    def _took(self, dp_rank: int, step: int, told: m.PassTimes) -> None:
+        times = RankTimes(step, told.cost_key, told.busy_s, told.collective_s, told.why)
+        self.chronicle.measured(dp_rank, times)
+        if (decision := self.core.step_times(dp_rank, times)) is not NOTHING:
+            self.perform(decision)
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
         waits = self.metrics.rank_waits

@@ -174,3 +174,8 @@ else:
         for chunk in balance_batch(mapping, 2)[0]:
             assert chunk.device == mapping.device
             assert chunk.names == ["sample"]
+
+
+def test_a_list_is_no_batch() -> None:
+    with pytest.raises(PlanError, match="no mapping of names to rows but list"):
+        balance_batch([1, 2, 3], 2, lengths=[1, 2, 3])  # type: ignore[arg-type]

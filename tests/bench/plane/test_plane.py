@@ -31,6 +31,19 @@ def test_a_row_is_measured_beside_its_floor_and_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_shared_memory_is_measured_beside_both_floors(tmp_path: Path) -> None:
+    kept = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "tests.bench.plane", "--quick", "--rows", "shared-1m"]
+    subprocess.run([*command, "--json", str(kept)], timeout=100, check=True, capture_output=True)
+    rows = {row["name"]: row for row in json.loads(kept.read_text())}
+    moved = ["raw-tcp-1m", "raw-segments-1m", "over-tcp-1m", "shared-1m"]
+    both = [[f"over-tcp-1m-{it}", f"shared-1m-{it}"] for it in ("producer", "dispatcher", "ranks")]
+    assert list(rows) == [*moved, *(name for pair in both for name in pair)]
+    for name, beside in [*((name, moved[0]) for name in moved[1:]), *((b, a) for a, b in both)]:
+        assert rows[name]["ratio"] == rows[name]["value"] / rows[beside]["value"] > 0
+
+
+@pytest.mark.e2e
 def test_a_tree_costs_about_what_it_costs() -> None:
     command = [sys.executable, "-m", "tests.bench.plane.beside", ".", "--quick", "--pairs", "2"]
     done = subprocess.run(

@@ -8,7 +8,7 @@ from rollout_dispatcher.core.measuring.measuring import FORGET_AFTER, KEPT_STEPS
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import Pass, RankTimes, Split, Unmeasured
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.plan import Sync
+from rollout_dispatcher.plan import Sync, imbalance
 from tests.support.core.cores import Bench
 
 
@@ -72,6 +72,7 @@ def test_who_was_waited_for_is_told_apart_from_who_waited() -> None:
     assert np.allclose(found.split.transport, [0.1])
     assert found.lost == pytest.approx(1 - 1.2 / 1.4)
     assert found.imbalance == pytest.approx(1.4 / 1.2 - 1)
+    assert found.imbalance == pytest.approx(imbalance(found.split.compute)), "as of plans"
     assert bench.seen.why == ""
     assert np.allclose(bench.seen.totals["update"], [[1.0, 1.4], [0.4, 0.0]])
     assert bench.seen.transport == {"update": pytest.approx(0.1)}

@@ -217,11 +217,9 @@ def test_a_step_keeps_what_its_plan_costs_and_a_new_plan_brings_its_own() -> Non
                 for rank in step.micro_batches
             ]
             assert step.planned_cost is not None
-            assert step.planned_rank_cost is not None
             assert step.planned_cost.tolist() == tokens
-            assert step.planned_rank_cost.tolist() == [sum(rank) for rank in tokens]
 
 
 def test_after_a_restart_nobody_knows_what_an_open_step_was_planned_to_cost() -> None:
     steps = Bench(two_open_steps().memory).core._ledger.steps.values()
-    assert [(step.planned_cost, step.planned_rank_cost) for step in steps] == [(None, None)] * 2
+    assert [step.planned_cost for step in steps] == [None] * 2

@@ -25,7 +25,8 @@ from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from tests.fuzz.journal.mutations import mutate
 from tests.fuzz.planted import IN_JOURNAL
-from tests.journal.support import Player, as_if_killed, open_journal, opened, plain
+from tests.journal.player import Player
+from tests.journal.support import as_if_killed, open_journal, opened, plain
 from tests.support.source import ROOT
 
 HORIZON = 500

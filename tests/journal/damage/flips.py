@@ -18,7 +18,8 @@ from tempfile import TemporaryDirectory
 
 from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.errors import JournalError
-from tests.journal.support import Player, open_journal, opened, plain
+from tests.journal.player import Player
+from tests.journal.support import open_journal, opened, plain
 
 PAGE = 4096
 HORIZON = 2000

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from rollout_dispatcher.journal.journal import Journal
-from tests.journal.support import Player, open_journal, plain
+from tests.journal.player import Player
+from tests.journal.support import open_journal, plain
 from tests.support.source import ROOT
 
 

@@ -14,7 +14,8 @@ from random import Random
 import pytest
 
 from rollout_dispatcher.journal.policy import parse_sync
-from tests.journal.support import Player, open_journal, opened, plain
+from tests.journal.player import Player
+from tests.journal.support import open_journal, opened, plain
 
 SECTOR = 512
 

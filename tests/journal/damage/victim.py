@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 
 from rollout_dispatcher.journal.policy import parse_sync
-from tests.journal.support import Player, open_journal, plain
+from tests.journal.player import Player
+from tests.journal.support import open_journal, plain
 
 
 def tell(lsn: int) -> None:

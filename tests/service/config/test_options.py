@@ -87,6 +87,14 @@ def test_addresses_and_quantities_are_read() -> None:
             {"payload_stores": ("file:///a",) * 2, "journal_dir": "/tmp/j"},
             "--payload-stores names file:///a twice; name it once",
         ),
+        (
+            {"payload_stores": ("fiel:///a",), "journal_dir": "/tmp/j"},
+            "what fiel is: did you mean file?",
+        ),
+        (
+            {"payload_stores": ("moncake://a:1",), "journal_dir": "/tmp/j"},
+            "what moncake is: did you mean mooncake?",
+        ),
         ({"groups": "micro-batch", "group_size": 4}, "raise it to 4 or more"),
     ],
 )
@@ -139,6 +147,11 @@ def test_payload_stores_are_given_in_any_way(stores: object) -> None:
     assert read.payload_stores == ("file:///a", "mooncake:host:7")
     assert read.inline_limit == 0
     assert read.referenced_capacity == 16 * read.buffer_memory
+
+
+@pytest.mark.parametrize("address", ["s3://rollouts", "nfs://host/a", "ray://run/payloads"])
+def test_a_scheme_that_is_no_misspelt_one_of_ours_is_somebody_elses(address: str) -> None:
+    assert config(payload_stores=[address], journal_dir="/tmp/j").payload_stores == (address,)
 
 
 def test_a_config_does_not_change() -> None:

@@ -325,3 +325,10 @@ def test_whatever_is_accepted_can_be_told_to_a_rank(fields: dict[str, object]) -
 def test_random_bodies_raise_nothing_unexpected(body: bytes) -> None:
     with pytest.raises((ProtocolError, ValidationError, ValueError)):
         parse_body(body, Reading())
+
+
+@pytest.mark.parametrize("size", [4, "at-close"])
+def test_a_size_without_a_group_is_refused(size: object) -> None:
+    body = json.dumps({"fields": {"input_ids": [1]}, "group_size": size}).encode()
+    with pytest.raises(ProtocolError, match=f"group_size is {size}, and no group_id says"):
+        parse_body(body, Reading())

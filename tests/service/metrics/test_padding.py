@@ -29,7 +29,7 @@ def padding(packed_lengths: dict[int, int], **changes: Any) -> float:
     nothing = np.zeros(n, np.int64)
     found = plan(Window(TOKENS, nothing, nothing - 1, nothing > 0), config.plan_config())
     step = StepPlanned(
-        0, found, Trigger.WINDOW_FULL, np.zeros(n), nothing, (), TOKENS[found.chosen], 0
+        0, found, Trigger.WINDOW_FULL, np.zeros(n), nothing, (), TOKENS[found.chosen], 0, ()
     )
     metrics.step_planned(step)
     counted = metrics.registry.get_sample_value("dispatcher_padding_tokens_total")

@@ -167,7 +167,7 @@ def _training_images() -> Iterator[Vector]:
 
 
 def _training() -> Iterator[Vector]:
-    it, other, able = Side.RANK, Side.DISPATCHER, ["group-totals", "step-times"]
+    it, other, able = Side.RANK, Side.DISPATCHER, ["commit-times", "group-totals", "step-times"]
 
     def welcome(committed: int) -> m.WelcomeRank:
         return m.WelcomeRank(
@@ -197,10 +197,11 @@ def _training() -> Iterator[Vector]:
     yield Vector(it, m.Prepared(step=7, digest="d1"), "it can train the step")
     yield Vector(other, m.Release(step=7), "so can every other rank: it may begin")
     yield Vector(it, m.Demand(taken=7, hungry=False), "it has begun step 7")
-    yield Vector(it, m.Commit(step=7), "step 7 is applied")
-    times = m.StepTimes(step=7, busy_s=[0.5], collective_s=[0.125])
-    meaning = "its micro-batch took half a second, an eighth of one inside collectives"
-    yield Vector(it, times, meaning)
+    times = m.PassTimes(busy_s=[0.5], collective_s=[0.125])
+    meaning = "step 7 is applied: its micro-batch took half a second, an eighth in collectives"
+    yield Vector(it, m.Commit(step=7, times=[times]), meaning)
+    late = m.StepTimes(step=7, cost_key="critic", busy_s=[0.25], collective_s=[0.0])
+    yield Vector(it, late, "so much is known only now: a quarter of one in another pass")
     yield Vector(it, m.CheckpointSaved(step=7), "a checkpoint taken after step 7 is durable")
     yield Vector(other, m.End(reason="the stream has ended"), "no step will follow")
     yield Vector(it, m.Bye(), "a deliberate goodbye")

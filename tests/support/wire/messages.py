@@ -39,6 +39,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Prepared(step=0, digest="d"),
         m.Release(step=0),
         m.Commit(step=0),
+    m.Commit(step=3, times=[m.PassTimes(busy_s=[0.5, 0.25], collective_s=[0.0, 0.125])]),
         m.End(reason="done"),
         m.Error(code="protocol", message="no"),
         m.Ping(),
@@ -89,15 +90,21 @@ _feedback = dict.fromkeys(("policy_version", "expected_version", "remaining"), s
 
 
 def _times(size: int) -> st.SearchStrategy[m.StepTimes]:
+    return st.builds(m.StepTimes, step=_counts, **_of_pass(size))
+
+
+def _pass_times(size: int) -> st.SearchStrategy[m.PassTimes]:
+    return st.builds(m.PassTimes, **_of_pass(size))
+
+
+def _of_pass(size: int) -> dict[str, st.SearchStrategy[Any]]:
     times = st.lists(st.floats(0, 1e9), min_size=size, max_size=size)
-    return st.builds(
-        m.StepTimes,
-        step=_counts,
-        cost_key=_names,
-        busy_s=times,
-        collective_s=st.none() | times,
-        why=_text,
-    )
+    return {
+        "cost_key": _names,
+        "busy_s": times,
+        "collective_s": st.none() | times,
+        "why": _text,
+    }
 
 
 def _dropped(size: int) -> st.SearchStrategy[m.Dropped]:
@@ -277,7 +284,12 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.Prepared: st.builds(m.Prepared, step=_counts, digest=_names, attempt=_counts),
     m.StepWithdrawn: st.builds(m.StepWithdrawn, step=_counts),
     m.Release: st.builds(m.Release, step=_counts),
-    m.Commit: st.builds(m.Commit, step=_counts),
+    m.Commit: st.builds(
+        m.Commit,
+        step=_counts,
+        times=st.none()
+        | st.lists(st.integers(1, 4).flatmap(_pass_times), min_size=1, max_size=m.MAX_PASSES),
+    ),
     m.End: st.builds(m.End, reason=_text),
     m.Error: st.builds(m.Error, code=_text, message=_text, retriable=st.booleans()),
     m.Ping: st.builds(m.Ping),

@@ -18,7 +18,7 @@ UNTOLD = {
     errors.UnequalPartitions,
 }  # fmt: skip
 #: What headers are made of beside plain values.
-PARTS: tuple[type[m.Part], ...] = (m.FieldHeader, m.CheckpointPosition)
+PARTS: tuple[type[m.Part], ...] = (m.FieldHeader, m.CheckpointPosition, m.PassTimes)
 
 
 def offer() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rollout_dispatcher.errors import SegmentRefused
+from rollout_dispatcher.protocol.outbox import MAX_BUFFERS
 from rollout_dispatcher.transport.shared_memory.segments import (
     DESCRIPTORS_EACH,
     Segment,
@@ -30,6 +31,12 @@ def test_what_was_written_is_read_in_its_spans_without_a_copy() -> None:
     assert segment.start_of(second) == 100
     assert segment.start_of(second[5:]) is None  # which nobody holds
     assert segment_of(memoryview(b"elsewhere")) is None
+
+
+def test_a_segment_may_be_of_more_buffers_than_a_system_call_takes() -> None:
+    numbers = [bytes([at % 251]) for at in range(2 * MAX_BUFFERS + 1)]
+    segment = Segment.received(write_segment(numbers), len(numbers))
+    assert bytes(segment) == b"".join(numbers)
 
 
 def test_a_segment_lasts_until_its_last_span_is_done_with_and_knows_which_are() -> None:

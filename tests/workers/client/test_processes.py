@@ -119,6 +119,8 @@ def test_a_forked_child_is_refused_by_a_producer_and_the_parent_goes_on(
     told = running.result(PATIENCE_S)
     *refused, closed = told["child"]
     assert all(text.startswith("ConfigError: ") and "forked" in text for text in refused)
+    assert all("make one in each process that pushes" in text for text in refused)
+    assert not any("DataLoader" in text or "prefetch_steps" in text for text in refused)
     assert closed is None
     assert told["own"] == "accepted"
 
@@ -144,12 +146,19 @@ def made(
         client.close()
 
 
-@pytest.mark.parametrize("kind", ["stream", "rank", "producer"])
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("stream", "num_workers=0"),
+        ("rank", "num_workers=0"),
+        ("producer", "make one in each process that pushes"),
+    ],
+)
 def test_a_client_cannot_be_sent_to_another_process(
-    kind: str, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    kind: str, remedy: str, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
     with (
         made(kind, dispatcher, threads) as client,
-        pytest.raises(ConfigError, match=r"another process.*num_workers=0"),
+        pytest.raises(ConfigError, match=rf"another process.*{remedy}"),
     ):
         pickle.dumps(client)

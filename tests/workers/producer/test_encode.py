@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES
 from rollout_dispatcher.sample import DType
-from rollout_workers.producer.batches import payload
+from rollout_workers.producer.batches import header, payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 
 
@@ -194,3 +194,43 @@ def test_what_came_before_makes_no_difference(
         made = {name: make(tokens) for name, make in sorted(chosen, key=_FIELDS.index)}
         sample = RolloutSample({"input_ids": np.arange(tokens)} | made)
         assert told(experienced, sample) == told(Encoder(("grid",)), sample)
+
+
+def test_numbers_of_arrays_are_numbers() -> None:
+    given: dict[str, Any] = {"group_size": np.int64(4), "policy_version": torch.tensor(3)}
+    encoded = Encoder().encode(RolloutSample({"input_ids": [5]}, group_id="g", **given))
+    found = (encoded.group_size, encoded.policy_version)
+    assert found == (4, 3)
+    assert set(map(type, found)) == {int}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"group_id": "g", "group_size": 0}, "group_size is 0; write how many samples the group"),
+        ({"group_id": "g", "group_size": "close"}, "group_size is 'close', a str; write a whole"),
+        ({"group_size": 4}, "group_size is 4, and no group_id says which samples belong together"),
+        ({"group_size": "at-close"}, "group_size is at-close, and no group_id says"),
+        ({"policy_version": 1.0}, "policy_version is 1.0, a float; write a whole number"),
+    ],
+)
+def test_metadata_that_means_nothing_is_refused(metadata: dict[str, Any], words: str) -> None:
+    with pytest.raises(SampleRefused, match=words):
+        Encoder().encode(RolloutSample({"input_ids": [5]}, **metadata))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"group_id": 7, "group_size": 2}, "group_id is 7: Input should be a valid string"),
+        ({"policy_version": -1}, "policy_version is -1: Input should be greater than or equal"),
+        ({"sample_id": "x" * 5000}, r"sample_id is 'xxx.*\.\.\..*x': String should have at most"),
+    ],
+)
+def test_what_no_push_can_have_is_told_by_the_name_it_was_given(
+    metadata: dict[str, Any], words: str
+) -> None:
+    encoded = Encoder().encode(RolloutSample({"input_ids": [5]}, **metadata))
+    with pytest.raises(SampleRefused, match=words) as caught:
+        header([encoded], "p", 0)
+    assert len(str(caught.value)) < 200

@@ -300,6 +300,76 @@ def test_what_passes_took_is_said_one_by_one_behind_the_commit() -> None:
     assert spoken(core) == [m.Demand(taken=0, hungry=False), m.Commit(step=0), *told]
 
 
+def telling(*more: str) -> RankCore:
+    """A rank of a dispatcher that hears of times, with these capabilities besides, in a step."""
+    core = RankCore("me", 0, 2, None, prefetch=2)
+    core.hello()
+    able = ["step-times", *more]
+    hear(core, welcome().model_copy(update={"capabilities": able, "max_open_steps": 4}))
+    for number in range(2):
+        hear(core, step(number), m.Release(step=number))
+        take(core)
+    spoken(core)
+    return core
+
+
+def passes(*keys: str) -> list[m.PassTimes]:
+    return [m.PassTimes(cost_key=key, busy_s=[0.5, 1.5], collective_s=[0.0, 0.1]) for key in keys]
+
+
+def as_heard(messages: list[m.Message]) -> list[m.Message]:
+    """As the dispatcher has them: what it is sent, and no more."""
+    return [type(one).model_validate_json(one.model_dump_json()) for one in messages]
+
+
+def test_what_passes_took_is_in_the_commit_where_the_dispatcher_hears_it_there() -> None:
+    core = telling("commit-times")
+    core.commit(0)
+    core.tell_times(times(0, "log-prob"))
+    core.tell_times(times(0))
+    core.commit(1)
+    core.tell_times(times(1))
+    assert as_heard(spoken(core)) == [
+        m.Commit(step=0, times=passes("log-prob", "update")),
+        m.Commit(step=1, times=passes("update")),
+    ]
+
+
+def test_a_commit_that_tells_times_is_not_replaced_by_a_later_one() -> None:
+    core = telling("commit-times")
+    core.commit(0)
+    core.tell_times(times(0))
+    core.commit(1)
+    expected = [m.Commit(step=0, times=passes("update")), m.Commit(step=1)]
+    assert as_heard(spoken(core)) == expected
+
+
+def test_what_is_known_after_the_commit_has_a_message_of_its_own() -> None:
+    core = telling("commit-times")
+    core.commit(0)
+    assert spoken(core) == [m.Commit(step=0)]
+    core.tell_times(times(0))
+    core.commit(1)
+    core.tell_times(times(0, "critic"))
+    assert spoken(core) == [times(0), m.Commit(step=1), times(0, "critic")]
+
+
+def test_a_commit_tells_of_no_more_passes_and_micro_batches_than_it_may() -> None:
+    core = telling("commit-times")
+    core.commit(0)
+    keys = [f"pass {at}" for at in range(m.MAX_PASSES + 1)]
+    for key in keys:
+        core.tell_times(times(0, key))
+    first, *others = as_heard(spoken(core))
+    assert (first, others) == (m.Commit(step=0, times=passes(*keys[:-1])), [times(0, keys[-1])])
+    core.commit(1)
+    many = m.StepTimes(step=1, busy_s=[0.5] * m.MAX_TIMED)
+    core.tell_times(times(1))
+    core.tell_times(many)
+    first, *others = as_heard(spoken(core))
+    assert (first, others) == (m.Commit(step=1, times=passes("update")), [many])
+
+
 def test_what_passes_took_is_kept_from_a_dispatcher_that_cannot_hear_it() -> None:
     core = connected()
     assert not core.tells_times

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.service.config.checks import OUR_SCHEMES
 from rollout_workers.stores import registry
 from rollout_workers.stores.file import FileStore
 
@@ -64,3 +65,7 @@ def test_a_third_partys(installed: None) -> None:
 def test_what_cannot_be_opened_is_told_in_words(installed: None, address: str, why: str) -> None:
     with pytest.raises(StoreFailed, match=why):
         registry.open_store(address)
+
+
+def test_a_dispatcher_knows_the_schemes_that_need_no_plug_in() -> None:
+    assert set(registry.BUILT_IN) == set(OUR_SCHEMES)

@@ -1,7 +1,8 @@
-"""A stream tells what its micro-batches took, behind their commit, without a line in the loop."""
+"""A stream tells what its micro-batches took, with their commit, without a line in the loop."""
 
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,13 +24,13 @@ class Joined:
         self,
         dispatcher: ScriptedDispatcher,
         threads: ThreadPoolExecutor,
-        able: bool,
+        able: Sequence[str] = ("commit-times", "step-times"),
         **options: int,
     ) -> None:
         where: dict[str, Any] = {"dp_rank": 0, "dp_size": 1} | options
         joining = threads.submit(MicroBatchStream, dispatcher.endpoint, generation=5, **where)
         self.peer: Peer = dispatcher.accept()
-        self.peer.welcome_rank(generation=5, capabilities=["step-times"] if able else [])
+        self.peer.welcome_rank(generation=5, capabilities=list(able))
         self.stream: MicroBatchStream = joining.result(10)
 
     def train(self, number: int) -> None:
@@ -51,27 +52,49 @@ class Joined:
         return [one for one in messages if not isinstance(one, (m.Demand, m.Prepared))]
 
 
-def test_it_is_told_behind_the_commit(
+def assert_is_told(told: m.PassTimes) -> None:
+    """What the loop of `Joined.train` takes."""
+    assert told.cost_key == "update"
+    assert told.collective_s == [0, 0]
+    assert len(told.busy_s) == 2
+    assert all(TAKES_S <= busy < 20 * TAKES_S for busy in told.busy_s)
+
+
+def test_it_is_told_with_the_commit(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
-    joined = Joined(dispatcher, threads, able=True)
+    joined = Joined(dispatcher, threads)
+    with joined.stream:
+        for number in range(2):
+            joined.train(number)
+            (commit,) = joined.heard(m.Commit)
+            assert isinstance(commit, m.Commit)
+            assert commit.step == number
+            assert commit.times is not None
+            (told,) = commit.times
+            assert_is_told(told)
+        dispatcher.hang_up()
+
+
+def test_it_is_told_behind_the_commit_to_a_dispatcher_that_hears_it_only_there(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    joined = Joined(dispatcher, threads, ["step-times"])
     with joined.stream:
         for number in range(2):
             joined.train(number)
             commit, told = joined.heard(m.StepTimes)
-            assert isinstance(commit, m.Commit)
+            assert commit == m.Commit(step=number)
             assert isinstance(told, m.StepTimes)
-            assert (commit.step, told.step, told.cost_key) == (number, number, "update")
-            assert told.collective_s == [0, 0]
-            assert len(told.busy_s) == 2
-            assert all(TAKES_S <= busy < 20 * TAKES_S for busy in told.busy_s)
+            assert told.step == number
+            assert_is_told(told)
         dispatcher.hang_up()
 
 
 def test_a_dispatcher_that_cannot_hear_it_is_told_nothing(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
-    joined = Joined(dispatcher, threads, able=False)
+    joined = Joined(dispatcher, threads, [])
     with joined.stream:
         joined.train(0)
         joined.train(1)
@@ -83,7 +106,7 @@ def test_a_dispatcher_that_cannot_hear_it_is_told_nothing(
 def test_nothing_is_timed_if_the_trainer_does_not_want_it(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
-    joined = Joined(dispatcher, threads, able=True, measure=False)
+    joined = Joined(dispatcher, threads, measure=False)
     with joined.stream:
         joined.train(0)
         joined.train(1)
@@ -97,12 +120,14 @@ def test_what_cannot_be_told_apart_is_said_to_the_dispatcher_and_once_in_the_log
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two DP ranks without a process group: nobody can see how they wait for each other."""
-    joined = Joined(dispatcher, threads, able=True, dp_size=2)
+    joined = Joined(dispatcher, threads, dp_size=2)
     with joined.stream, caplog.at_level(logging.WARNING, "rollout_workers"):
         for number in range(5):
             joined.train(number)
-            told = joined.heard(m.StepTimes)[-1]
-            assert isinstance(told, m.StepTimes)
+            commit = joined.heard(m.Commit)[-1]
+            assert isinstance(commit, m.Commit)
+            assert commit.times is not None
+            (told,) = commit.times
             assert told.collective_s is None
             assert "no process group with other DP ranks" in told.why
         dispatcher.hang_up()
@@ -115,7 +140,7 @@ def test_what_cannot_be_told_apart_is_said_to_the_dispatcher_and_once_in_the_log
 def test_a_model_that_waits_for_nobody_cannot_be_measured(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
-    joined = Joined(dispatcher, threads, able=True)
+    joined = Joined(dispatcher, threads)
     with joined.stream, pytest.raises(ConfigError, match=r"no DistributedDataParallel .*waiting"):
         joined.stream.measure_model(nn.Linear(2, 2))
     dispatcher.hang_up()

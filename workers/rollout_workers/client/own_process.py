@@ -5,19 +5,22 @@ wait for a thread that it does not have, or write into the midst of what its par
 """
 
 import os
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from rollout_dispatcher.errors import ConfigError
 
-#: What most often starts processes in a trainer.
-REMEDY = (
-    "make it in the process that uses it; for a torch DataLoader that means num_workers=0 (the "
-    "stream receives ahead by itself: prefetch_steps)"
-)
+#: By kind of client: it names what most often starts processes where such a client is used.
+REMEDIES: Final = {
+    "producer": "make one in each process that pushes, once it has been started",
+    "stream": (
+        "make it in the process that uses it; for a torch DataLoader that means num_workers=0 (the "
+        "stream receives ahead by itself: prefetch_steps)"
+    ),
+}
 
 
 class OwnProcess:
-    """Remembers which process a client is made in."""
+    """Remembers which process a client is made in. what: a key of `REMEDIES`."""
 
     def __init__(self, what: str) -> None:
         self._what, self._pid = what, os.getpid()
@@ -32,10 +35,11 @@ class OwnProcess:
         if not self.is_here:
             raise ConfigError(
                 f"this {self._what} was made in process {self._pid}, from which this one "
-                f"({os.getpid()}) was forked; its connection is served there: {REMEDY}"
+                f"({os.getpid()}) was forked; its connection is served there: "
+                f"{REMEDIES[self._what]}"
             )
 
 
 def refuse_to_travel(what: str) -> NoReturn:
     """Raise ConfigError for a client that is being pickled or copied."""
-    raise ConfigError(f"a {what} cannot be copied or sent to another process; {REMEDY}")
+    raise ConfigError(f"a {what} cannot be copied or sent to another process; {REMEDIES[what]}")

@@ -18,11 +18,11 @@ from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.client.own_process import refuse_to_travel
 from rollout_workers.feedback import DroppedSample, Feedback
+from rollout_workers.metadata import GroupSize
 from rollout_workers.producer.client import ProducerClient
 from rollout_workers.producer.encode import (
     EncodedSample,
     Encoder,
-    GroupSize,
     Pushable,
     RolloutSample,
     rollout_samples,

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
+from rollout_workers.metadata import refusal
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.stored.placing import Put
 
@@ -64,9 +64,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
             **_places(samples),
         )
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        raise SampleRefused("bad-metadata", f"{place}: {fault['msg']}") from error
+        raise refusal(error.errors(include_url=False)[0]) from error
 
 
 def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:

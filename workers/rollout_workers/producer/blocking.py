@@ -19,8 +19,9 @@ from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
 from rollout_workers.client.loop_thread import LoopThread
 from rollout_workers.client.own_process import OwnProcess, refuse_to_travel
 from rollout_workers.feedback import DroppedSample, Feedback
+from rollout_workers.metadata import GroupSize
 from rollout_workers.producer.asynchronous import AsyncRolloutProducer, members
-from rollout_workers.producer.encode import GroupSize, Pushable, RolloutSample
+from rollout_workers.producer.encode import Pushable, RolloutSample
 from rollout_workers.producer.stored.references import ReferencedSample
 from rollout_workers.producer.to_array import ArrayLike
 

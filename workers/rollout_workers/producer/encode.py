@@ -8,19 +8,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome, Schema
+from rollout_workers.metadata import GroupSize, size_of, version_of
 from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
 from rollout_workers.producer.to_array import Array, ArrayLike
 
-#: Members of a group: a number, or that it is told when the group is closed.
-GroupSize = int | Literal["at-close"]
-AT_CLOSE: Literal["at-close"] = "at-close"
-TOLD_AT_CLOSE = 0
+#: Types of policy versions that are sent as they are.
+_PLAIN = frozenset({int, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,8 @@ class Encoder:
             layout.schema.nbytes(tokens, rows),
             sample.sample_id,
             sample.group_id,
-            TOLD_AT_CLOSE if sample.group_size == AT_CLOSE else sample.group_size,
-            sample.policy_version,
+            None if (size := sample.group_size) is None else size_of(size, sample.group_id),
+            version if type(version := sample.policy_version) in _PLAIN else version_of(version),
             rows,
         )
 

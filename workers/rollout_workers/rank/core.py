@@ -18,14 +18,17 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import OF_RANKS, SHARED_MEMORY, STEP_TIMES
+from rollout_dispatcher.protocol.versions import (
+    COMMIT_TIMES,
+    OF_RANKS,
+    SHARED_MEMORY,
+    STEP_TIMES,
+)
 from rollout_workers.client.core import Outgoing
 from rollout_workers.rank.fetches import Fetch, Fetches
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
+from rollout_workers.rank.unsaid import Unsaid
 from rollout_workers.stores.requests import StoreRequests
-
-#: Of these each is said, whatever was said before.
-SAID_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
 
 
 class RankCore:
@@ -67,7 +70,7 @@ class RankCore:
         #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
         self._resuming = False
         self._told_resume: m.CheckpointPosition | None = None
-        self._outbox: list[m.Message] = []
+        self._unsaid = Unsaid()
 
     # -- the connection
 
@@ -95,7 +98,7 @@ class RankCore:
             packed_length=self._packed_length,
         )
         self._introduced, self._hello_due, self._told_resume = True, False, self._resume
-        self._outbox.clear()
+        self._unsaid.clear()
         return hello
 
     @property
@@ -105,15 +108,15 @@ class RankCore:
     def lost(self) -> None:
         """Nothing said from here on is heard; the next HELLO will tell it."""
         self._introduced = self._connected = self._hello_due = False
-        self._outbox.clear()
+        self._unsaid.clear()
         self.store_requests.lost()
 
     def take_messages(self, now: float) -> Iterator[Outgoing]:  # noqa: ARG002  waits for no time
         """What to send now; taken as sent once yielded."""
         if self._hello_due:
             yield self.hello(), ()
-        while self._connected and self._outbox:
-            yield self._outbox.pop(0), ()
+        while self._connected and self._unsaid:
+            yield self._unsaid.take(), ()
         if self._connected:
             yield from self.take_answers()
 
@@ -280,9 +283,18 @@ class RankCore:
         return self.welcome is not None and STEP_TIMES in self.welcome.capabilities
 
     def tell_times(self, times: m.StepTimes) -> None:
-        """What a committed step took; it is not told again where a connection swallows it."""
-        if self._connected and self.tells_times:
+        """What a committed step took, in its commit if that has not left yet.
+
+        It is not told again where a connection swallows it.
+        """
+        if not (self._connected and self.tells_times):
+            return
+        if not (self._commits_tell and self._unsaid.put_with_commit(times)):
             self._say(times)
+
+    @property
+    def _commits_tell(self) -> bool:
+        return self.welcome is not None and COMMIT_TIMES in self.welcome.capabilities
 
     def set_policy_version(self, version: int) -> None:
         """The weights' version that this rank trains from now on.
@@ -344,12 +356,8 @@ class RankCore:
     # -- mechanism
 
     def _say(self, message: m.Message) -> None:
-        """Queue a message in the order in which things happened; the newest of a kind suffices."""
-        if not self._introduced:
-            return
-        if self._outbox and _replaces(message, self._outbox[-1]):
-            self._outbox.pop()
-        self._outbox.append(message)
+        if self._introduced:
+            self._unsaid.put(message)
 
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
         if self._connected:
@@ -373,10 +381,3 @@ class RankCore:
             self._connected, self._resuming = True, False
         else:
             self._hello_due = True
-
-
-def _replaces(message: m.Message, before: m.Message) -> bool:
-    """Whether a message says all that the one before it said."""
-    if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
-        return message.first_step == before.first_step
-    return type(message) is type(before) and not isinstance(message, SAID_EACH)

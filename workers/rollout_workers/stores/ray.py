@@ -28,8 +28,9 @@ from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.interface import Missing, PayloadStore, part_of
 
-#: How long a holder may take to answer, in seconds, before it is asked again later.
-TIMEOUT_S = 60.0
+#: How long a holder may take to answer, in seconds, and Ray to fetch objects, before it is asked
+#: again later.
+ANSWERED_WITHIN_S, FETCHED_WITHIN_S = 15.0, 60.0
 
 
 class Holder:
@@ -161,7 +162,7 @@ class RayStore(PayloadStore):
     def _answer(self, node: str, answer: Any) -> Any:
         """Raises _HolderGone if who is to answer has ended for good, StoreFailed for the rest."""
         try:
-            return ray.get(answer, timeout=TIMEOUT_S)
+            return ray.get(answer, timeout=ANSWERED_WITHIN_S)
         except ActorDiedError as error:
             self._holders.pop(node, None)
             raise _HolderGone(self._address, error) from error
@@ -200,7 +201,7 @@ class RayStore(PayloadStore):
     def _had(self, held: Any) -> Any:
         """Objects by their ids. Raises ObjectLostError, and StoreFailed for the rest."""
         try:
-            return ray.get(held, timeout=TIMEOUT_S)
+            return ray.get(held, timeout=FETCHED_WITHIN_S)
         except ObjectFetchTimedOutError as error:  # which is an ObjectLostError, and says nothing
             raise StoreFailed(self._address, error) from error
         except ObjectLostError:

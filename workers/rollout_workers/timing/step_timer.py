@@ -9,9 +9,9 @@ body is no part of it. `timer` says otherwise what counts, and for what; `waitin
 the model, in which part of it the rank was blocked.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from time import perf_counter
 
 import torch.distributed as dist
 
@@ -89,25 +89,33 @@ class StepTimer:
         """A micro-batch is computed from now on."""
         if self._owner is not None:
             self._end_before()
-        now = time.perf_counter()
+        now = perf_counter()
         if self._paused:
             self._left_out_s += now - self._paused
-        else:
-            self._began = self._began or now
         if index == 0 or self._iteration is None:
             self._iteration = self._pass(None)
+            self._began = self._began or now
         if running.listener is not self:
             running.listen(self)
-        self._at = index
-        self._enter(self._named or self._iteration, index)
+        self._at = self._index = index
+        self._owner, self._depth = self._named or self._iteration, 0
+        if self._collectives.groups:
+            self._collectives.look()
+        self._begin = self._mark()
 
     def asked(self, index: int) -> None:
         """The training loop asks for the one after that, or for no more."""
         if self._at != index:
             return  # it is a loop that was left, and collected only now
-        self._paused, self._at = time.perf_counter(), None
-        last = index == self._count - 1
-        if self._named is None or not last:  # in a timer the last one lasts until that is left
+        self._paused, self._at = perf_counter(), None
+        last, owner = index == self._count - 1, self._owner
+        if self._span is None and self._named is None and not self._collectives.groups:
+            if owner is not None:
+                self._stretches.append((owner, self._index, self._begin, self._mark()))
+                self._owner = None
+                if len(self._stretches) >= FOLDED_AT_ONCE:
+                    self._fold()
+        elif self._named is None or not last:  # in a timer the last one lasts until that is left
             self._close(at_backward=last and self._named is None)
 
     @contextmanager
@@ -152,7 +160,7 @@ class StepTimer:
         To say it may take longer than a step that computes nothing.
         """
         self._close(at_backward=True)
-        self._took_s = (time.perf_counter() if at is None else at) - self._began - self._left_out_s
+        self._took_s = (perf_counter() if at is None else at) - self._began - self._left_out_s
         if running.listener is self:
             running.listen(None)
 
@@ -236,8 +244,9 @@ class StepTimer:
         return busy < LEAST_SHARE * self._took_s
 
     def _name(self, one: Pass) -> str:
-        seen = any(any(other.backwards) for other in self._passes)
-        return FORWARD if seen and not any(one.backwards) else UPDATE
+        if any(one.backwards):
+            return UPDATE
+        return FORWARD if any(any(other.backwards) for other in self._passes) else UPDATE
 
     # -- mechanism
 
@@ -256,7 +265,7 @@ class StepTimer:
         self._named, self._iteration = named, None
         self._enter(named, 0)
         self._is_whole = True
-        self._began = self._began or time.perf_counter()
+        self._began = self._began or perf_counter()
 
     def _end_before(self) -> None:
         """What is timed ends, as a micro-batch is handed out."""

@@ -38,8 +38,13 @@ def balance_batch(
 
     Returns the chunks and `inverse`, int64[rows]: the concatenated chunks, indexed with it, are the
     original rows. Raises UnequalPartitions (a ValueError) if there are fewer rows than chunks, if
-    equal sizes cannot be, or if values differ in their number of rows.
+    equal sizes cannot be, if values differ in their number of rows, or without any mapping.
     """
+    if not hasattr(mapping, "items"):
+        raise UnequalPartitions(
+            f"the batch is no mapping of names to rows but {type(mapping).__name__}; "
+            "balanced_partition splits a list of lengths"
+        )
     tokens = _lengths(mapping, lengths)
     _check_rows(mapping, len(tokens), set(meta))
     # Rows of length 0 count as rows.

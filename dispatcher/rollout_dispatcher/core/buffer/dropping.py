@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.losses import Losses
+from rollout_dispatcher.core.buffer.losses import BY_SHUTDOWN, Losses
 from rollout_dispatcher.core.buffer.lots import Lot
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
 from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
@@ -148,6 +148,6 @@ class Dropping:
             self._objects.done(entries)
             self.untold.setdefault(reason, []).extend(entries)
             self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
-            if self.losses is not None:
+            if self.losses is not None and reason in BY_SHUTDOWN:
                 self.losses.note(reason, entries)
         return len(entries)

@@ -28,23 +28,27 @@ class Losses:
 
     def note(self, reason: DropReason, entries: Sequence[Entry]) -> None:
         """These are dropped."""
-        if reason in BY_SHUTDOWN:
-            self.reasons[reason] += len(entries)
-            left = NAMED - len(self.first)
-            first = (entry.sample for entry in entries[:left])
-            self.first += map(_name, first)
+        self.reasons[reason] += len(entries)
+        left = NAMED - len(self.first)
+        self.first += [_name(entry.sample) for entry in entries[:left]]
 
     @property
     def samples(self) -> int:
         """How many there are."""
         return self.reasons.total()
 
+    @property
+    def named(self) -> str:
+        """The first few of them."""
+        return _listed(self.first, self.samples)
+
     def __str__(self) -> str:
         """For the log: how many, why, and which."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(self.reasons.items()))
         are = "sample is" if self.samples == 1 else "samples are"
-        named = _listed(self.first, self.samples)
-        return f"{self.samples} accepted {are} lost, dropped by the shutdown ({reasons}): {named}"
+        return (
+            f"{self.samples} accepted {are} lost, dropped by the shutdown ({reasons}): {self.named}"
+        )
 
 
 def name_undone(steps: OpenSteps, buffer: SampleBuffer) -> str:

@@ -59,6 +59,7 @@ def report_plan(
         staleness=() if version is None else tuple(_staleness(chosen, version)),
         tokens=wanted.window.tokens[at],
         nbytes=sum([entry.sample.payload.nbytes for entry in chosen]),
+        entries=chosen,
     )
 
 

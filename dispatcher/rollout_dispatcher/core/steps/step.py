@@ -111,11 +111,6 @@ class OpenStep:
         """Whether it has a plan, for so many DP ranks."""
         return bool(self.digest) and self.dp_size == dp_size
 
-    @property
-    def planned_rank_cost(self) -> FloatArray | None:
-        """float64[R], what its plan estimates for each DP rank; None where `planned_cost` is."""
-        return None if self.planned_cost is None else self.planned_cost.sum(axis=1)
-
     def check_attempt(self, attempt: int, *, begun: bool) -> None:
         """Raise ProtocolError for an attempt that no rank can hold, or not have begun to train."""
         if attempt > self.attempt or (begun and attempt != self.attempt):

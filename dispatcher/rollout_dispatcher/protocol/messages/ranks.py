@@ -7,8 +7,8 @@ MicroBatch     ------>   (once per micro-batch, payload attached)
 <------   Prepared, or Unresolved  (samples of it are gone: it is planned anew)
 StepWithdrawn  ------>   (nothing is left of it)
 Release        ------>   (every rank is prepared: training may see it)
-<------   Commit, CheckpointSaved
-<------   StepTimes                (what the step took, as soon as that is known)
+<------   Commit, CheckpointSaved  (with it what the step took, if that is known by then)
+<------   StepTimes                (or as soon as it is)
 End            ------>
 """
 
@@ -23,6 +23,7 @@ from rollout_dispatcher.protocol.messages.base import (
     Extent,
     Message,
     Name,
+    Part,
     Total,
     Version,
     Watermark,
@@ -38,6 +39,8 @@ MAX_SEGMENTS = 64
 SegmentPlace = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: Micro-batches of a rank in a step whose times can be told.
 MAX_TIMED = 1 << 16
+#: Passes whose times a commit has with it: most steps have one or two.
+MAX_PASSES = 8
 #: Up to years, so that sums and quotients of them stay finite.
 Seconds = Annotated[float, Declared(ge=0, le=1e9, allow_inf_nan=False)]
 Times = Annotated[list[Seconds], Declared(min_length=1, max_length=MAX_TIMED)]
@@ -201,14 +204,51 @@ class Release(Message):
     step: Count
 
 
+class PassTimes(Part):
+    """What one pass over a step's micro-batches took.
+
+    Times are in seconds, one a micro-batch in order, summed where the pass goes over them more than
+    once.
+
+    cost_key: which pass: `update` trains, others (`log-prob`, `critic`) have the trainer's names.
+    busy_s: from each micro-batch's begin to its end, time inside collectives included.
+    collective_s: how much of that the rank was inside collectives, whether it waited for others
+        there or bytes were on their way; null where that cannot be told apart.
+    why: why it cannot, for people.
+    """
+
+    cost_key: Name = UPDATE
+    busy_s: Times
+    collective_s: Times | None = None
+    why: Annotated[str, Declared(max_length=200)] = ""
+
+    @model_validator(mode="after")
+    def _one_a_micro_batch(self) -> Self:
+        if self.collective_s is not None and len(self.collective_s) != len(self.busy_s):
+            raise ValueError(
+                f"collective_s has {len(self.collective_s)} entries for {len(self.busy_s)} "
+                "micro-batches"
+            )
+        return self
+
+
 class Commit(Message):
     """The rank has applied every step up to one.
 
     step: the last of them.
+    times: what passes over that step took, as far as it is known by now, with the capability
+        `commit-times`: with 65,536 micro-batches altogether at most. Others follow in StepTimes.
     """
 
     type_code = 17
     step: Count
+    times: Annotated[list[PassTimes], Declared(min_length=1, max_length=MAX_PASSES)] | None = None
+
+    @model_validator(mode="after")
+    def _as_many_as_alone(self) -> Self:
+        if self.times is not None and sum(len(each.busy_s) for each in self.times) > MAX_TIMED:
+            raise ValueError(f"times of more than {MAX_TIMED} micro-batches")
+        return self
 
 
 class End(Message):
@@ -231,32 +271,13 @@ class CheckpointSaved(Message):
     step: Watermark
 
 
-class StepTimes(Message):
+class StepTimes(PassTimes, Message):
     """What one pass over a step's micro-batches took, with the capability `step-times`.
 
-    Said once a pass, with or after the step's Commit; nobody waits for it. Times are in seconds,
-    one a micro-batch in order, summed where the pass goes over them more than once.
+    Said once a pass, with or after the step's Commit, unless that has told it; nobody waits for it.
 
     step: which.
-    cost_key: which pass: `update` trains, others (`log-prob`, `critic`) have the trainer's names.
-    busy_s: from each micro-batch's begin to its end, time inside collectives included.
-    collective_s: how much of that the rank was inside collectives, whether it waited for others
-        there or bytes were on their way; null where that cannot be told apart.
-    why: why it cannot, for people.
     """
 
     type_code = 28
     step: Count
-    cost_key: Name = UPDATE
-    busy_s: Times
-    collective_s: Times | None = None
-    why: Annotated[str, Declared(max_length=200)] = ""
-
-    @model_validator(mode="after")
-    def _one_a_micro_batch(self) -> Self:
-        if self.collective_s is not None and len(self.collective_s) != len(self.busy_s):
-            raise ValueError(
-                f"collective_s has {len(self.collective_s)} entries for {len(self.busy_s)} "
-                "micro-batches"
-            )
-        return self

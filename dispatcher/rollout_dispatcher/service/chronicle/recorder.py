@@ -120,19 +120,17 @@ class Recorder:
     ) -> None:
         """A step was planned for the first time."""
         self._put_accepted()
-        plan, entries = report.plan, wanted.entries
-        tickets = np.fromiter(map(_TICKET, entries), np.int64, len(entries))
-        parts = [part for rank in plan.micro_batches for part in rank]
-        sizes = [list(map(len, rank)) for rank in plan.micro_batches]
-        chosen: dict[str, Any] = {"trigger": str(report.trigger), "eligible": len(entries)}
+        tickets = np.fromiter(map(_TICKET, report.entries), np.int64, len(report.entries))
+        sizes = [list(map(len, rank)) for rank in report.plan.micro_batches]
+        chosen: dict[str, Any] = {"trigger": str(report.trigger), "eligible": len(wanted.entries)}
         if report.skips.any():
             chosen["skips"] = report.skips.tolist()
         if stale := report.staleness:
             is_one = stale.count(stale[0]) == len(report.tokens)
             chosen["staleness"] = stale[0] if is_one else stale
         self._plan(
-            report.step, 1, plan, now, tickets=tickets[np.concatenate(parts)], sizes=sizes,
-            generation=generation, **chosen,
+            report.step, 1, report.plan, now, tickets=tickets, sizes=sizes, generation=generation,
+            **chosen,
         )  # fmt: skip
 
     def replanned(

@@ -5,6 +5,8 @@ is told once.
 """
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.balance.validate import problems as plan_problems
@@ -17,6 +19,8 @@ from rollout_dispatcher.service.config.types import Retain
 if TYPE_CHECKING:
     from rollout_dispatcher.service.config.options import ServeConfig
 
+#: Of the payload stores that clients have without any plug-in.
+OUR_SCHEMES = ("file", "mooncake", "ray", "transferqueue")
 Check = Callable[["ServeConfig"], Iterator[str]]
 
 _BATCH = frozenset({"dispatch_batch_size", "dispatch_batch_groups"})
@@ -127,6 +131,25 @@ def _stores(config: "ServeConfig") -> Iterator[str]:
         )
     if twice := next((address for address in stores if stores.count(address) > 1), None):
         yield f"--payload-stores names {twice} twice; name it once"
+    for address in stores:
+        scheme = address.partition(":")[0]
+        if meant := _scheme_meant(scheme):
+            yield (
+                f"--payload-stores names {address}, and no client would know what {scheme} is: did "
+                f"you mean {meant}? A store of your own whose scheme that is has to be installed "
+                "here too"
+            )
+
+
+def _scheme_meant(scheme: str) -> str | None:
+    """The scheme of ours that is misspelt here, if one is.
+
+    Those of other people's stores are known where their distributions are installed.
+    """
+    installed = entry_points(group="rollout_dispatcher.payload_stores")
+    if scheme in OUR_SCHEMES or scheme in installed.names:
+        return None
+    return next(iter(get_close_matches(scheme, OUR_SCHEMES, n=1, cutoff=0.7)), None)
 
 
 def _access(config: "ServeConfig") -> Iterator[str]:

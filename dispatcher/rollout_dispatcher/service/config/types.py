@@ -82,6 +82,11 @@ def split_commas(value: object) -> object:
     return tuple(part for several in parts for part in several)
 
 
+def one_or_several(value: object) -> object:
+    """A text by itself is a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
 def _read_store(value: str) -> str:
     if _STORE.match(value.strip()) is None:
         raise ValueError(

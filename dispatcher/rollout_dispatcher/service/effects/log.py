@@ -4,6 +4,7 @@ import logging
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.limits import STORES_CAP
+from rollout_dispatcher.core.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,8 @@ def rewound(effect: e.Rewound) -> None:
 
 def schema_decided(effect: e.SchemaDecided) -> None:
     """Which fields samples have."""
-    log.info(
-        "samples have the fields %s (%s)", ", ".join(map(str, effect.schema.fields)), effect.set_by
-    )
+    fields = ", ".join(f"{field.name} {field}" for field in effect.schema.fields)
+    log.info("samples have the fields %s (%s)", fields, effect.set_by)
     for lot in effect.dropped:
         log.warning(
             "%d samples with other fields are dropped, of which %s pushed the first: %s",
@@ -57,6 +57,8 @@ def schema_decided(effect: e.SchemaDecided) -> None:
         )  # fmt: skip
 
 
-def drained(effect: e.Drained) -> None:
+def drained(effect: e.Drained, at: Statistics) -> None:
     """Nothing is left to train."""
-    log.info("%s: every step is committed", effect.reason)
+    reasons = ", ".join(f"{reason} {count}" for reason, count in at.dropped.items() if count)
+    dropped = f"; of {at.accepted} accepted samples some were dropped: {reasons}"
+    log.info("%s: every step is committed%s", effect.reason, dropped if reasons else "")

@@ -34,6 +34,7 @@ from rollout_dispatcher.service.effects.planner import Planner
 from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.status.drops_log import DropsLog
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class EffectRunner:
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
         self.feedback = Feedback(core, connections, self._run)
+        self.drops_log = DropsLog()
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
             e.PushAnswered: self.feedback.answer,
@@ -109,7 +111,7 @@ class EffectRunner:
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
             e.Rewound: effect_log.rewound,
-            e.Drained: effect_log.drained,
+            e.Drained: lambda effect: effect_log.drained(effect, core.statistics()),
         }
 
     def configure(self, config: ServeConfig) -> None:
@@ -155,6 +157,7 @@ class EffectRunner:
     def close(self) -> None:
         """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
         self._closed = True
+        self.drops_log.close()
         if self._timer is not None:
             self._timer.cancel()
         self.feedback.close()
@@ -186,6 +189,7 @@ class EffectRunner:
 
     def _tell_dropped(self, effect: e.SamplesDropped) -> None:
         self._chronicle.dropped(effect)
+        self.drops_log.note(effect.dropped, self._clock())
         self.feedback.dropped(effect)
 
     def _tell_of_policy(self, effect: e.PolicyReported) -> None:

@@ -1,46 +1,72 @@
 """`shared-26k`, `shared-1m` and `shared-memory-held`: a Unix socket instead of TCP.
 
 **shared**: `end-to-end`'s runs, whose producer and ranks connect over a Unix socket, so that
-payloads are shared memory from push to tensor. Beside them the same over TCP, and blocking TCP from
-one sender to two receivers, the raw single hop, which moves the bytes once. All three alternate.
+payloads are shared memory from push to tensor. Beside them the same over TCP, and two floors:
+blocking TCP from one sender to two receivers, the raw single hop, which moves the bytes once; and
+sealed segments through a relay that decides nothing, which is all that can be had of them. All four
+alternate. `over-tcp-*-producer` and so on are the CPU time that a sample takes each process.
 
 **shared-memory-held**: `memory-held`'s runs. What is held is what the dispatcher grows by without
 its mappings, and all segments whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from tempfile import TemporaryDirectory
 
+from tests.bench.plane.children.whole import spent
 from tests.bench.plane.load.loads import Load
 from tests.bench.plane.measure.end_to_end import MEGA, RANK
 from tests.bench.plane.measure.memory import memory_row, resident
-from tests.bench.plane.planes.floor import floor
+from tests.bench.plane.planes.floor import floor, segments_floor
 from tests.bench.plane.planes.plane import Plane, plane
 from tests.bench.plane.rows import Row, row
 
+#: CPU seconds of one run, by process.
+Spent = dict[str, float]
+
 
 def shared(load: Load, rounds: int, *, beside_tcp: bool) -> Iterator[Row]:
-    """The raw hop's row, that of our TCP, and ours; beside_tcp: which of the two it is held to."""
-    rates: dict[str, list[float]] = {"raw-tcp": [], "over-tcp": [], "shared": []}
+    """The floors' rows, that of our TCP, and ours; beside_tcp: it is held to that, else the hop."""
+    names = ("raw-tcp", "raw-segments", "over-tcp", "shared")
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    used: dict[str, list[Spent]] = {"over-tcp": [], "shared": []}
     with (
         TemporaryDirectory(prefix="plane-") as folder,
         plane(load, rank=RANK) as by_tcp,
         plane(load, rank=RANK, listen=f"unix:{folder}/socket") as sharing,
         floor(load) as raw,
+        segments_floor(load) as segments,
     ):
         for moving in (by_tcp, sharing):
             moving.join()
         for _ in range(rounds + 1):
             rates["raw-tcp"].append(raw.run() / MEGA)
-            rates["over-tcp"].append(load.run_bytes / by_tcp.run() / MEGA)
-            rates["shared"].append(load.run_bytes / sharing.run() / MEGA)
+            rates["raw-segments"].append(segments.run() / MEGA)
+            for name, moving in (("over-tcp", by_tcp), ("shared", sharing)):
+                before = spent(moving)
+                rates[name].append(load.run_bytes / moving.run() / MEGA)
+                after = spent(moving)
+                used[name].append({who: after[who] - before[who] for who in after})
         for moving in (by_tcp, sharing):
             moving.finish()
     hop = row(f"raw-tcp-{load.name}", "MB/s", rates["raw-tcp"][1:])
     tcp = row(f"over-tcp-{load.name}", "MB/s", rates["over-tcp"][1:], hop)
-    yield from (hop, tcp)
+    bound = row(f"raw-segments-{load.name}", "MB/s", rates["raw-segments"][1:], hop)
+    yield from (hop, bound, tcp)
     beside = tcp if beside_tcp else hop
     yield row(f"shared-{load.name}", "MB/s", rates["shared"][1:], beside)
+    yield from _cpu_rows(load, {name: runs[1:] for name, runs in used.items()})
+
+
+def _cpu_rows(load: Load, used: Mapping[str, Sequence[Spent]]) -> Iterator[Row]:
+    """Microseconds of CPU a sample, of each process: over TCP, then shared beside it."""
+    for process in used["over-tcp"][0]:
+        over_tcp: Row | None = None
+        for name, runs in used.items():
+            each = [1e6 * run[process] / load.samples for run in runs]
+            found = row(f"{name}-{load.name}-{process}", "us/sample", each, over_tcp)
+            over_tcp = over_tcp or found
+            yield found
 
 
 def shared_memory_held(load: Load, rounds: int) -> Iterator[Row]:

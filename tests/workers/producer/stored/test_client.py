@@ -36,6 +36,17 @@ def join(
     return joining.result(PATIENCE_S), peer
 
 
+async def start(
+    dispatcher: ScriptedDispatcher, store: FileStore
+) -> tuple[AsyncRolloutProducer, Peer]:
+    producer = AsyncRolloutProducer(dispatcher.endpoint)
+    starting = asyncio.create_task(producer.start())
+    peer = await asyncio.to_thread(dispatcher.accept)
+    await asyncio.to_thread(welcome, peer, store)
+    await starting
+    return producer, peer
+
+
 def reference(push: m.Push, at: int) -> Reference:
     assert push.objects is not None
     assert push.places is not None
@@ -115,11 +126,7 @@ def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_push_that_is_given_up_while_it_is_put_leaves_nothing(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
 ) -> None:
-    producer = AsyncRolloutProducer(dispatcher.endpoint)
-    starting = asyncio.create_task(producer.start())
-    peer = await asyncio.to_thread(dispatcher.accept)
-    await asyncio.to_thread(welcome, peer, store)
-    await starting
+    producer, peer = await start(dispatcher, store)
     pushing = asyncio.create_task(producer.push(LARGE))
     assert await asyncio.to_thread(Slow.begun.wait, PATIENCE_S)
     pushing.cancel()
@@ -136,11 +143,7 @@ async def test_a_push_that_is_given_up_while_it_is_put_leaves_nothing(
 async def test_a_timeout_counts_while_it_is_put(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
 ) -> None:
-    producer = AsyncRolloutProducer(dispatcher.endpoint)
-    starting = asyncio.create_task(producer.start())
-    peer = await asyncio.to_thread(dispatcher.accept)
-    await asyncio.to_thread(welcome, peer, store)
-    await starting
+    producer, peer = await start(dispatcher, store)
     with pytest.raises(TimeoutError, match="the push was withdrawn"):
         await producer.push(LARGE, timeout=0.01)
     Slow.go_on.set()

@@ -8,7 +8,8 @@ from typing import SupportsIndex
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Schema
-from rollout_workers.producer.encode import AT_CLOSE, TOLD_AT_CLOSE, EncodedSample, GroupSize
+from rollout_workers.metadata import GroupSize, size_of
+from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.layout import layout_of
 
 
@@ -78,10 +79,13 @@ def _encoded(
             f"{', '.join(sorted(allowed)) or 'none'}); start the dispatcher with it in "
             "--payload-stores, or push the sample itself",
         )
-    size = given.group_size or (group_size if given.group_id else None)
+    size = given.group_size
+    if size is None and given.group_id is not None:
+        size = group_size
     return EncodedSample(
         schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
-        TOLD_AT_CLOSE if size == AT_CLOSE else size, given.policy_version, rows, reference,
+        None if size is None else size_of(size, given.group_id), given.policy_version, rows,
+        reference,
     )  # fmt: skip
 
 

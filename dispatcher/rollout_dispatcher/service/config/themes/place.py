@@ -14,6 +14,7 @@ from rollout_dispatcher.service.config.types import (
     Retain,
     SharedMemoryUse,
     StoreAddress,
+    one_or_several,
     split_commas,
 )
 from rollout_dispatcher.service.config.units import Size, SizeOrNothing
@@ -22,7 +23,9 @@ from rollout_dispatcher.service.config.units import Size, SizeOrNothing
 class AddressOptions(Options):
     """Addresses."""
 
-    listen: Annotated[tuple[Address, ...], Field(min_length=1)] = (Endpoint("127.0.0.1", 7077),)
+    listen: Annotated[tuple[Address, ...], BeforeValidator(one_or_several), Field(min_length=1)] = (
+        Endpoint("127.0.0.1", 7077),
+    )
     """sample plane: host:port or unix:/path, repeatable; port 0 takes any free one"""
     http: Address = HTTP_PLANE
     """HTTP plane (metrics, health, POST /v1/samples): host:port or unix:/path"""

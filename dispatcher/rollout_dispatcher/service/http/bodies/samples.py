@@ -140,6 +140,7 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
     for name in sorted(request.fields):
         given[name] = yield from _tensor(name, request.fields[name], reading)
     _check_per_sample(request)
+    _check_group(request)
     ids = given.get("input_ids")
     if ids is None or len(ids[0].shape) != 1 or ids[1].dtype not in INTEGERS:
         raise FieldRefused("fields.input_ids must be a list of integers")
@@ -186,6 +187,14 @@ def _check_per_sample(request: PushRequest) -> None:
             raise FieldRefused(f"per_sample names {name}, which has one value a token")
         if name not in request.fields:
             raise FieldRefused(f"per_sample names {name}, which is not among the fields")
+
+
+def _check_group(request: PushRequest) -> None:
+    size = request.group_size
+    if request.group_id is None and size is not None and size != 1:
+        raise FieldRefused(
+            f"group_size is {size}, and no group_id says which samples belong together"
+        )
 
 
 def _schema(
