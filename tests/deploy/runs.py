@@ -52,6 +52,12 @@ def long_lengths(rng: np.random.Generator) -> list[int]:
     return lengths
 
 
+def unwieldy_lengths(rng: np.random.Generator) -> list[int]:
+    """Of a larger batch: long ones under a token budget of 512, so no split of these is even."""
+    lengths: list[int] = np.minimum(rng.lognormal(4.5, 1, 4 * BATCH) + 1, 500).astype(int).tolist()
+    return lengths
+
+
 @dataclass(slots=True)
 class Conditions:
     """What the run is like.
@@ -60,7 +66,8 @@ class Conditions:
     one when a step is done. slow_rank: needs `slow_factor` times as long. lag: policy versions
     that samples are old. noise: sigma of the log of what a micro-batch takes beside its cost.
     separated: whether ranks can tell collectives apart. paused: trainers do something else.
-    silent_rank: says nothing. old_every: one of so many batches is by far too old.
+    silent_rank: says nothing. old_every: one of so many batches is by far too old. look_s: pause
+    between two looks at what has come for a rank.
     """
 
     step_s: float = 0.4
@@ -74,6 +81,7 @@ class Conditions:
     paused: bool = False
     silent_rank: int | None = None
     old_every: int | None = None
+    look_s: float = 0.05
     lengths: Callable[[np.random.Generator], list[int]] = even_lengths
 
 
@@ -130,7 +138,7 @@ class Run:
         for rank in trainer.ranks:
             if rank.dp_rank != self.now.silent_rank:
                 rank.settle()
-        time.sleep(0.05)
+        time.sleep(self.now.look_s)
 
     def _next(self, trainer: Trainer) -> int | None:
         """The next step, once every rank has all of it."""

@@ -19,6 +19,7 @@ from rollout_dispatcher.core.facts import (
     Planned,
     VersionReported,
 )
+from rollout_dispatcher.errors import JournalFull
 from rollout_dispatcher.journal.capacity import Capacity
 from rollout_dispatcher.journal.files.blocks import draft
 from rollout_dispatcher.journal.files.front import Front
@@ -333,3 +334,14 @@ def test_restarts_on_a_full_disk_use_nothing_up(disk: Path) -> None:
         listener.wait(journal.append([Dropped(tuple(taken), DropReason.STALE)], {}))
         eventually(lambda: journal.failure is None)
     assert recovered(disk / "j", segment_bytes=SEGMENT).entries == ()
+
+
+def test_a_restart_on_a_full_disk_says_so_before_anything_is_written(disk: Path) -> None:
+    """Else it would be called ready until the first push."""
+    with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, _):
+        fill(journal, listener, iter(range(10**9)), 4000)
+        assert journal.failure is not None
+    with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, _, _):
+        assert isinstance(journal.failure, JournalFull)
+        remount(disk, "size=8m")
+        eventually(lambda: journal.failure is None)  # nobody has to write for that

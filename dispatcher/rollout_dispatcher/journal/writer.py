@@ -59,7 +59,9 @@ class Writer:
         self._appended = self._durable = store.lsn
         self._batches = 0
         self._capacity = Capacity(store.capacity)
-        self._tend_due: float | None = None
+        # What an earlier process ended with may still be in the way, before anything is written.
+        self._set_failure(store.trouble)
+        self._tend_due: float | None = None if self.failure is None else monotonic()
         self._ask_again_due: float | None = None
         self._sync_due: float | None = None
         self._statistics = self._observe()

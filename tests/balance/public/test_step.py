@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens
-from rollout_dispatcher.errors import SampleTooLong
+from rollout_dispatcher.errors import SampleTooLong, UnequalPartitions
 from rollout_dispatcher.plan import PlanConfig, Sync, Window, straggler_excess
 
 LENGTHS = st.lists(st.integers(0, 100), min_size=1, max_size=60)
@@ -159,3 +159,26 @@ def test_counts_may_be_what_counts_as_whole_numbers() -> None:
         )
         assert found == plain
     assert plan_step([1, 2], dp_size=True, micro_batch_tokens=8) == [[[1, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "micro_batches"),
+    [
+        ({"minimum": 10**6}, 2 * 10**6),
+        ({"multiple": 10**12}, 2 * 10**12),
+        ({"dp_size": 10**9}, 10**9),
+    ],
+)
+def test_far_more_micro_batches_than_samples_are_refused(
+    asked: dict[str, Any], micro_batches: int
+) -> None:
+    with pytest.raises(
+        UnequalPartitions, match=rf"ask for {micro_batches} micro-batches.* 3 samples.*fillers"
+    ):
+        plan_step([5, 4, 3], **{"dp_size": 2, "micro_batch_tokens": 8, **asked})
+
+
+def test_some_more_micro_batches_than_samples_are_fillers() -> None:
+    parts = plan_step([5, 4, 3], dp_size=2, micro_batch_tokens=8, minimum=4)
+    assert [len(rank) for rank in parts] == [4, 4]
+    assert sorted(index for rank in parts for part in rank for index in part) == [0, 1, 2]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.alerts.process import Process
 from tests.deploy.alerts.scenarios import SCENARIOS, WELL_S, Scenario, Scene
-from tests.deploy.runs import OPTIONS, Run
+from tests.deploy.runs import OPTIONS, Conditions, Run
 from tests.support.disks import small_disk
 from tests.support.server import eventually
 from tests.support.source import ROOT
@@ -96,7 +96,7 @@ def record(name: str) -> str:
         stack.callback(server.kill)
         eventually(lambda: server.metrics(1) is not None, "it is up")
         recorder = Recorder()
-        run = Run(server.endpoint)
+        run = Run(server.endpoint, Conditions(**scenario.begins))
         try:
             with run:
                 _watch(scenario, Scene(run, server, folder), recorder)

@@ -9,9 +9,10 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.deploy.alerts.process import Process
-from tests.deploy.runs import BATCH, Run, long_lengths, tailed_lengths
+from tests.deploy.runs import BATCH, Run, long_lengths, tailed_lengths, unwieldy_lengths
 
 #: Scrapes each 15 s, in a run in which they come each second.
 SCALE = 15
@@ -35,7 +36,7 @@ class Scenario:
     trouble: what happens each second after that, given how many have passed. lasts: so long.
     options: other than `runs.OPTIONS`. fires: all alerts that are
     firing at its end. disk: with a journal on a small disk of its own. breaks: clients
-    lose the dispatcher.
+    lose the dispatcher. begins: conditions of all of the run, unless changed.
     """
 
     trouble: Callable[[Scene, int], None]
@@ -44,6 +45,7 @@ class Scenario:
     options: Mapping[str, object] = field(default_factory=dict)
     disk: bool = False
     breaks: bool = False
+    begins: Mapping[str, Any] = field(default_factory=dict)
 
 
 def at_once(**conditions: object) -> Callable[[Scene, int], None]:
@@ -141,5 +143,19 @@ SCENARIOS: dict[str, Scenario] = {
         at_once(noise=0.8), frozenset({"CostModelOff", "StragglerExcessHigh"}), 110
     ),
     "stale": Scenario(at_once(lag=20), frozenset({"StalenessHigh"}), 80),
+    # Steps shorter than any model's, and lengths that a planner with time compares for long.
+    "plans": Scenario(
+        at_once(step_s=0.0, look_s=0.001),
+        frozenset({"PlanSlow", "RanksStarved"}),
+        90,
+        {
+            "dispatch_batch_size": 4 * BATCH,
+            "micro_batch_size": "none",
+            "micro_batch_tokens": 512,
+            "window_multiple": 1,
+            "planning_budget": "1s",
+        },
+        begins={"lengths": unwieldy_lengths},
+    ),
     "lag": Scenario(stutter, frozenset({"EventLoopLag"}), 60),
 }

@@ -13,14 +13,12 @@ from tests.deploy.alerts.scenarios import SCALE, SCENARIOS, WELL_S
 ALERTS = set(re.findall(r"alert: (\w+)", RULES.read_text()))
 #: Runs in which all is well, or ordinary.
 QUIET = {name for name, scenario in SCENARIOS.items() if not scenario.fires}
-#: No real run made plans so slow; the rule is checked and kept quiet, not fired.
-NEVER_SEEN = {"PlanSlow"}
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def test_there_is_a_run_for_every_alert_and_of_every_scenario() -> None:
     fired = set.union(*(set(scenario.fires) for scenario in SCENARIOS.values()))
-    assert fired == ALERTS - NEVER_SEEN
+    assert fired == ALERTS
     assert {path.stem for path in FOLDER.glob("*.yml")} == SCENARIOS.keys()
     assert {"healthy", "pause", "weight_syncs", "not_separated"} == QUIET
 

@@ -114,7 +114,7 @@ def test_a_drain_answers_at_once(serve: Serve) -> None:
         ("wait=5", "write a number and a unit"),
         ("wait=-1s", "write a number and a unit"),
         ("wait=0s", "greater than 0"),
-        ("wiat=5s", "wiat: Extra inputs"),
+        ("wiat=5s", "wiat: there is no such key (did you mean wait?)"),
     ],
 )
 def test_what_cannot_be_waited_for_is_400(query: str, words: str, serve: Serve) -> None:

@@ -60,7 +60,7 @@ def test_null_is_what_flags_and_file_say() -> None:
         ({"windw_multiple": 2}, "there is no option windw_multiple"),
         ({"max_skips": 0}, "max_skips is 0"),
         ({"window_multiple": 9, "max_skips": 3}, "max_skips is 3"),
-        ({"window_multiple": 0.5}, "window_multiple"),
+        ({"window_multiple": 0.5}, "window_multiple: it must be greater than or equal to 1"),
         ({"max_wait": "5"}, "did you mean 5ms or 5s?"),
         ({"max_wait": 0}, "max_wait"),
         ({"target_excess": "nan"}, "target_excess"),

@@ -217,6 +217,20 @@ def test_a_dispatcher_that_reads_nothing_is_taken_for_dead(
     assert pushing.result(10) is Outcome.ACCEPTED
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_push_that_may_not_wait_is_refused_before_anything_is_sent(
+    timeout: float, join: Join, threads: ThreadPoolExecutor
+) -> None:
+    producer, peer = join()
+    with pytest.raises(ConfigError, match=rf"timeout is {timeout}.* above 0, or None"):
+        producer.push(FIELDS, timeout=timeout)
+    pushing = threads.submit(producer.push, FIELDS)
+    push = peer.expect(m.Push)
+    assert push.first_seq == 0
+    peer.answer(push)
+    assert pushing.result(10) is Outcome.ACCEPTED
+
+
 def test_an_unanswered_push_is_sent_again_after_a_loss(
     join: Join,
     dispatcher: ScriptedDispatcher,

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -195,7 +196,27 @@ def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
     reading.result(10)
     assert ids_of(taken) == [[1], [2], [3]]
     assert client.statistics().reconnects == 1
-    assert "no connection to the dispatcher" in caplog.text
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("DP rank 0 has no connection to the dispatcher at ")
+    assert said[1].startswith("DP rank 0 is connected to ")
+    assert len(said) == 2
+
+
+def test_many_attempts_in_vain_are_one_line_of_the_log(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    joining = threads.submit(
+        RankClient, dispatcher.endpoint, dp_rank=1, dp_size=2, reconnect_timeout=1.0
+    )
+    dispatcher.accept().welcome_rank()
+    client = joining.result(10)
+    with caplog.at_level(logging.WARNING), closing(client):
+        dispatcher.hang_up()
+        with pytest.raises(DispatcherUnreachable):
+            client.next_step(10)
+    [said] = [text for record in caplog.records if "no connection" in (text := record.getMessage())]
+    assert said.startswith("DP rank 1 has no connection to the dispatcher at ")
+    assert said.endswith("and tries again for 1 s")
 
 
 def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(

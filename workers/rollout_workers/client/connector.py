@@ -18,6 +18,7 @@ from rollout_workers.client.liveness import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
+    SAID_EVERY_S,
     Backoff,
 )
 from rollout_workers.client.sharing import Sharing
@@ -46,6 +47,7 @@ class Connector:
         self._attempt: asyncio.Timeout | None = None
         self._link: Link | None = None
         self._received_before = 0  # bytes, on earlier connections
+        self._said_at: float | None = None  # when the log last heard that there is no connection
         self._finished_at: float | None = None  # when a loss found nothing left to do
         self.welcomes = 0
 
@@ -103,8 +105,9 @@ class Connector:
                 if last_attempt or self._is_late():
                     log.log(
                         self._level,
-                        "closed without a connection to the dispatcher at %s (%s): it may not know "
-                        "of %s",
+                        "%s closed without a connection to the dispatcher at %s (%s): it may not "
+                        "know of %s",
+                        self._role.name,
                         self._endpoint,
                         lost,
                         self._unconfirmed(),
@@ -138,14 +141,29 @@ class Connector:
         delay = self._backoff.failed(self._loop.time())
         if delay is None:
             raise DispatcherUnreachable(self._endpoint, self._backoff.timeout, lost) from lost
+        self._say_lost(lost)
+        await asyncio.wait((self._leaving,), timeout=delay)
+
+    def _say_lost(self, lost: OSError) -> None:
+        """Tell the log at once, and then now and then: a thousand ranks may be looking."""
+        now = self._loop.time()
+        if self._said_at is not None and now - self._said_at < SAID_EVERY_S:
+            return
+        self._said_at = now
         log.log(
             self._level,
-            "no connection to the dispatcher at %s (%s); next attempt in %.1f s",
+            "%s has no connection to the dispatcher at %s (%s) and tries again for %.0f s",
+            self._role.name,
             self._endpoint,
             str(lost) or type(lost).__name__,
-            delay,
+            self._backoff.left(now),
         )
-        await asyncio.wait((self._leaving,), timeout=delay)
+
+    def _say_found(self) -> None:
+        """Tell the log if it heard of a loss."""
+        if self._said_at is not None:
+            self._said_at = None
+            log.log(self._level, "%s is connected to %s again", self._role.name, self._endpoint)
 
     async def _serve(self) -> None:
         """One connection, to its loss (OSError) or to our own goodbye."""
@@ -164,6 +182,7 @@ class Connector:
             self.welcomes += 1
             self._finished_at = None
             self._backoff.connected(self._loop.time())
+            self._say_found()
             link.pump()
             await link.watch(self._leaving)
             await link.take_leave()

@@ -86,7 +86,7 @@ class Role:
     side: which of the protocol's it is. limits: of the frames that the dispatcher sends to this
     role. changed: called when the core has heard something. guard: held wherever the core is used,
     and where `changed` is called. memory: gives what payloads are received into. incoming: takes
-    what comes in shared memory; None if nothing may.
+    what comes in shared memory; None if nothing may. name: what the log calls it.
     """
 
     core: ClientCore
@@ -96,3 +96,4 @@ class Role:
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     memory: Memory = uninitialised
     incoming: Incoming | None = None
+    name: str = "a producer"

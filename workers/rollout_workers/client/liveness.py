@@ -19,6 +19,8 @@ CLOSE_TIMEOUT_S = 5.0
 #: A dispatcher that is restarted is back within seconds; clients that wait longer than this
 #: between attempts would add to the pause.
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
+#: While there is no connection the log hears of it so often, however many attempts fail.
+SAID_EVERY_S = 30.0
 #: A connection that held this long was a good one: the next loss starts with short delays again.
 STABLE_S = 10.0
 #: Attempts that count after a welcome: who is welcomed and lost at once again waits up to 0.8 s,
@@ -82,6 +84,11 @@ class Backoff:
         self._attempt = 0
         self._failing_since: float | None = None
         self._connected_at: float | None = None
+
+    def left(self, now: float) -> float:
+        """Seconds until it is time to give up."""
+        since = now if self._failing_since is None else self._failing_since
+        return max(0.0, since + self.timeout - now)
 
     def connected(self, now: float) -> None:
         """Note that a connection was established."""

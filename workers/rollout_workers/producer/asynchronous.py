@@ -10,7 +10,7 @@ from time import monotonic
 from types import TracebackType
 from typing import NoReturn, Self
 
-from rollout_dispatcher.errors import BufferFull, SampleRefused
+from rollout_dispatcher.errors import BufferFull, ConfigError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.sample import Outcome
@@ -103,7 +103,8 @@ class AsyncRolloutProducer:
         fields: `input_ids` [tokens] and other tensors, arrays, lists or texts; see `RolloutSample`.
             Leave them unchanged until this returns or raises: large ones are sent from where they
             are.
-        timeout: seconds to wait, for a cap of the buffer for instance.
+        timeout: seconds to wait, for a cap of the buffer for instance; above 0, or None for as
+            long as it takes.
 
         Raises SampleRefused when it is not acceptable; after `timeout` BufferFull, which names
         the cap, or TimeoutError if no cap was named. A sample that was already on its way then
@@ -225,6 +226,11 @@ class AsyncRolloutProducer:
         self, samples: Sequence[EncodedSample], *, timeout: float | None
     ) -> list[Outcome]:
         """`push_many` of what `encode` returned."""
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(
+                f"timeout is {timeout}, and no answer comes at once; give seconds above 0, or None "
+                "to wait for as long as it takes"
+            )
         found = await self._deliver(samples, timeout)
         accepted = [item for item in found if isinstance(item, Outcome)]
         if len(accepted) == len(found):

@@ -48,7 +48,7 @@ class RankCore:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
         self.shares_memory = False
-        self._dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
+        self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         #: What the dispatcher has to be capable of, for this rank to train what it is told to.
         self._needs = frozenset(needs)
         self._packed_length = packed_length
@@ -81,7 +81,7 @@ class RankCore:
             client_id=self._client_id,
             token=self.token,
             capabilities=sorted(OF_RANKS | self._needs | self._offers),
-            dp_rank=self._dp_rank,
+            dp_rank=self.dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
             run_id=self.welcome.run_id if self.welcome else None,

@@ -56,8 +56,9 @@ class RankThread:
         self.failure: DispatcherError | None = None
         incoming = SharedMemory(Gatherer(memory, mappings, LIMITS.payload))
         role = Role(
-            core, Side.RANK, LIMITS, self._heard, guard=changed, memory=memory, incoming=incoming
-        )
+            core, Side.RANK, LIMITS, self._heard, guard=changed, memory=memory, incoming=incoming,
+            name=f"DP rank {core.dp_rank}",
+        )  # fmt: skip
         self._fetcher = Fetcher(core, changed, memory, spoken=self.wake, failed=self._fail)
         self._thread = LoopThread("dispatcher-rank")
         self._connector = Connector(

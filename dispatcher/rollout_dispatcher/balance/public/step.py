@@ -4,7 +4,7 @@ Invariant: every index is in one micro-batch, and every rank has the same number
 if there are samples enough. It is the dispatcher's own planner, with all samples chosen.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,6 +32,10 @@ from rollout_dispatcher.plan import (
     Window,
     round_up,
 )
+
+#: Each costs every rank a forward and backward pass for nothing: more are a mistake, which would
+#: take a while to plan.
+MOST_FILLERS: Final = 2**16
 
 
 def plan_step(
@@ -63,9 +67,9 @@ def plan_step(
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or, with groups, than those of one rank): its rank has to take part with
-    something that weighs nothing. Raises SampleTooLong, GroupTooLong, and UnequalPartitions for a
-    group of more samples than a micro-batch has, for no lengths at all and for arguments that
-    cannot be (all ValueErrors).
+    something that weighs nothing; of such there are at most `MOST_FILLERS`. Raises SampleTooLong,
+    GroupTooLong, and UnequalPartitions for a group of more samples than a micro-batch has, for no
+    lengths at all and for arguments that cannot be (all ValueErrors).
     """
     dp_size, multiple, minimum, pad_to = at_least(
         1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to
@@ -83,6 +87,7 @@ def plan_step(
     if micro_batch_size is not None:
         micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
+    _check_fillers(dp_size * round_up(minimum, multiple), n)
     micro_steps = round_up(max(-(-n // per_micro_step), minimum), multiple)
     config = PlanConfig(
         dp_size=dp_size,
@@ -116,6 +121,16 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
     found = plan(window, config, take=n)
     return [[part.tolist() for part in rank] for rank in found.micro_batches]
+
+
+def _check_fillers(micro_batches: int, samples: int) -> None:
+    """Raise UnequalPartitions for a number of micro-batches that nobody can mean."""
+    if micro_batches - samples > MOST_FILLERS:
+        raise UnequalPartitions(
+            f"dp_size, minimum and multiple ask for {micro_batches} micro-batches, and there are "
+            f"{samples} samples; all others would be fillers, of which a step has at most "
+            f"{MOST_FILLERS}"
+        )
 
 
 def _check_sizes(group: IntArray, most: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition
@@ -78,7 +78,7 @@ class HttpPlane:
         try:
             asked = CloseQuery.model_validate(dict(request.query))
         except ValidationError as error:
-            return _invalid(error)
+            return _invalid(error, CloseQuery)
         if asked.size is not None and (
             why := self._router.core.config.limits.too_large(asked.size)
         ):
@@ -106,7 +106,7 @@ class HttpPlane:
         try:
             force = EndQuery.model_validate(dict(request.query)).force
         except ValidationError as error:
-            return _invalid(error)
+            return _invalid(error, EndQuery)
         core, now = self._router.core, self._router.clock()
         if version is None:
             end = partial(core.end_stream, now, force=force)
@@ -132,5 +132,5 @@ class HttpPlane:
         return web.json_response(ControlAnswer(waits_for=waits()[:MAX_NAMED]).model_dump())
 
 
-def _invalid(error: ValidationError) -> web.Response:
-    return problem(400, "invalid", first_of(error))
+def _invalid(error: ValidationError, asked: type[BaseModel]) -> web.Response:
+    return problem(400, "invalid", first_of(error, asked.model_fields))

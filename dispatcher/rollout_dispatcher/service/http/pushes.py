@@ -57,7 +57,7 @@ class Pushes:
         try:
             wait = PushQuery.model_validate(dict(request.query)).wait
         except ValidationError as error:
-            return problem(400, "invalid", first_of(error))
+            return problem(400, "invalid", first_of(error, PushQuery.model_fields))
         try:
             self._check_serves()
             with Body(self._router.receiving) as room:

@@ -156,5 +156,5 @@ def _unknown(name: str) -> str:
 
 
 def _said(error: Mapping[str, Any]) -> str:
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it must")
     return f"{'.'.join(map(str, error['loc']))}: {message[:1].lower()}{message[1:]}"

@@ -12,7 +12,10 @@ run's samples have it so, or it says that its rows are its own: `"ragged": true`
 without one, all but the first are.
 """
 
+import re
 import uuid
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -53,6 +56,8 @@ INTEGERS: Final = {item for item, dtype in NUMPY_DTYPES.items() if dtype.kind in
 PER_TOKEN: Final = frozenset(("input_ids", "loss_mask"))
 #: What it takes to make a sample, in bytes of text that are read meanwhile.
 SAMPLE_WORK: Final = 4096
+#: As in `group_size.constrained-int` and `group_size.literal['at-close']`.
+_ALTERNATIVE: Final = re.compile(r"constrained-\w+|literal\[.*\]")
 
 
 class TypedTensor(BaseModel):
@@ -110,7 +115,7 @@ def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool
             request = PushRequest.model_validate((yield from text.object()))
             samples.append((yield from _sample(request, reading)))
         except ValidationError as error:
-            text.fail(first_of(error), start)
+            text.fail(first_of(error, PushRequest.model_fields), start)
         except FieldRefused as error:
             text.fail(str(error), start)
         named.add(request.sample_id is not None)
@@ -128,11 +133,31 @@ def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool
     return samples, named.pop()
 
 
-def first_of(error: ValidationError) -> str:
-    """The first thing that pydantic has found, in words, with the place."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else first["msg"]
+def first_of(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """The first thing that is wrong, in words, with the place; `known`: keys that there are.
+
+    A key that there is not comes first, as one that is missing may be meant by it.
+    """
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    first = min(found, key=lambda each: each["type"] != "extra_forbidden")
+    place = _place(first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(place[:60], [*known], n=1)
+        return f"{place}: there is no such key" + (f" (did you mean {near[0]}?)" if near else "")
+    of_all = dict.fromkeys(_words(each["msg"]) for each in found if _place(each["loc"]) == place)
+    words = " or ".join(of_all)
+    return f"{place}: {words}" if place else words
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    """Without the names that pydantic gives the alternatives of a value."""
+    return ".".join(part for part in map(str, parts) if not _ALTERNATIVE.fullmatch(part))
+
+
+def _words(message: str) -> str:
+    """What pydantic says, as everybody else here would."""
+    message = message.removeprefix("Value error, ").replace("Field required", "it is missing")
+    return re.sub(r"^(Input|String|Dictionary) should", "it must", message)
 
 
 def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
