@@ -234,6 +234,14 @@ def test_costs_of_any_precision_are_placed_within_the_budget(tokens: list[int], 
     assert np.bincount(labels, weights=s).max() <= budget
 
 
+@pytest.mark.parametrize("unit", [5e-324, 1e-300, 1e300])
+def test_costs_of_any_size_are_shared_out(unit: float) -> None:
+    s = np.array([3, 2, 1])
+    labels = lpt_budget(s * unit, s, 2, 10)
+    assert labels is not None
+    assert labels.tolist() == [0, 1, 1]
+
+
 def test_best_fit_finds_a_perfect_packing() -> None:
     labels = best_fit(np.array([7, 6, 4, 3]), np.full(2, 10), 10)
     assert labels.tolist() == [0, 1, 1, 0]

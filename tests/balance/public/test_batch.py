@@ -98,6 +98,21 @@ def test_jagged_tensors_of_one_shape_can_still_be_added() -> None:
         assert chunk["wide"].requires_grad
 
 
+def test_jagged_tensors_with_holes_keep_their_rows_beside_others_with_the_same_offsets() -> None:
+    values, offsets = torch.arange(16), torch.tensor([0, 4, 8, 12, 16])
+    lengths = {"short": [1, 2, 3, 4], "long": [4, 1, 2, 1]}
+    mapping = {
+        name: torch.nested.nested_tensor_from_jagged(values, offsets, torch.tensor(each))
+        for name, each in lengths.items()
+    }
+    chunks, inverse = balance_batch(mapping, 2, lengths=ROWS)
+    for name, each in lengths.items():
+        found = [row.tolist() for chunk in chunks for row in chunk[name].unbind()]
+        starts = range(0, 16, 4)
+        expected = [[*range(at, at + held)] for at, held in zip(starts, each, strict=True)]
+        assert [found[at] for at in inverse] == expected
+
+
 def test_a_later_ragged_dimension_stays_where_it_was() -> None:
     rows = [torch.arange(2 * length).reshape(2, length) for length in ROWS]
     value = torch.nested.as_nested_tensor([row.t() for row in rows], layout=torch.jagged)

@@ -136,6 +136,13 @@ def test_what_is_no_sample_is_refused_and_nothing_is_sent(
     assert peer.hears_nothing()
 
 
+def test_a_group_of_no_members_is_refused_though_some_are_pushed(join: Join) -> None:
+    producer, peer = join()
+    with pytest.raises(SampleRefused, match="group_size is 0; write how many samples"):
+        producer.push_group([FIELDS], "g", group_size=0)
+    assert peer.hears_nothing()
+
+
 @pytest.mark.parametrize("fields", [[1, 2, 3], None, "input_ids"])
 def test_what_is_no_mapping_of_fields_is_refused(join: Join, fields: Any) -> None:
     producer, peer = join()

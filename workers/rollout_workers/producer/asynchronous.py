@@ -279,5 +279,5 @@ def members(
     other = next((item.group_id for item in found if item.group_id not in (None, group_id)), None)
     if other is not None:
         raise SampleRefused("bad-metadata", f"a sample of group {other} is pushed as of {group_id}")
-    size = group_size or len(found)
+    size = len(found) if group_size is None else group_size
     return [replace(sample, group_id=group_id, group_size=size) for sample in found]

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from rollout_dispatcher.errors import DispatcherError, StoreFailed
+from rollout_dispatcher.errors import ProtocolError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.interface import Missing, Part, PayloadStore
@@ -18,10 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class OpenedStores:
-    """Calls go to the store that they name, from any thread; what goes wrong is a StoreFailed.
+    """Calls go to the store that they name, from any thread; whatever goes wrong is a StoreFailed.
 
-    But for a ProtocolError where a store breaks its own rules.
-
+    But for the ProtocolError of `get_into`, where a store returns more or less than asked for.
     What could not be opened is tried again by the next call.
     """
 
@@ -67,7 +66,7 @@ class OpenedStores:
         found = dict[int, Missing | None]()
         for address, places in _by_store(references).items():
             wanted = [references[at] for at in places], memory, [parts[at] for at in places]
-            with self._asking(address) as store:
+            with self._asking(address, ProtocolError) as store:
                 found.update(zip(places, store.get_into(*wanted), strict=True))
         return [found[at] for at in range(len(references))]
 
@@ -90,16 +89,16 @@ class OpenedStores:
                 store.close()
 
     @contextmanager
-    def _asking(self, address: str) -> Iterator[PayloadStore]:
+    def _asking(self, address: str, *passed_on: type[Exception]) -> Iterator[PayloadStore]:
         if address not in self._allowed:
             raise StoreFailed(
                 address, "the dispatcher does not allow it; it would be one of --payload-stores"
             )
         try:
             yield self._opened(address)
-        except DispatcherError:
-            raise
         except Exception as error:  # an engine's own, or a mistake in somebody's store
+            if isinstance(error, (StoreFailed, *passed_on)):
+                raise
             raise StoreFailed(address, repr(error)) from error
 
     def _opened(self, address: str) -> PayloadStore:

@@ -17,6 +17,8 @@ from rollout_dispatcher.balance.public.partition import balanced_partition
 from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import CostModel, IntArray
 
+_Offsets = dict[tuple[int, int], Any]
+
 
 def balance_batch(
     mapping: Mapping[str, Any],
@@ -110,10 +112,10 @@ def _has_jagged(mapping: Mapping[str, Any]) -> bool:
     )
 
 
-def _chunk(mapping: Any, part: list[int], meta: set[str], offsets: dict[int, Any]) -> Any:
+def _chunk(mapping: Any, part: list[int], meta: set[str], offsets: _Offsets) -> Any:
     """These rows of every value, in a mapping of the same kind.
 
-    offsets: those of jagged tensors here, by the identity of what they had before.
+    offsets: those of jagged tensors here, by the identities of the offsets and lengths before.
     """
     is_tensordict = isinstance(getattr(mapping, "batch_size", None), tuple)
     if is_tensordict and not _has_jagged(mapping):
@@ -128,7 +130,7 @@ def _chunk(mapping: Any, part: list[int], meta: set[str], offsets: dict[int, Any
     return found
 
 
-def _rows(value: Any, part: list[int], meta: set[str], offsets: dict[int, Any]) -> Any:
+def _rows(value: Any, part: list[int], meta: set[str], offsets: _Offsets) -> Any:
     if isinstance(value, Mapping):
         return _chunk(value, part, meta, offsets)
     if not _has_rows(value):
@@ -140,7 +142,7 @@ def _rows(value: Any, part: list[int], meta: set[str], offsets: dict[int, Any]) 
     return value[part]
 
 
-def _jagged_rows(value: Any, part: list[int], offsets: dict[int, Any]) -> Any:
+def _jagged_rows(value: Any, part: list[int], offsets: _Offsets) -> Any:
     """A jagged tensor of these rows; which dimension is ragged stays as it was.
 
     Those that had the same offsets have so again, without which torch adds or multiplies none.
@@ -153,7 +155,8 @@ def _jagged_rows(value: Any, part: list[int], offsets: dict[int, Any]) -> Any:
     ragged = next(at for at, size in enumerate(value.shape) if not isinstance(size, int))
     picked = [rows[i].transpose(0, ragged - 1) for i in part]
     found = nested.as_nested_tensor(picked, layout=value.layout)
-    known = offsets.setdefault(id(value.offsets()), found.offsets())
+    before = id(value.offsets()), id(value.lengths())  # lengths: of rows with holes between them
+    known = offsets.setdefault(before, found.offsets())
     if known is not found.offsets():
         found = nested.nested_tensor_from_jagged(found.values(), known)
     return found if ragged == 1 else found.transpose(1, ragged)

@@ -84,8 +84,8 @@ def _lpt_one_by_one(x: FloatArray, s: IntArray, loads: FloatArray, budget: int) 
     unit = 1 << len(loads).bit_length()
     total, most = float(np.add.reduce(x) + np.add.reduce(loads)), 2.0**52 / unit
     if total >= most or (x != np.rint(x)).any() or (loads != np.rint(loads)).any():
-        scale = 2.0 ** -math.frexp(total / most)[1]
-        x, loads = np.rint(x * scale), np.rint(loads * scale)
+        bits = math.frexp(most)[1] - math.frexp(total)[1] - 1  # maybe more than 2.0 ** bits takes
+        x, loads = np.rint(np.ldexp(x, bits)), np.rint(np.ldexp(loads, bits))
     bins, costs = loads * unit + np.arange(len(loads)), x * unit
     heap: list[float] = bins.tolist()
     heapify(heap)
