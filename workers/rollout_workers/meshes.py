@@ -9,13 +9,15 @@ torch keeps no list of the meshes that exist, so they are looked for among the o
 garbage collector; where it has frozen them, the names of their process groups tell nearly as much.
 """
 
-import gc
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch.distributed as dist
+
+from rollout_workers.live_objects import instances
 
 #: What torch calls the process group of a mesh's dimension, before the dimension's name.
 _GROUP_PREFIX = "mesh_"
@@ -73,15 +75,14 @@ def _meshes() -> Iterable[Mesh]:
     kind = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
     if not isinstance(kind, type):  # it was never imported: there is no mesh
         return
-    for item in gc.get_objects():
-        # Not isinstance: that asks the object, and a proxy may do anything then.
-        if issubclass(type(item), kind):
-            try:
-                sizes = tuple(map(int, item.shape))
-                names = item.mesh_dim_names or map(str, range(len(sizes)))
-                yield Mesh(tuple(map(str, names)), sizes)
-            except Exception:  # noqa: S112  half made, or other inside than we know
-                continue
+    of_torch: type[Any] = kind
+    for item in instances([of_torch]):
+        try:
+            sizes = tuple(map(int, item.shape))
+            names = item.mesh_dim_names or map(str, range(len(sizes)))
+            yield Mesh(tuple(map(str, names)), sizes)
+        except Exception:  # noqa: S112  half made, or other inside than we know
+            continue
 
 
 def _from_groups() -> Iterable[Mesh]:

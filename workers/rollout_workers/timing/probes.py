@@ -16,7 +16,6 @@ parameters before they are used, and for gradients. On a GPU it is the stream th
 the host, so events on it say how long.
 """
 
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rollout_workers.live_objects import instances
 from rollout_workers.timing import running
 from rollout_workers.timing.running import Begins, Blocked, EndsBackward
 
@@ -43,7 +43,7 @@ _probed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 def probe_all() -> bool:
     """Put probes into every model of this process that has none; whether there is any."""
-    return probe(_live(_kinds()))
+    return probe(instances(_kinds()))
 
 
 def probe(modules: Iterable[nn.Module]) -> bool:
@@ -67,14 +67,6 @@ def _kinds() -> tuple[type, ...]:
     """Classes of modules that wait for other ranks, as far as this process has imported them."""
     found = (getattr(sys.modules.get(home), "FSDPModule", None) for home in HOMES)
     return (DistributedDataParallel, *{kind for kind in found if isinstance(kind, type)})
-
-
-def _live(kinds: tuple[type, ...]) -> list[nn.Module]:
-    """Among all objects: torch has no list of models. Few types come of many objects."""
-    objects = gc.get_objects()
-    # Not isinstance: that asks the object, and a proxy may do anything then.
-    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
-    return [item for item in objects if type(item) in wanted]
 
 
 # -- DDP
