@@ -16,8 +16,8 @@ class Below(Kind):
 class Proxy:
     """Says that it is one, and does not like to be asked."""
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """Never to be read."""
         raise AssertionError("asked")
 
