@@ -91,7 +91,8 @@ class RayStore(PayloadStore):
         try:
             self._asked(self._node, "keep", kept, value)
         except _HolderGone:
-            self._answer(self._node, self._made(self._node).keep.remote(kept, value))
+            made = self._made(self._node)  # its process has to start first
+            self._answer(self._node, made.keep.remote(kept, value), FETCHED_WITHIN_S)
         return StoredObject(self._address, kept, value.nbytes)
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
@@ -159,10 +160,10 @@ class RayStore(PayloadStore):
             raise _HolderGone(self._address, error) from error
         return self._answer(node, getattr(found, method).remote(*values))
 
-    def _answer(self, node: str, answer: Any) -> Any:
+    def _answer(self, node: str, answer: Any, within_s: float = ANSWERED_WITHIN_S) -> Any:
         """Raises _HolderGone if who is to answer has ended for good, StoreFailed for the rest."""
         try:
-            return ray.get(answer, timeout=ANSWERED_WITHIN_S)
+            return ray.get(answer, timeout=within_s)
         except ActorDiedError as error:
             self._holders.pop(node, None)
             raise _HolderGone(self._address, error) from error
