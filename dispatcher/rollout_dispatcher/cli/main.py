@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.cli.loading.hints import nearest
 from rollout_dispatcher.cli.loading.terminal import show_problems
 from rollout_dispatcher.errors import ConfigError, DispatcherError
+from rollout_dispatcher.hints import nearest
 
 OK, FAILURE, USAGE = 0, 1, 2
 

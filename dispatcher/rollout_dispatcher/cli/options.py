@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rollout_dispatcher.cli.fields import expects_list, flag_of, format_value, is_optional, metavar
-from rollout_dispatcher.cli.loading.hints import nearest
 from rollout_dispatcher.cli.loading.problems import ENV_PREFIX, Written, variable_of
 from rollout_dispatcher.cli.loading.toml_file import read_toml
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import nearest
 from rollout_dispatcher.service.config.options import WRONG
 
 #: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rollout_dispatcher.cli.fields import flag_of
-from rollout_dispatcher.cli.loading.hints import nearest_of
+from rollout_dispatcher.hints import nearest_of
 
 ENV_PREFIX = "DISPATCHER_"
 _BOUNDS = {

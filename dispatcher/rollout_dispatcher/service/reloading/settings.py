@@ -11,13 +11,13 @@ together, by the same rules as at start.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollout_dispatcher.core.facts import PostedSetting
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import nearest
 from rollout_dispatcher.service.config.checks import tuning_problems
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.types import Multiple, NotNegative, Ratio
@@ -150,8 +150,7 @@ def _patch(body: Mapping[str, object]) -> ConfigPatch:
 def _unknown(name: str) -> str:
     if name in ServeConfig.model_fields:
         return f"{name} needs a restart"
-    near = get_close_matches(name[:60], RELOADABLE, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = nearest(name[:60], RELOADABLE)
     return f"there is no option {name[:60]}{hint}; what may change is {', '.join(RELOADABLE)}"
 
 

@@ -15,7 +15,6 @@ without one, all but the first are.
 import re
 import uuid
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as Declared
 
 from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.hints import nearest
 from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader, Name, Version
 from rollout_dispatcher.sample import (
     METADATA,
@@ -142,8 +142,7 @@ def first_of(error: ValidationError, known: Iterable[str] = ()) -> str:
     first = min(found, key=lambda each: each["type"] != "extra_forbidden")
     place = _place(first["loc"])
     if first["type"] == "extra_forbidden":
-        near = get_close_matches(place[:60], [*known], n=1)
-        return f"{place}: there is no such key" + (f" (did you mean {near[0]}?)" if near else "")
+        return f"{place}: there is no such key{nearest(place[:60], known)}"
     of_all = dict.fromkeys(_words(each["msg"]) for each in found if _place(each["loc"]) == place)
     words = " or ".join(of_all)
     return f"{place}: {words}" if place else words
