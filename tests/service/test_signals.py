@@ -146,6 +146,17 @@ def test_stacks_of_threads_and_tasks_are_logged_as_often_as_asked_for(serve: Ser
     assert "run_forever (base_events.py:" in server.log()
 
 
+def test_asking_for_stacks_again_and_again_does_not_harm_a_busy_dispatcher(serve: Serve) -> None:
+    """Its threads change their frames while they are looked at."""
+    server = serve(warm=False, buffer_capacity=3000)
+    producer = Producer(server.endpoint, "p")
+    for _ in range(150):
+        for _ in range(10):
+            server.send_signal(signal.SIGUSR1)
+        producer.push([3] * 20)
+    server.await_status(buffered=3000)
+
+
 def test_stacks_are_logged_though_the_event_loop_is_stuck(stuck_loop: ServeProcess) -> None:
     server = stuck_loop
     server.send_signal(signal.SIGUSR1)

@@ -71,8 +71,6 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
         },
         at_once={signal.SIGUSR1: stacks.tell},
     )
-    if signals.heeds(signal.SIGUSR1):
-        stacks.take_at(signal.SIGUSR1)
     asked = await signals.unless_asked(dispatcher.start())
     if asked is not None:
         log.info("%s: stopped before anything was accepted", asked.name)

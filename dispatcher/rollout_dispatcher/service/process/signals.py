@@ -61,10 +61,6 @@ class Signals:
             signal.signal(number, _do_nothing)
         signal.pthread_sigmask(signal.SIG_BLOCK, self._told)  # the thread above has them open
 
-    def heeds(self, number: signal.Signals) -> bool:
-        """Whether this signal is heard; it keeps a handler that it had."""
-        return number in self._told
-
     @staticmethod
     def heed_no_more() -> None:
         """The process ends, with an exit code that no signal changes: the interpreter on its way
