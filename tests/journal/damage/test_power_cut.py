@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from threading import RLock
 
 import pytest
 
@@ -21,28 +22,35 @@ SECTOR = 512
 
 
 class Disk:
-    """What of the files in a directory has reached the disk."""
+    """What of the files in a directory has reached the disk.
+
+    Nothing is synced while it is copied: else the copy may hold a file from before a sync and, of
+    another, that it was synced.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._synced: dict[int, bytes] = {}
+        self._stands_still = RLock()
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._syncing(getattr(os, name)))
 
     def _syncing(self, call: Callable[[int], None]) -> Callable[[int], None]:
         def sync(handle: int) -> None:
-            call(handle)
-            status = os.fstat(handle)
-            if stat.S_ISREG(status.st_mode):
-                self._synced[status.st_ino] = Path(f"/proc/self/fd/{handle}").read_bytes()
+            with self._stands_still:
+                call(handle)
+                status = os.fstat(handle)
+                if stat.S_ISREG(status.st_mode):
+                    self._synced[status.st_ino] = Path(f"/proc/self/fd/{handle}").read_bytes()
 
         return sync
 
     def after_power_cut(self, directory: Path, to: Path, random: Random) -> Path:
         """What would be there if the power went now."""
-        for path, copy in self.after_kill(directory, to):
-            content = _torn(self._synced[path.stat().st_ino], path.read_bytes(), random)
-            copy.write_bytes(content)
-            self._synced[copy.stat().st_ino] = content
+        with self._stands_still:
+            for path, copy in self.after_kill(directory, to):
+                content = _torn(self._synced[path.stat().st_ino], path.read_bytes(), random)
+                copy.write_bytes(content)
+                self._synced[copy.stat().st_ino] = content
         return to
 
     def after_kill(self, directory: Path, to: Path) -> list[tuple[Path, Path]]:
@@ -50,16 +58,17 @@ class Disk:
 
         The index says what is in the log, so it is copied first: somebody may go on writing both.
         """
-        shutil.copytree(directory, to)
-        names = [
-            path.name
-            for path in directory.iterdir()
-            if path.suffix == ".segment" or path.name == "newest"
-        ]
-        for name in names:
-            shutil.copyfile(directory / name, to / name)
-            synced = self._synced[(directory / name).stat().st_ino]
-            self._synced[(to / name).stat().st_ino] = synced
+        with self._stands_still:
+            shutil.copytree(directory, to)
+            names = [
+                path.name
+                for path in directory.iterdir()
+                if path.suffix == ".segment" or path.name == "newest"
+            ]
+            for name in names:
+                shutil.copyfile(directory / name, to / name)
+                synced = self._synced[(directory / name).stat().st_ino]
+                self._synced[(to / name).stat().st_ino] = synced
         return [(directory / name, to / name) for name in names]
 
 
