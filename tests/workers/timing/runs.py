@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from tests.support.source import PYTHONPATH, ROOT
@@ -37,8 +37,8 @@ class Run(NamedTuple):
         return 1 - needed / paid
 
     def rank_s(self, of: str) -> list[float]:
-        """Seconds of each rank."""
-        return [sum(map(sum, steps)) for steps in zip(*self.table(of), strict=True)]
+        """Seconds of each rank in the median step: one step may hold a pause of the machine's."""
+        return [median(map(sum, steps)) for steps in zip(*self.table(of), strict=True)]
 
 
 def _computed(step: tuple[dict[str, Any], ...]) -> list[list[float]]:
