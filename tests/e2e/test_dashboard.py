@@ -18,7 +18,7 @@ from tests.e2e.test_prometheus import config_for, query
 from tests.support.addresses import free_port
 from tests.support.server import ServeProcess, eventually
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 #: Than the shipped configuration scrapes: some 75 times. Rules of ten minutes take five seconds.
 FASTER = 120

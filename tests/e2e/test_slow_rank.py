@@ -14,7 +14,7 @@ from tests.e2e.harness import finish, producer, running
 from tests.support.server import ServeProcess, eventually
 from tests.support.torchrun import torchrun_command
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 HERE = Path(__file__).parent
 RANKS, SLOW = 4, 1

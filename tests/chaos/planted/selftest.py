@@ -107,7 +107,22 @@ TRIALS: dict[str, Trial] = {
 }
 
 #: Only `make chaos` tries these: they stall, or need a moment that has to be waited for.
-SLOW = frozenset({"ignore-unresolved", "keep-the-attempt", "split-a-group", "forget-what-was-put"})
+SLOW = frozenset(
+    {
+        "acknowledge-before-durable",
+        "forget-the-end",
+        "forget-what-was-put",
+        "hold-for-ever",
+        "ignore-unresolved",
+        "keep-the-attempt",
+        "lose-commits",
+        "lose-demands",
+        "release-once",
+        "skip-fencing",
+        "skip-known-headers",
+        "split-a-group",
+    }
+)
 
 
 def is_caught(bug: str, folder: Path, seed: int) -> bool:

@@ -18,7 +18,7 @@ from tests.support.server import ServeProcess, eventually
 from tests.support.slow_rank import OPTIONS, RANKS, SLOW, SlowRankRun
 from tests.support.terminal import PROMPT, Terminal
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 STTY = "stty -a | grep -o -E -e '-?(icanon|echo) ' | tr -d '\\n'; echo ends"
 

@@ -7,10 +7,12 @@ import pytest
 
 from tests.workers.timing.runs import Run, run
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    return run(tmp_path_factory.mktemp("ranks"), 4, "--slow", "1.4", "--steps", "8")
+    return run(tmp_path_factory.mktemp("ranks"), 4, "--slow", "1.4", "--unit", "0.04")
 
 
 @pytest.mark.parametrize("model", ["ddp", "fsdp2", "by-hand"])
