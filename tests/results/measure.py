@@ -35,8 +35,10 @@ COMMANDS = {
     "orders": "python -m tests.bench.orders --json FILE",
     "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
-    "watched": "python -m tests.bench.plane.watched --pairs 30 --json FILE",
-    "references": "python -m tests.bench.engines --pairs 1 --engines ray mooncake file --json FILE",
+    "shared": "python -m tests.bench.plane --rows shared-26k shared-1m shared-memory-held "
+    "hop-latency-50mbps shared-against-transferqueue shared-against-ray-queue --json FILE",
+    "watched": "python -m tests.bench.plane.watched --pairs 40 --json FILE",
+    "references": "python -m tests.bench.engines --pairs 5 --engines ray mooncake file --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
     "journal": "python -m tests.bench.journal --json FILE",
@@ -49,6 +51,8 @@ COMMANDS = {
     "simulate-timed": f"dispatcher simulate trace.csv.gz {_SPLIT} "
     "--arrivals trace --window-multiple 1 1.5 --max-wait 5s --target-excess 0.01 --json",
 }
+#: Of these every run of a row is in what the command writes.
+PLANES = ("plane", "shared")
 DISPATCHER = ["-m", "rollout_dispatcher.cli.main"]
 
 
@@ -83,7 +87,7 @@ def measure(name: str) -> None:
     """Run one command and keep what it found."""
     print(f"== {name}: {COMMANDS[name]}", flush=True)
     figures = run(COMMANDS[name])
-    save(name, COMMANDS[name], without_single_runs(figures) if name == "plane" else figures)
+    save(name, COMMANDS[name], without_single_runs(figures) if name in PLANES else figures)
 
 
 def main() -> None:

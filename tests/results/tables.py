@@ -202,9 +202,9 @@ def training_table() -> str:
     )
 
 
-def plane_table() -> str:
+def plane_table(name: str = "plane") -> str:
     """docs/performance.md: every row that is measured."""
-    found = load("plane")
+    found = load(name)
     rows = [
         (
             f"`{row['name']}`",
@@ -215,6 +215,11 @@ def plane_table() -> str:
         for row in found.figures
     ]
     return _table("row | value | lowest to highest, runs | beside", rows, found)
+
+
+def shared_table() -> str:
+    """docs/performance.md: shared memory beside sockets and peers, in a run of their own."""
+    return plane_table("shared")
 
 
 def references_table() -> str:
@@ -364,7 +369,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "integrate.md": {"integrations": integrations_table},
     "payload-stores.md": {"references": references_table},
-    "performance.md": {"plane": plane_table, "watched": watched_table},
+    "performance.md": {"plane": plane_table, "shared": shared_table, "watched": watched_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
     },
