@@ -9,9 +9,10 @@ import pytest
 from rollout_dispatcher.balance import tokens
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
 from rollout_dispatcher.balance.strategies import STRATEGIES, looks_ahead, plain_split
+from rollout_dispatcher.balance.strategies.kk import largest_differencing
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import Layout, PlanConfig, Strategy, Sync, step_time
+from rollout_dispatcher.plan import IntArray, Layout, PlanConfig, Strategy, Sync, step_time
 from tests.support.source import ROOT
 
 CONFIG = PlanConfig(dp_size=2, dispatch_batch_size=4, cost=tokens, micro_batch_size=1)
@@ -61,6 +62,16 @@ def _is_number(node: ast.expr) -> bool:
     return any(
         isinstance(one, ast.Constant) and isinstance(one.value, float | int) for one in parts
     )
+
+
+def test_kk_takes_costs_of_any_size_in_any_order() -> None:
+    """Of whole groups the one with the most tokens need not be the dearest."""
+    x = np.array([1e17, 1.3e19, 1.2e19, 1.1e19])
+    assert sorted(map(tuple, _sets(largest_differencing(x, 2, 4)))) == [(0, 1), (2, 3)]
+
+
+def _sets(labels: IntArray) -> list[list[int]]:
+    return [np.flatnonzero(labels == label).tolist() for label in range(2)]
 
 
 def test_a_plain_split_does_not_keep_groups() -> None:

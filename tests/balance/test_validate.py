@@ -9,17 +9,17 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Layout, PlanConfig
 
 GOOD = PlanConfig(dp_size=8, dispatch_batch_size=64, cost=tokens, micro_batch_size=2)
+BUDGET = replace(GOOD, micro_batch_size=None, micro_batch_tokens=4096)
 
 
 def test_a_consistent_config_passes() -> None:
     validate_config(GOOD)
     validate_config(replace(GOOD, micro_batch_multiple=2), window_multiple=2.5)
     validate_config(replace(GOOD, min_micro_batches=4))
-    budget = replace(GOOD, micro_batch_size=None, micro_batch_tokens=4096)
-    validate_config(replace(budget, dispatch_batch_size=61))
-    validate_config(replace(budget, layout=Layout.PADDED))
-    validate_config(replace(budget, min_micro_batches=16))
-    validate_config(replace(budget, max_skips=1, outlier_max_skips=4), window_multiple=1.25)
+    validate_config(replace(BUDGET, dispatch_batch_size=61))
+    validate_config(replace(BUDGET, layout=Layout.PADDED))
+    validate_config(replace(BUDGET, min_micro_batches=16))
+    validate_config(replace(BUDGET, max_skips=1, outlier_max_skips=4), window_multiple=1.25)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,14 @@ def test_a_consistent_config_passes() -> None:
         (replace(GOOD, dp_size=3, dispatch_batch_size=8), "; use 6 or 12, or dp_size 2 or 4$"),
         (replace(GOOD, dispatch_batch_size=7), "; use 16$"),
         (replace(GOOD, micro_batch_multiple=3), "x micro_batch_multiple 3; use 48 or 96"),
+        (
+            replace(BUDGET, micro_batch_multiple=10**9),
+            "make 8000000000 micro-batches of dispatch_batch_size 64, .* at most 65536; lower them",
+        ),
+        (
+            replace(GOOD, min_micro_batches=10**9, by_groups=True),
+            "make 8000000000 micro-batches of dispatch_batch_size 64",
+        ),
     ],
 )
 def test_a_contradiction_names_its_remedy(config: PlanConfig, message: str) -> None:

@@ -37,6 +37,10 @@ def test_every_rank_has_as_many_micro_batches_as_the_one_that_needs_most(
     ]
 
 
+def test_lengths_that_come_only_once_are_packed_too(told: list[dict[str, Any]]) -> None:
+    assert [rank["once"] for rank in told] == [rank["all"] for rank in told]
+
+
 def test_only_the_ranks_of_the_group_agree(told: list[dict[str, Any]]) -> None:
     assert [len(rank["pair"]) for rank in told] == [4, 4, 1]
     assert [len(rank["multiple"]) for rank in told] == [6, 6, 3]

@@ -8,14 +8,16 @@ micro-batch, rank 0 needs two, so rank 1 makes 5 | 4.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rollout_dispatcher.balance import pack
+from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.errors import PeerFailed
-from rollout_dispatcher.plan import CostModel, MicroBatchOrder, Oversize
+from rollout_dispatcher.plan import CostModel, IntArray, MicroBatchOrder, Oversize
 from rollout_workers.process_group import device_of, initialised
 
 
@@ -45,9 +47,16 @@ def pack_local(
     rank is left behind in a collective.
     """
 
+    @cache
+    def own() -> tuple[IntArray, IntArray | None]:
+        """Lengths and groups, looked at once: an iterator is empty the second time."""
+        found = as_lengths(lengths)
+        return found, None if groups is None else as_groups(groups, len(found))
+
     def packed(at_least: int) -> list[list[int]]:
+        tokens, names = own()
         return pack(
-            lengths, budget, cost=cost, groups=groups, multiple=multiple, minimum=at_least,
+            tokens, budget, cost=cost, groups=names, multiple=multiple, minimum=at_least,
             pad_to=pad_to, oversize=oversize, order=order, fillers=fillers,
         )  # fmt: skip
 

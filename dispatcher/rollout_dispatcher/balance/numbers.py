@@ -14,7 +14,7 @@ from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Lengths are summed as int64, so that a million of them may be as long as this.
-_LONGEST = 2**43
+LONGEST = 2**43
 #: Sums of costs stay finite.
 _DEAREST = 1e300
 
@@ -24,7 +24,7 @@ def as_lengths(values: Any, what: str = "lengths") -> IntArray:
     found = _checked(values, what)
     if found.dtype.kind == "f":
         _refuse_first(found, found != np.rint(found), f"{what} must be whole numbers")
-    _refuse_first(found, found > _LONGEST, f"{what} must be at most {_LONGEST}")
+    _refuse_first(found, found > LONGEST, f"{what} must be at most {LONGEST}")
     return found.astype(np.int64)
 
 

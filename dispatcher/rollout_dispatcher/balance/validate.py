@@ -5,9 +5,14 @@ Invariant: a config that passes can plan every window whose samples fit its toke
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, PlanConfig, round_up
+
+#: Each costs a rank a forward and backward pass for nothing: more are a mistake, which would take a
+#: while to plan, or all memory.
+MOST_FILLERS: Final = 2**16
 
 
 def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
@@ -72,9 +77,23 @@ def _sizes(config: PlanConfig) -> Iterator[str]:
             f"rank_tokens is {config.rank_tokens}, and one micro-batch may have {least}; raise it "
             f"to {least} or more, or lower micro_batch_tokens"
         )
-    if m is not None and not config.by_groups:
+    if m is None or config.by_groups:
+        yield from _too_many(config)
+    else:
         indivisible = list(_indivisible(config, m))
         yield from indivisible or _too_few(config, m)
+
+
+def _too_many(config: PlanConfig) -> Iterator[str]:
+    """Micro-batches that nobody can mean."""
+    B, asked = config.dispatch_batch_size, config.dp_size * config.micro_batches(1)
+    if asked - B > MOST_FILLERS:
+        yield (
+            f"dp_size {config.dp_size}, min_micro_batches {config.min_micro_batches} and "
+            f"micro_batch_multiple {config.micro_batch_multiple} make {asked} micro-batches of "
+            f"dispatch_batch_size {B}, and all others would be fillers, of which a step has at "
+            f"most {MOST_FILLERS}; lower them"
+        )
 
 
 def _indivisible(config: PlanConfig, m: int) -> Iterator[str]:

@@ -47,6 +47,14 @@ def test_one_giant_gets_a_chunk_of_its_own() -> None:
     assert [part["row"].tolist() for part in parts] == [[2], [0, 1, 3, 4]]
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_work_may_be_in_any_unit(unit: float) -> None:
+    lengths = [0, 900, 100, 100, 100, 0]
+    chunks, _ = balance_batch({"row": lengths}, 2, lengths=lengths, cost=lambda s: s * unit)
+    assert sorted(sum(chunk["row"]) for chunk in chunks) == [300, 900]
+    assert [len(chunk["row"]) for chunk in chunks] == [3, 3]
+
+
 def test_rows_that_do_not_match_are_refused() -> None:
     with pytest.raises(PlanError, match="'b' differs in its number of rows, 2, from the 1 lengths"):
         balance_batch({"a": [1], "b": [1, 2]}, 1, lengths=[1])

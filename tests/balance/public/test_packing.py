@@ -1,5 +1,6 @@
 """Claims about pack: within the budget, no more bins than anybody's fit, and as even as can be."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,11 @@ def test_lists_arrays_and_tensors_are_packed_alike(make: Any) -> None:
     assert pack(make([9, 2, 6, 4, 5]), 10) == [[0], [3, 4], [1, 2]]
 
 
+def test_a_budget_that_nobody_can_fill_is_none() -> None:
+    assert pack([9, 2, 6], sys.maxsize, minimum=2) == pack([9, 2, 6], 1000, minimum=2)
+    assert pack([9, 2, 6], sys.maxsize, groups="aba") == [[0, 1, 2]]
+
+
 VALID: dict[str, Any] = {"lengths": [3, 4], "budget": 10}
 
 
@@ -136,6 +142,9 @@ VALID: dict[str, Any] = {"lengths": [3, 4], "budget": 10}
         ({"lengths": [1, float("nan")]}, "must be finite, and number 1 is nan"),
         ({"lengths": [1, -1]}, "must not be negative"),
         ({"lengths": [1, 2**60]}, "must be at most"),
+        ({"pad_to": 2**60}, "pad_to is 1152921504606846976; it must be at most"),
+        ({"minimum": 10**9}, "ask for 1000000000 micro-batches, and there are 2 samples"),
+        ({"multiple": 10**9}, "ask for 1000000000 micro-batches, and there are 2 samples"),
     ],
 )
 def test_what_cannot_be_packed_is_said_in_one_error(options: dict[str, Any], said: str) -> None:

@@ -1,5 +1,6 @@
 """Claims about plan_step: the dispatcher's own planner, for lengths that are all at hand."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,15 @@ def test_a_cost_may_be_whole_numbers_in_a_list_an_array_or_a_tensor(give: Any, l
         assert found == plan_step(lengths, dp_size=2, sync=sync, cost=squares, **limit)
 
 
+@pytest.mark.parametrize("options", [{"minimum": 2}, {"groups": "aabbccdd"}, {"layout": "padded"}])
+@pytest.mark.parametrize("sync", list(Sync))
+def test_a_budget_that_nobody_can_fill_is_none(options: dict[str, Any], sync: Sync) -> None:
+    lengths = [9000, 120, 300, 8000, 450, 130, 7000, 200]
+    options = {"dp_size": 2, "sync": sync, **options}
+    found = plan_step(lengths, micro_batch_tokens=sys.maxsize, **options)
+    assert found == plan_step(lengths, micro_batch_tokens=10**9, **options)
+
+
 VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
 
 
@@ -142,6 +152,7 @@ VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
         ({"cost": lambda counts: counts * float("nan")}, "costs must be finite"),
         ({"cost": lambda counts: np.append(counts, 2.0)}, "gave 2 costs for 1 samples"),
         ({"pad_to": 16}, "a sample of 16 tokens exceeds the micro-batch budget of 10"),
+        ({"pad_to": 2**60}, "pad_to is 1152921504606846976; it must be at most"),
         ({"minimum": 0}, "minimum is 0"),
     ],
 )

@@ -11,7 +11,8 @@ from typing import SupportsIndex, TypeVar
 import numpy as np
 
 from rollout_dispatcher.balance.cost.models import Quadratic, parse_cost
-from rollout_dispatcher.balance.numbers import as_costs
+from rollout_dispatcher.balance.numbers import LONGEST, as_costs
+from rollout_dispatcher.balance.validate import MOST_FILLERS
 from rollout_dispatcher.errors import ConfigError, GroupTooLong, SampleTooLong, UnequalPartitions
 from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Oversize
 
@@ -19,6 +20,9 @@ _Option = TypeVar("_Option", bound=StrEnum)
 _REMEDY = "raise the budget, truncate the sample, or pass oversize='alone'"
 #: Counts go into arrays of int64.
 _MOST = 2**63 - 1
+#: No sample is longer, so that a larger budget is as good as none; and many times this is still an
+#: integer of 64 bits.
+_AMPLE = 2 * LONGEST
 
 
 def cost_model(cost: CostModel | str | None) -> CostModel:
@@ -62,6 +66,20 @@ def at_least(least: int, **counts: SupportsIndex) -> list[int]:
     return found
 
 
+def token_budget(**budget: SupportsIndex) -> int:
+    """As `at_least` 1; one that nobody can fill, as sys.maxsize, as one that can be added up."""
+    [found] = at_least(1, **budget)
+    return min(found, _AMPLE)
+
+
+def padding(pad_to: SupportsIndex) -> int:
+    """As `at_least` 1, and no more than a sample may have."""
+    [found] = at_least(1, pad_to=pad_to)
+    if found > LONGEST:
+        raise UnequalPartitions(f"pad_to is {found}; it must be at most {LONGEST}")
+    return found
+
+
 def option(name: str, value: str, kind: type[_Option], *allowed: _Option) -> _Option:
     """The member of an enumeration that argument `name` has; only some where `allowed` says so."""
     choices = allowed or tuple(kind)
@@ -74,6 +92,15 @@ def option(name: str, value: str, kind: type[_Option], *allowed: _Option) -> _Op
 def oversize_option(value: str) -> Oversize:
     """Samples above the budget are an error or go alone; what is dropped, the caller leaves out."""
     return option("oversize", value, Oversize, Oversize.ERROR, Oversize.ALONE)
+
+
+def check_fillers(micro_batches: int, samples: int, asked_by: str) -> None:
+    """Raise UnequalPartitions for a number of micro-batches that nobody can mean."""
+    if micro_batches - samples > MOST_FILLERS:
+        raise UnequalPartitions(
+            f"{asked_by} ask for {micro_batches} micro-batches, and there are {samples} samples; "
+            f"all others would be fillers, of which there are at most {MOST_FILLERS}"
+        )
 
 
 def check_longest(tokens: IntArray, budget: int) -> None:

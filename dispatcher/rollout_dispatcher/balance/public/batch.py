@@ -49,8 +49,7 @@ def balance_batch(
         )
     tokens = _lengths(mapping, lengths)
     _check_rows(mapping, len(tokens), set(meta))
-    # Rows of length 0 count as rows.
-    parts = balanced_partition(costs_of(tokens, cost) + 1.0, chunks, equal_size=equal_size)
+    parts = balanced_partition(costs_of(tokens, cost), chunks, equal_size=equal_size)
     order = np.array([row for part in parts for row in part], dtype=np.int64)
     inverse = np.empty(len(order), dtype=np.int64)
     inverse[order] = np.arange(len(order))

@@ -21,11 +21,14 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.balance.public.arguments import (
     at_least,
+    check_fillers,
     check_groups,
     check_longest,
     costs_of,
     option,
     oversize_option,
+    padding,
+    token_budget,
 )
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
@@ -90,13 +93,15 @@ def pack(
     Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
     ValueErrors).
     """
-    budget, multiple, pad_to = at_least(1, budget=budget, multiple=multiple, pad_to=pad_to)
+    budget, pad_to = token_budget(budget=budget), padding(pad_to)
+    [multiple] = at_least(1, multiple=multiple)
     [minimum] = at_least(0, minimum=minimum)
     peak_first, ends_small = MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL
     turns = option("order", order, MicroBatchOrder, peak_first, ends_small)
     alone = oversize_option(oversize) is Oversize.ALONE
     tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
     costs, n = costs_of(tokens, cost), len(tokens)
+    check_fillers(round_up(max(minimum, min(n, 1)), multiple), n, "minimum and multiple")
     item = np.arange(n) if groups is None else as_groups(groups, n)
     x = np.bincount(item, weights=costs).astype(np.float64)
     s = np.bincount(item, weights=tokens).astype(np.int64)

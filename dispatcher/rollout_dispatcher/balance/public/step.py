@@ -4,7 +4,7 @@ Invariant: every index is in one micro-batch, and every rank has the same number
 if there are samples enough. It is the dispatcher's own planner, with all samples chosen.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +12,15 @@ from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.balance.public.arguments import (
     at_least,
+    check_fillers,
     check_groups,
     check_longest,
     cost_model,
     costs_of,
     option,
     oversize_option,
+    padding,
+    token_budget,
 )
 from rollout_dispatcher.balance.validate import validate_config
 from rollout_dispatcher.errors import ConfigError, UnequalPartitions
@@ -32,10 +35,6 @@ from rollout_dispatcher.plan import (
     Window,
     round_up,
 )
-
-#: Each costs every rank a forward and backward pass for nothing: more are a mistake, which would
-#: take a while to plan.
-MOST_FILLERS: Final = 2**16
 
 
 def plan_step(
@@ -66,18 +65,18 @@ def plan_step(
     multiple of it. oversize: a sample above the budget is an `error` or goes `alone`.
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
-    micro-batches (or, with groups, than those of one rank): its rank has to take part with
-    something that weighs nothing; of such there are at most `MOST_FILLERS`. Raises SampleTooLong,
-    GroupTooLong, and UnequalPartitions for a group of more samples than a micro-batch has, for no
-    lengths at all and for arguments that cannot be (all ValueErrors).
+    micro-batches (or fewer groups, where each stays in one; or fewer on a rank than it has, where
+    groups stay on one): its rank has to take part with something that weighs nothing. Raises
+    SampleTooLong, GroupTooLong, and UnequalPartitions for a group of more samples than a
+    micro-batch has, for no lengths at all, for arguments that ask for more than `MOST_FILLERS` and
+    for others that cannot be (all ValueErrors).
     """
-    dp_size, multiple, minimum, pad_to = at_least(
-        1, dp_size=dp_size, multiple=multiple, minimum=minimum, pad_to=pad_to
-    )
+    dp_size, multiple, minimum = at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum)
+    pad_to = padding(pad_to)
     if micro_batch_size is not None:
         [micro_batch_size] = at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:
-        [micro_batch_tokens] = at_least(1, micro_batch_tokens=micro_batch_tokens)
+        micro_batch_tokens = token_budget(micro_batch_tokens=micro_batch_tokens)
     tokens = np.maximum(as_lengths(lengths), 1)
     n = len(tokens)
     if not n:
@@ -87,7 +86,7 @@ def plan_step(
     if micro_batch_size is not None:
         micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
-    _check_fillers(dp_size * round_up(minimum, multiple), n)
+    check_fillers(dp_size * round_up(minimum, multiple), n, "dp_size, minimum and multiple")
     micro_steps = round_up(max(-(-n // per_micro_step), minimum), multiple)
     config = PlanConfig(
         dp_size=dp_size,
@@ -121,16 +120,6 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
     found = plan(window, config, take=n)
     return [[part.tolist() for part in rank] for rank in found.micro_batches]
-
-
-def _check_fillers(micro_batches: int, samples: int) -> None:
-    """Raise UnequalPartitions for a number of micro-batches that nobody can mean."""
-    if micro_batches - samples > MOST_FILLERS:
-        raise UnequalPartitions(
-            f"dp_size, minimum and multiple ask for {micro_batches} micro-batches, and there are "
-            f"{samples} samples; all others would be fillers, of which a step has at most "
-            f"{MOST_FILLERS}"
-        )
 
 
 def _check_sizes(group: IntArray, most: int) -> None:

@@ -18,8 +18,9 @@ def largest_differencing(x: FloatArray, R: int, cap: int) -> IntArray:
 
 def _as_integers(x: FloatArray) -> list[int]:
     """Costs as integers: exact where they are whole, else to one part in 2^50."""
-    if len(x) and (x[0] >= 2.0**62 or (x != np.rint(x)).any()):
-        x = np.rint(x * (2.0**50 / max(float(x[0]), 1e-300)))
+    largest = float(x.max(initial=0.0))  # of whole groups the first need not be
+    if largest >= 2.0**62 or (x != np.rint(x)).any():
+        x = np.rint(x * (2.0**50 / max(largest, 1e-290)))
     whole: list[int] = x.astype(np.int64).tolist()
     return whole
 
