@@ -85,8 +85,8 @@ class Probes:
         """The last steps, as they went."""
         router = self._router
         offset = time.time() - router.clock()
-        found = describe_steps(router.chronicle.recent, router.config, offset)
-        return indented(found)
+        found = await describe_steps(router.chronicle.recent, router.config, offset)
+        return web.json_response(text=found)
 
     def _identity(self) -> dict[str, str]:
         """Who answers, for those who would take another server for this one."""
