@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from prometheus_client import Metric
 
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.metrics.registry import Metrics
@@ -30,7 +31,7 @@ def metrics_table() -> str:
 
 
 def families() -> Iterator[Metric]:
-    """What a dispatcher with a journal exports before anything has happened."""
+    """What a dispatcher with a journal and a record exports before anything has happened."""
     with TemporaryDirectory() as folder:
         config = ServeConfig(
             dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=Path(folder)
@@ -38,7 +39,10 @@ def families() -> Iterator[Metric]:
         core = Dispatch(core_config(config))
         metrics = Metrics(config, core, lambda: 0.0)
         journal = open_journal(config, core, metrics, lambda: 0.0)
+        writer = RecordWriter(Path(folder) / "record", 1 << 20, {})
+        metrics.watch_record(writer)
         found = list(metrics.registry.collect())
+        writer.close(10)
         assert journal is not None
         journal.close()
     yield from (item for item in found if item.name.startswith("dispatcher_"))

@@ -240,9 +240,12 @@ def bubble(stages: int, micro_batches: int) -> float:
 
 
 def straggler_excess(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
-    """`step_time` over `even_time`, minus one; 0 when nothing costs anything."""
+    """`step_time` over `even_time`, minus one; 0 when nothing costs anything.
+
+    Nowhere below 0, where rounding would have it: sums of it are counters, which must not fall.
+    """
     even = even_time(cost, stages)
-    return step_time(cost, sync, stages) / even - 1 if even > 0 else 0.0
+    return max(0.0, step_time(cost, sync, stages) / even - 1) if even > 0 else 0.0
 
 
 def imbalance(cost: FloatArray) -> float:

@@ -112,6 +112,16 @@ def test_with_one_stage_it_is_what_it_was() -> None:
     assert straggler_excess(np.zeros((2, 2)), Sync.STEP, 3) == 0
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 6, 7])
+@pytest.mark.parametrize("sync", Sync)
+def test_an_excess_is_never_below_0(ranks: int, sync: Sync) -> None:
+    """Of samples all alike rounding would have it there, and a counter that it is added to fall."""
+    for length in range(1000, 1200):
+        for micro_batches in (1, 3, 5):
+            cost = np.full((ranks, micro_batches), 1.37e-3 * length)
+            assert 0 <= straggler_excess(cost, sync) < 1e-9
+
+
 @pytest.mark.parametrize(
     ("form", "share"),
     [({}, 0.97), ({"micro_batch_size": None, "micro_batch_tokens": 2000}, 1.0)],

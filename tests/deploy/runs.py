@@ -67,7 +67,8 @@ class Conditions:
     that samples are old. noise: sigma of the log of what a micro-batch takes beside its cost.
     separated: whether ranks can tell collectives apart. paused: trainers do something else.
     silent_rank: says nothing. old_every: one of so many batches is by far too old. look_s: pause
-    between two looks at what has come for a rank.
+    between two looks at what has come for a rank. in_turn: rollouts wait for training, as training
+    for rollouts.
     """
 
     step_s: float = 0.4
@@ -82,6 +83,7 @@ class Conditions:
     silent_rank: int | None = None
     old_every: int | None = None
     look_s: float = 0.05
+    in_turn: bool = False
     lengths: Callable[[np.random.Generator], list[int]] = even_lengths
 
 
@@ -95,6 +97,7 @@ class Run:
     failures: list[BaseException] = field(default_factory=list)
     _version: int = 0
     _pushed: int = 0
+    _trained: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
     _steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(4))
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -160,14 +163,23 @@ class Run:
         parts = [rank.await_release(step) for rank in trainer.ranks]
         for rank in trainer.ranks:
             rank.demand(taken=step, hungry=False)
-        time.sleep(self.now.step_s)
+        self._compute(trainer)
         trainer.commit(step)
         tokens = [[head.tokens for head, _ in part.micro_batches] for part in parts]
         compute = np.array([[sum(each) for each in rank] for rank in tokens]) * SECONDS_A_TOKEN
         self._report(trainer.ranks, step, self._as_measured(compute, rng))
         for rank in trainer.ranks:
             del rank.steps[step]
+        self._trained += 1
         self._steps.release()
+
+    def _compute(self, trainer: Trainer) -> None:
+        """A step; in long ones heartbeats go on."""
+        over = time.monotonic() + self.now.step_s
+        while (left := over - time.monotonic()) > 1 and not self._ended.is_set():
+            self._breathe(trainer)
+            time.sleep(1)
+        time.sleep(max(0.0, min(left, 1.0)))
 
     def _as_measured(self, compute: FloatArray, rng: np.random.Generator) -> FloatArray:
         if self.now.slow_rank is not None:
@@ -195,6 +207,9 @@ class Run:
                     time.sleep(0.05)
 
     def _is_time(self) -> bool:
+        if self.now.in_turn:
+            time.sleep(0.05)
+            return self._pushed == self._trained
         if self.now.push_s is None:
             return self._steps.acquire(timeout=0.05)
         time.sleep(self.now.push_s)

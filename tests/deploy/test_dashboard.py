@@ -81,6 +81,18 @@ def test_variables_choose_prometheus_job_and_instance() -> None:
         assert all(target["datasource"] == source for target in panel["targets"]), panel["title"]
 
 
+@pytest.mark.parametrize(
+    "title", [title for title, text in queries() if re.search(r"_(step|rank_compute)_\w+", text)]
+)
+def test_what_is_told_once_a_step_is_asked_for_over_a_range_that_is_chosen(title: str) -> None:
+    """A step of minutes is longer than what Grafana takes by itself: there would be no number."""
+    text = dict(queries())[title]
+    assert "[$over]" in text
+    assert "$__rate_interval" not in text
+    (variable,) = (each for each in DASHBOARD["templating"]["list"] if each["name"] == "over")
+    assert variable["current"]["value"] in variable["query"].split(",")
+
+
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_a_panel_says_what_it_shows_in_a_unit_and_of_the_chosen_dispatcher(
     panel: dict[str, Any],

@@ -50,7 +50,9 @@ def seen(
 
         def ask(expression: str) -> list[float]:
             text = expression.replace("$job", "dispatcher").replace("$instance", server.http)
-            found = query(port, text.replace("$__rate_interval", "5s"))
+            for variable in ("$__rate_interval", "$over"):
+                text = text.replace(variable, "5s")
+            found = query(port, text)
             return [float(each["value"][1]) for each in found]
 
         eventually(lambda: ask("dispatcher_ready"), "Prometheus scrapes", 60)

@@ -1,6 +1,8 @@
 """What the chronicle is told, as it is remembered and as it is read again from its record."""
 
+import asyncio
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,7 +121,8 @@ def test_what_was_measured_has_one_excess_whatever_was_planned_for_a_pipeline(to
         told.chronicle.measured(rank, RankTimes(0, "update", busy, [0.0, 0.0]))
     piped = CONFIG.model_copy(update={"pipeline_stages": 4})
     for config in (CONFIG, piped):
-        (shown,) = describe_steps(told.chronicle.recent, config, 0.0)["steps"]
+        text = asyncio.run(describe_steps(told.chronicle.recent, config, 0.0))
+        (shown,) = json.loads(text)["steps"]
         assert shown["measured"]["update"]["excess"] == pytest.approx(7 / 5 - 1)
     recording = told.read()
     (step,) = recording.steps.values()

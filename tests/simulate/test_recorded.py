@@ -13,10 +13,11 @@ import pytest
 
 from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.cli.recorded import own_setting
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.record.recording import Waited, load_recording
 from rollout_dispatcher.simulate import table
 from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran, trainer_load
-from rollout_dispatcher.simulate.recorded.course import rank_shares
+from rollout_dispatcher.simulate.recorded.course import rank_shares, slowness
 from rollout_dispatcher.simulate.recorded.page import recorded_page
 from rollout_dispatcher.simulate.recorded.perfetto import trace_json
 from rollout_dispatcher.simulate.result import Result
@@ -43,6 +44,16 @@ def lost_on_the_clock(record: Path) -> float:
     took = sum((step.committed or 0.0) - step.taken[0] for step in steps)
     compute = [step.measured["update"].compute(RANKS) for step in steps]
     return took / sum(float(each.sum()) / RANKS for each in compute if each is not None) - 1
+
+
+def test_where_half_of_the_ranks_are_slow_it_is_these_as_in_metrics(record: Path) -> None:
+    steps = load_recording(record).trained()
+    for step in steps:
+        step.measured = {"update": Pass()}
+        for rank, cost in enumerate(step.cost):
+            took = SPEED * cost * (1.4 if rank % 2 else 1.0)
+            step.measured["update"].report(rank, took.tolist(), [0.0] * len(took))
+    assert slowness(steps) == pytest.approx(np.array([1.0, 1.4, 1.0, 1.4]))
 
 
 def test_how_it_ran_is_what_was_planned_and_what_the_clocks_say(record: Path) -> None:
@@ -94,6 +105,16 @@ def test_simulate_takes_the_record_with_its_own_options(
     assert result.recommendation is not None
     assert "for each other and" in result.recommendation.why
     assert Result.from_json(result.to_json()) == result
+
+
+def test_of_several_runs_the_one_that_is_named_has_its_own_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(tmp_path, run="first", sync="step")
+    write_record(tmp_path, run="second", sync="micro-step")
+    for run, sync in ("first", "step"), ("second", "micro-step"):
+        assert main(["simulate", str(tmp_path), "--run", run, "--json", "--steps", "2"]) == 0
+        assert Result.from_json(capsys.readouterr().out).options["sync"] == sync
 
 
 def test_no_bound_is_below_the_work_itself(tmp_path: Path) -> None:

@@ -16,17 +16,23 @@ RANKS, STEPS, MICRO_BATCHES = 4, 12, 2
 SPEED, SLOW_RANK, SLOWNESS = 1e-9, 2, 1.4
 
 
-def write_record(folder: Path, *, measured: bool = True, seed: int = 0) -> None:
-    """Four ranks with two micro-batches of one sample a step; one rank is slower than planned."""
+def write_record(
+    folder: Path, *, measured: bool = True, seed: int = 0, run: str = "made", **options: Any
+) -> None:
+    """Four ranks with two micro-batches of one sample a step; one rank is slower than planned.
+
+    options: further ones of `serve`.
+    """
     config = ServeConfig(
         dp_size=RANKS,
         dispatch_batch_size=RANKS * MICRO_BATCHES,
         micro_batch_size=1,
         groups=Grouping.IGNORE,
         record=folder,
+        **options,
     )
     header = {
-        "run": "made", "process": "p0", "release": "1.0", "unix": BEGAN,
+        "run": run, "process": "p0", "release": "1.0", "unix": BEGAN,
         "config": config.model_dump(mode="json"),
     }  # fmt: skip
     writer = RecordWriter(folder, 2**30, header)

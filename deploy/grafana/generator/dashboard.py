@@ -8,6 +8,7 @@ from grafana_foundation_sdk.models.dashboard import (
     Dashboard,
     DashboardCursorSync,
     DashboardLinkType,
+    VariableOption,
     VariableRefresh,
     VariableSort,
 )
@@ -29,6 +30,8 @@ DOCUMENTS = {
     "Measured time": "docs/measured.md",
     "Troubleshooting": "docs/troubleshooting.md",
 }
+#: A step takes seconds in one run and half an hour in another.
+RANGES, USUAL_RANGE = ("1m", "5m", "15m", "1h", "6h"), "15m"
 
 
 def as_json() -> str:
@@ -57,7 +60,7 @@ def make() -> Dashboard:
     for title, path in DOCUMENTS.items():
         link = builders.DashboardLink(title).type(DashboardLinkType.LINK).url("$docs/" + path)
         made = made.link(link.icon("doc").target_blank(True).tags([]))
-    made = made.with_variable(_documents_variable())
+    made = made.with_variable(_range_variable()).with_variable(_documents_variable())
     number = 0
     for title, panels in ROWS.items():
         number += 1
@@ -77,6 +80,17 @@ def _label_variable(label: str, of: str) -> builders.QueryVariable:
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_ASC)
     )
+
+
+def _range_variable() -> builders.IntervalVariable:
+    """Over how long means of steps are taken: longer than a step."""
+    options = [
+        VariableOption(selected=length == USUAL_RANGE, text=length, value=length)
+        for length in RANGES
+    ]
+    (usual,) = (option for option in options if option.selected)
+    made = builders.IntervalVariable("over").label("means of steps over")
+    return made.values(",".join(RANGES)).options(options).current(usual)
 
 
 def _documents_variable() -> builders.TextBoxVariable:

@@ -20,6 +20,9 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 CHOSEN = 'job="$job",instance="$instance"'
 #: Grafana sees to it that this holds at least four scrapes.
 WINDOW = "$__rate_interval"
+#: For what is told once a step, which may take many minutes: chosen above the panels. Over a range
+#: without a step there is no mean, and in one that is shorter a step is more than all of the time.
+OF_STEPS = "$over"
 
 
 class Unit(StrEnum):
@@ -66,15 +69,20 @@ def rate(metric: str, **labels: str) -> str:
     return f"rate({chosen(metric, **labels)}[{WINDOW}])"
 
 
+def of_steps(metric: str, **labels: str) -> str:
+    """The same of a counter that grows once a step."""
+    return f"rate({chosen(metric, **labels)}[{OF_STEPS}])"
+
+
 def mean(histogram: str, **labels: str) -> str:
-    """The mean of what a histogram has seen lately."""
-    return f"{rate(histogram + '_sum', **labels)} / {rate(histogram + '_count', **labels)}"
+    """The mean of what a histogram has seen of steps lately."""
+    return f"{of_steps(histogram + '_sum', **labels)} / {of_steps(histogram + '_count', **labels)}"
 
 
-def quantile(level: float, histogram: str, *by: str) -> str:
+def quantile(level: float, histogram: str, *by: str, within: str = OF_STEPS) -> str:
     """A quantile of what a histogram has seen lately, by labels."""
-    kept = ", ".join(["le", *by])
-    return f"histogram_quantile({level:g}, sum by ({kept}) ({rate(histogram + '_bucket')}))"
+    kept, buckets = ", ".join(["le", *by]), chosen(f"{histogram}_bucket")
+    return f"histogram_quantile({level:g}, sum by ({kept}) (rate({buckets}[{within}])))"
 
 
 def lost(excess: str) -> str:

@@ -64,22 +64,15 @@ def run(argv: Sequence[str]) -> int:
     """Simulate and report."""
     source, flags = split_arguments(argv)
     recording = _recording(source, None)
-    options = load_config(
-        SimulateOptions,
-        flags,
-        own_environment(os.environ),
-        prog=PROG,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        defaults=NO_DEFAULTS if recording is None else (str(source), defaults_of(recording)),
-    ).config
+    options = _options(flags, source, recording)
     if source is None:
         raise ConfigError(
             "name a trace first, a CSV file or a built-in profile: "
             "dispatcher simulate lineage ...; see dispatcher simulate --help"
         )
-    if options.run is not None:
+    if options.run is not None and recording is not None:  # with its own options
         recording = _recording(source, options.run)
+        options = _options(flags, source, recording)
     result = _simulate(source, options, recording)
     if options.html is not None:
         options.html.write_text(page(result), encoding="utf-8")
@@ -90,6 +83,21 @@ def run(argv: Sequence[str]) -> int:
         if result.recommendation is not None:
             print(f"\n{textwrap.fill(result.recommendation.why, 99, break_on_hyphens=False)}")
     return 0
+
+
+def _options(
+    flags: Sequence[str], source: str | None, recording: Recording | None
+) -> SimulateOptions:
+    """What was asked for, and for the rest what the recorded run had, if it is one."""
+    return load_config(
+        SimulateOptions,
+        flags,
+        own_environment(os.environ),
+        prog=PROG,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        defaults=NO_DEFAULTS if recording is None else (str(source), defaults_of(recording)),
+    ).config
 
 
 def _recording(source: str | None, run: str | None) -> Recording | None:

@@ -398,9 +398,13 @@ class Dispatch:
 
     @property
     def ranks_seen(self) -> tuple[int, dict[int, float]]:
-        """DP ranks that there are to be, and when each that has joined was last heard of."""
+        """DP ranks that there are to be, and when each that has joined was last heard of.
+
+        Without those that said goodbye: nobody waits for a sign of life from them.
+        """
         generation = self._ledger.generation
-        return generation.dp_size, {at: rank.last_seen for at, rank in generation.ranks.items()}
+        there = {at: rank.last_seen for at, rank in generation.ranks.items() if not rank.gone}
+        return generation.dp_size, there
 
     @property
     def schema(self) -> tuple[Schema, str] | None:

@@ -335,7 +335,7 @@ class StepMeasured:
         """
         computed: list[float] = self.split.of_ranks[0].tolist()
         total = sum(computed)
-        return max(computed) * len(computed) / total - 1 if total > 0 else 0.0
+        return max(0.0, max(computed) * len(computed) / total - 1) if total > 0 else 0.0
 
     @property
     def lost(self) -> float:

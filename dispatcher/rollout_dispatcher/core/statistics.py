@@ -97,8 +97,8 @@ class Statistics:
 
     ranks: of the current generation, by DP rank, as far as they have joined. absent_ranks: those
     that lost their connection and have not come back, without a goodbye. missing_ranks: those that
-    have not joined. steps: planned and not
-    committed, by number. lengths: of accepted samples.
+    have not joined. steps: planned and not committed, by number. lengths: of accepted samples.
+    ready_units: groups, where a dispatch batch and so the window are counted in these.
     """
 
     received: Mapping[Outcome, int]
@@ -112,6 +112,7 @@ class Statistics:
     buffered_bytes: int
     buffered_referenced_bytes: int
     ready: int
+    ready_units: int
     open_groups: int
     open_group_samples: int
     oldest_arrival: float | None
@@ -179,6 +180,7 @@ class Statistics:
             buffered_bytes=buffer.held_bytes,
             buffered_referenced_bytes=buffer.referenced_bytes,
             ready=buffer.num_ready,
+            ready_units=buffer.ready_units,
             open_groups=len(buffer.groups),
             open_group_samples=buffer.groups.samples,
             oldest_arrival=buffer.oldest_arrival(),

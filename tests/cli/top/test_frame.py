@@ -178,6 +178,51 @@ def test_history_is_bounded_in_time() -> None:
     assert history.rate("steps_committed") == 1.0
 
 
+def shares(history: History) -> list[float | None]:
+    return [row.compute for row in view(history).rows]
+
+
+def computed(at: float, each: float, *, ranks: int = 2) -> str:
+    """An exposition in which every rank has computed for so long."""
+    return metrics(at, rank_compute_seconds_total=dict.fromkeys(range(ranks), each))
+
+
+def test_ranks_tell_once_a_step_however_long_that_takes() -> None:
+    """Steps of 100 s, 90 of them computing, told when they are over; then a long pause."""
+    history = History()
+    for at in range(0, 1000, 10):
+        done = 90.0 * (at // 100)
+        history.add(reading(status(2), computed(at, done), float(at)))
+        found = shares(history)
+        if at < 100:
+            assert found == [None, None], "nothing was told yet"
+        elif at < 200:
+            assert found == [0.9, 0.9], "since this began to look"
+        else:
+            assert found == [pytest.approx(0.9)] * 2
+    assert len(history.told) == 2
+    for at in range(1000, 2000, 10):
+        history.add(reading(status(2), computed(at, 810.0), float(at)))
+    assert max(filter(None, shares(history))) < 0.1, "it computes no more"
+
+
+def test_a_step_that_is_over_just_after_the_first_look_says_nothing_yet() -> None:
+    def of_a_second(each: float) -> list[float | None]:
+        looks = ((0, 500.0), (1, 500.0 + each))
+        return shares(history_of(*(reading(status(2), computed(*at), at[0]) for at in looks)))
+
+    assert of_a_second(290.0) == [None, None]
+    assert of_a_second(1.1) == [1.0, 1.0], "short ones, the first of which had begun before"
+
+
+def test_what_a_rank_did_before_it_came_back_is_not_of_late() -> None:
+    looks = [
+        reading(status(2), computed(at, 1000.0 + at, ranks=ranks), float(at))
+        for at, ranks in ((0, 2), (1, 1), (2, 1), (3, 2))
+    ]
+    assert shares(history_of(*looks)) == [1.0, None]
+
+
 def test_where_there_is_little_room_ranks_come_before_curves() -> None:
     assert any("imbalance" in line for line in lines(two_looks()))
     found = lines(two_looks(), 80, 19)

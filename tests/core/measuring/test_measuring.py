@@ -88,6 +88,18 @@ def test_where_ranks_meet_once_a_step_only_their_sums_count() -> None:
     assert lost == {Sync.STEP: 0.0, Sync.MICRO_STEP: pytest.approx(1 - 4 / 6)}
 
 
+def test_ranks_that_take_as_long_have_no_imbalance_below_0() -> None:
+    for length in range(1000, 1200):
+        known = Pass()
+        for dp_rank in range(3):
+            known.report(dp_rank, [1.37e-3 * length], [0.0])
+        split = known.split(3)
+        assert isinstance(split, Split)
+        for sync in Sync:
+            found = StepMeasured(0, "update", True, sync, split, None)
+            assert min(found.imbalance, found.excess) >= 0
+
+
 def test_nothing_is_told_before_every_rank_has_spoken_and_who_is_missing_is_named() -> None:
     bench = Timed()
     assert bench.seen.why == "no step is committed yet"
@@ -266,6 +278,21 @@ def test_a_step_is_judged_by_training_or_else_by_what_takes_longest() -> None:
     other = bench.measure(key="critic")
     assert other is not None
     assert not other.leads
+
+
+def test_which_pass_judges_a_step_is_found_anew_in_each_generation() -> None:
+    """Trainers that were started again may time what they had left to the stream before."""
+    bench = Timed()
+    bench.next_step()
+    assert bench.measure() is not None
+    bench.join()
+    bench.next_step()
+    assert bench.measure(key="actor") is not None
+    bench.next_step()
+    found = bench.measure(key="actor")
+    assert found is not None
+    assert found.leads
+    assert bench.seen.last is found
 
 
 def test_of_a_step_that_an_earlier_process_planned_the_loss_is_known_and_no_speed() -> None:

@@ -113,6 +113,8 @@ SCENARIOS: dict[str, Scenario] = {
     "pause": Scenario(pause, lasts=90, options={"buffer_capacity": 2 * BATCH}),
     "weight_syncs": Scenario(weight_syncs, lasts=90),
     "not_separated": Scenario(at_once(separated=False, slow_rank=2), lasts=90),
+    # A quarter of an hour a step, and no sample comes meanwhile.
+    "in_turn": Scenario(nothing, lasts=120, begins={"in_turn": True, "step_s": 60.0}),
     "down": Scenario(kill, frozenset({"DispatcherDown"}), 20, breaks=True),
     "restarts": Scenario(restarts, frozenset({"RestartLoop"}), 40, breaks=True),
     "stalled": Scenario(
@@ -125,6 +127,13 @@ SCENARIOS: dict[str, Scenario] = {
     "rank_silent": Scenario(at_once(silent_rank=1), frozenset({"RankSilent"}), 45),
     "rank_slow": Scenario(
         at_once(slow_rank=2), frozenset({"RankSlow", "StragglerExcessHigh"}), 110
+    ),
+    # The same in a run whose steps take eleven minutes.
+    "long_steps": Scenario(
+        nothing,
+        frozenset({"RankSlow", "StragglerExcessHigh"}),
+        175,
+        begins={"slow_rank": 2, "step_s": 45.0},
     ),
     "starved": Scenario(at_once(push_s=2.0), frozenset({"RanksStarved"}), 90),
     "backpressure": Scenario(

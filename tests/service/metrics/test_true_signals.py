@@ -1,6 +1,7 @@
 """What metrics say is so, while it is so: seen from outside."""
 
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
-from tests.support.server import ServeProcess
+from tests.support.server import ServeProcess, eventually
 
 
 def test_a_wait_shows_in_its_rate_while_it_lasts(serve: Serve) -> None:
@@ -74,12 +75,51 @@ def test_a_heartbeat_is_a_sign_of_life(serve: Serve) -> None:
         assert server.scrape()["rank_last_seen_timestamp_seconds{dp_rank=1}"] < time.time()
 
 
+def test_who_has_said_goodbye_is_not_silent(serve: Serve) -> None:
+    server = serve()
+    with Trainer(server.endpoint, 2) as trainer:
+        trainer.ranks[1].bye()
+        server.await_status(ranks_connected=1)
+        found = server.scrape()
+        assert "rank_last_seen_timestamp_seconds{dp_rank=0}" in found
+        assert "rank_last_seen_timestamp_seconds{dp_rank=1}" not in found
+
+
+def test_no_sample_is_newer_than_the_weights_that_it_trains(serve: Serve) -> None:
+    """Rollouts may have new weights before DP rank 0 has reported them; a sum must not fall."""
+    server = serve()
+    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
+        trainer.ranks[0].send(m.PolicyVersion(policy_version=3, first_step=0))
+        trainer.ranks[0].settle()
+        producer.push([3, 4, 5, 6], policy_versions=[4] * 4)
+        trainer.train()
+        found = server.scrape()
+        assert found["sample_staleness_versions_count"] == 4
+        assert found["sample_staleness_versions_sum"] == 0
+
+
 @pytest.mark.parametrize(("strategy", "window"), [("window", 6), ("kk", 4), ("greedy", 4)])
 def test_the_window_is_the_one_that_the_strategy_uses(
     serve: Serve, strategy: str, window: int
 ) -> None:
     server = serve(strategy=strategy, window_multiple=1.5)
     assert server.scrape()["window_samples"] == window
+
+
+def test_what_is_ready_is_counted_as_the_window_is(serve: Serve) -> None:
+    by_groups = {"dispatch_batch_size": "none", "dispatch_batch_groups": 4, "group_size": 3}
+    server = serve(progress_interval="250ms", **by_groups)
+    Producer(server.endpoint, "p").push([3] * 6, group_ids=[*"aaabbb"])
+    found = server.scrape()
+    assert (found["ready_samples"], found["window_samples"]) == (2, 4)
+    assert found["buffer_samples"] == 6
+    assert (server.status()["ready"], server.status()["ready_units"]) == (6, 2)
+    asked = urllib.request.Request(
+        f"http://{server.http}/statusz", headers={"Accept": "text/plain"}
+    )
+    with urllib.request.urlopen(asked) as answer:
+        assert b"6 samples, 2 ready of a window of 4 groups, " in answer.read()
+    eventually(lambda: "2 ready of a window of 4" in server.log(), "so says the log")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Stacks for the log: each once, and never more than somebody reads."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -10,6 +11,16 @@ from rollout_dispatcher.service.process.stacks import MAX_STACKS, Stacks, bounde
 def test_what_is_too_much_is_counted() -> None:
     assert list(bounded("ab")) == ["a", "b"]
     assert list(bounded(map(str, range(MAX_STACKS + 7))))[-1] == "(7 more)"
+
+
+async def test_where_no_thread_is_to_be_had_who_hears_signals_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    Stacks(asyncio.get_running_loop()).tell()
 
 
 async def test_tasks_that_wait_for_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:

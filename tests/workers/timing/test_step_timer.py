@@ -71,6 +71,13 @@ def test_a_micro_batch_lasts_until_the_next_is_asked_for(clock: Clock) -> None:
     assert clock.held == 0
 
 
+def test_what_took_less_than_nothing_took_none(clock: Clock) -> None:
+    """Events of two streams of a GPU; the commit that tells it must not fail for that."""
+    timer = timer_on(clock)
+    computed(clock, timer, -0.001, 5)
+    assert told(timer)["update"].busy_s == [0, 5]
+
+
 def test_epochs_are_added_up_and_a_pass_without_backward_is_another(clock: Clock) -> None:
     timer = timer_on(clock)
     computed(clock, timer, 1, 2, backward=False)
@@ -222,6 +229,18 @@ def test_how_long_it_takes_to_commit_is_no_part_of_a_step(clock: Clock) -> None:
     times = timer.times()
     assert times is not None
     assert times[0].why == ""
+
+
+def test_what_is_done_between_the_last_backward_pass_and_the_commit_may_take_long(
+    clock: Clock,
+) -> None:
+    """An evaluation, or a checkpoint."""
+    timer = timer_on(clock)
+    computed(clock, timer, 3, 5)
+    timer.finish(time.perf_counter() + 1000)
+    times = timer.times()
+    assert times is not None
+    assert (times[0].busy_s, times[0].collective_s, times[0].why) == ([3, 5], [0, 0], "")
 
 
 def test_a_fetch_of_all_before_the_first_is_computed_is_said(clock: Clock) -> None:

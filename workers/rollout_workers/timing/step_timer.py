@@ -239,7 +239,13 @@ class StepTimer:
 
     @property
     def _is_short(self) -> bool:
-        """Whether micro-batches took next to nothing of the step, as those of `list(step)` do."""
+        """Whether micro-batches took next to nothing of the step, as those of `list(step)` do.
+
+        Not where each was seen to have its backward pass: then it is an evaluation or a checkpoint
+        before the commit that takes so long.
+        """
+        if any(min(one.backwards) for one in self._passes):
+            return False
         busy = sum(sum(one.busy_s) for one in self._passes)
         return busy < LEAST_SHARE * self._took_s
 
@@ -328,5 +334,8 @@ class _Waiting:
 
 
 def _rounded(seconds: list[float]) -> list[float]:
-    """To microseconds, which take half as long to write and read."""
-    return [round(value, 6) for value in seconds]
+    """To microseconds, which take half as long to write and read.
+
+    A GPU may come to events of two streams in another order than they were recorded in.
+    """
+    return [max(0.0, round(value, 6)) for value in seconds]

@@ -100,7 +100,9 @@ class Timing:
             )
 
     def begin(self, step: int, count: int) -> Timer:
-        """A step begins; count: its micro-batches."""
+        """A step begins; count: its micro-batches, of which no more are timed than can be told."""
+        if count > m.MAX_TIMED:
+            return Untimed()
         looks = self._dp_size > 1 and (self._puzzles or not self._is_probed)
         if looks and self._steps in LOOKS:
             self._is_probed |= probes.probe_all()

@@ -1,6 +1,6 @@
 """What balancing does: a plain split beside the plan beside what was measured."""
 
-from deploy.grafana.generator.panels import Panel, Unit, chosen, lost, mean, rate
+from deploy.grafana.generator.panels import Panel, Unit, chosen, lost, mean, of_steps, rate
 
 EXCESS = "dispatcher_step_straggler_excess_ratio"
 
@@ -59,9 +59,9 @@ PANELS = [
         "Share of the tokens computed that are there for layout's sake. High with --layout padded: "
         "see --micro-batch-tokens.",
         {
-            "padding": f"{rate('dispatcher_padding_tokens_total')} / "
-            f"({rate('dispatcher_padding_tokens_total')}"
-            f" + {rate('dispatcher_dispatched_tokens_total')})"
+            "padding": f"{of_steps('dispatcher_padding_tokens_total')} / "
+            f"({of_steps('dispatcher_padding_tokens_total')}"
+            f" + {of_steps('dispatcher_dispatched_tokens_total')})"
         },
         Unit.SHARE,
         highest=1,
@@ -77,9 +77,9 @@ PANELS = [
         "Share of the planned cost that each rank was given. They differ in the long run only "
         "where ranks are to differ.",
         {
-            "rank {{dp_rank}}": f"{rate('dispatcher_rank_dispatched_cost_total')}"
+            "rank {{dp_rank}}": f"{of_steps('dispatcher_rank_dispatched_cost_total')}"
             f" / on(job, instance) group_left sum by (job, instance) "
-            f"({rate('dispatcher_rank_dispatched_cost_total')})"
+            f"({of_steps('dispatcher_rank_dispatched_cost_total')})"
         },
         Unit.SHARE,
     ),

@@ -1,6 +1,6 @@
 """How old the policy is that wrote what is trained, and whether selection changes the data."""
 
-from deploy.grafana.generator.panels import Panel, Unit, chosen, mean, quantile, rate
+from deploy.grafana.generator.panels import Panel, Unit, chosen, mean, of_steps, quantile
 
 PANELS = [
     Panel(
@@ -43,9 +43,9 @@ PANELS = [
         "Of accepted samples, what is dropped as stale. High: generation is too far ahead of "
         "training.",
         {
-            "stale": f"{rate('dispatcher_samples_dropped_total', reason='stale')} / "
+            "stale": f"{of_steps('dispatcher_samples_dropped_total', reason='stale')} / "
             "ignoring(reason, "
-            f"outcome) {rate('dispatcher_samples_received_total', outcome='accepted')}"
+            f"outcome) {of_steps('dispatcher_samples_received_total', outcome='accepted')}"
         },
         Unit.SHARE,
         steps=[(0.01, "yellow"), (0.1, "red")],

@@ -56,7 +56,8 @@ PANELS = [
     ),
     Panel(
         "Steps committed",
-        "Since the dispatcher started. Not growing: /readyz says whom the next step waits for.",
+        "Since the run began, restarts on a journal included. Not growing: /readyz says whom the "
+        "next step waits for.",
         {"steps": chosen("dispatcher_steps_committed_total")},
         single=True,
         width=3,

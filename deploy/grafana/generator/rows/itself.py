@@ -23,7 +23,7 @@ PANELS = [
         "How late the event loop runs what is due, and what a plan takes. Late without long plans: "
         "the machine is busy, or the disk of a journal or log hangs; SIGUSR1 has the log say more.",
         {
-            "event loop, 99 %": quantile(0.99, "dispatcher_event_loop_lag_seconds"),
+            "event loop, 99 %": quantile(0.99, "dispatcher_event_loop_lag_seconds", within=WINDOW),
             "a plan, 99 %": quantile(0.99, "dispatcher_plan_duration_seconds"),
         },
         Unit.SECONDS,
@@ -33,7 +33,11 @@ PANELS = [
         "Answers",
         "From when a message can be read until it is answered, durably if there is a journal. "
         "Producers' include the time that they wait for room.",
-        {"{{role}}, 99 %": quantile(0.99, "dispatcher_message_duration_seconds", "role")},
+        {
+            "{{role}}, 99 %": quantile(
+                0.99, "dispatcher_message_duration_seconds", "role", within=WINDOW
+            )
+        },
         Unit.SECONDS,
     ),
     Panel(
@@ -47,8 +51,8 @@ PANELS = [
         "Time to make a group of batches durable; pushes wait for it with --journal-sync batch. "
         "Long: a disk that others use too.",
         {
-            "median": quantile(0.5, "dispatcher_journal_fsync_duration_seconds"),
-            "99 %": quantile(0.99, "dispatcher_journal_fsync_duration_seconds"),
+            "median": quantile(0.5, "dispatcher_journal_fsync_duration_seconds", within=WINDOW),
+            "99 %": quantile(0.99, "dispatcher_journal_fsync_duration_seconds", within=WINDOW),
         },
         Unit.SECONDS,
     ),

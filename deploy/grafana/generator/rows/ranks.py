@@ -1,6 +1,6 @@
 """The headline: what ranks really lose, and which of them the others wait for."""
 
-from deploy.grafana.generator.panels import WINDOW, Panel, Unit, chosen, lost, mean, rate
+from deploy.grafana.generator.panels import WINDOW, Panel, Unit, chosen, lost, mean, of_steps, rate
 
 PANELS = [
     Panel(
@@ -30,14 +30,17 @@ PANELS = [
         "waited for.",
         {
             "rank {{dp_rank}}": f"sum by (dp_rank) "
-            f"({rate('dispatcher_rank_straggler_wait_seconds_total')})"
+            f"({of_steps('dispatcher_rank_straggler_wait_seconds_total')})"
         },
         Unit.SHARE,
     ),
     Panel(
         "Computing",
         "Share of the time that each rank computes, outside collectives.",
-        {"rank {{dp_rank}}": f"sum by (dp_rank) ({rate('dispatcher_rank_compute_seconds_total')})"},
+        {
+            "rank {{dp_rank}}": f"sum by (dp_rank) "
+            f"({of_steps('dispatcher_rank_compute_seconds_total')})"
+        },
         Unit.SHARE,
     ),
     Panel(
@@ -51,7 +54,7 @@ PANELS = [
     Panel(
         "Transport in collectives",
         "Share of the time in collectives that is nobody's fault: what even the last rank spends.",
-        {"every rank": f"sum({rate('dispatcher_collective_transport_seconds_total')})"},
+        {"every rank": f"sum({of_steps('dispatcher_collective_transport_seconds_total')})"},
         Unit.SHARE,
     ),
     Panel(

@@ -1,7 +1,7 @@
 """What readings of one process add up to: rates of late, and how steps went over time.
 
 Counters begin anew with a process, so history does too. Bounded: readings of the last half minute,
-and as many points as the widest terminal shows.
+two in which ranks had told of a further step, and as many points as the widest terminal shows.
 """
 
 from collections import deque
@@ -13,6 +13,10 @@ from rollout_dispatcher.cli.top.reading import STAGES, Reading
 RATE_SECONDS = 30.0
 _MAX_READINGS = 300
 _MAX_POINTS = 512
+#: Grows when every rank has told what a step took.
+_TOLD = "rank_compute_seconds_total"
+#: More of its time than that no rank has computed, whenever looks fall between its steps.
+_TOO_MUCH = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,18 @@ class Loss:
 
 @dataclass
 class History:
-    """readings: of late, of one process. points: imbalance by stage, one for each new step."""
+    """readings: of late, of one process. points: imbalance by stage, one for each new step.
+
+    told: the process's first reading, and those of late in which ranks had told what further steps
+    took; at least the last two, as a step may take longer than rates do.
+    """
 
     readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=_MAX_READINGS))
+    told: deque[Reading] = field(default_factory=lambda: deque(maxlen=_MAX_READINGS))
     points: dict[str, deque[float]] = field(
         default_factory=lambda: {stage: deque(maxlen=_MAX_POINTS) for stage in STAGES}
     )
+    _began: Reading | None = None
 
     @property
     def last(self) -> Reading:
@@ -53,16 +63,22 @@ class History:
         """Take one more; that of another process begins a new history."""
         if self.readings and self.last.process != reading.process:
             self.readings.clear()
+            self.told.clear()
             for points in self.points.values():
                 points.clear()
+        if not self.readings:
+            self._began = reading
         for stage in STAGES:
             before = self.readings[-1] if self.readings else None
             value = _mean("step_imbalance_ratio", stage, before, reading)
             if value is not None:
                 self.points[stage].append(value)
         self.readings.append(reading)
-        while len(self.readings) > 2 and self.readings[1].at <= reading.at - RATE_SECONDS:
-            self.readings.popleft()
+        if not self.told or reading.metrics[_TOLD] != self.told[-1].metrics[_TOLD]:
+            self.told.append(reading)
+        for kept in (self.readings, self.told):
+            while len(kept) > 2 and kept[1].at <= reading.at - RATE_SECONDS:
+                kept.popleft()
 
     def rate(self, name: str) -> float | None:
         """A count of /statusz a second; None while there is one reading."""
@@ -73,13 +89,25 @@ class History:
 
     def shares(self, name: str) -> dict[int, float]:
         """Seconds a second, by DP rank, of a counter of seconds."""
-        if self.seconds <= 0:
+        return _shares(name, self.readings[0], self.last, self.seconds)
+
+    def shares_of_steps(self, name: str) -> dict[int, float]:
+        """The same of one that grows when a step is told: over the time of the last steps.
+
+        Once nothing was told for longer than that took, up to now. Nothing, where the only step
+        that was told had begun long before the first look.
+        """
+        first, last, now = self.told[0], self.told[-1], self.last
+        if len(self.told) > 2 and first is self._began:
+            first = self.told[1]
+        seconds = last.at - first.at
+        computed = _shares(_TOLD, first, last, seconds)
+        if first is self._began and max(computed.values(), default=0.0) > _TOO_MUCH:
             return {}
-        before = self.readings[0].by_rank(name)
-        return {
-            at: max(0.0, value - before.get(at, 0.0)) / self.seconds
-            for at, value in self.last.by_rank(name).items()
-        }
+        if now.at - last.at > seconds > 0:
+            seconds = now.at - first.at
+        found = _shares(name, first, last, seconds)
+        return {at: min(1.0, share) for at, share in found.items()}
 
     def loss(self, stage: str) -> Loss | None:
         """What steps lost; None where nothing is told."""
@@ -98,6 +126,20 @@ class History:
         name = "sample_staleness_versions"
         lately = _mean(name, None, self.readings[0], self.last)
         return _mean(name, None, None, self.last) if lately is None else lately
+
+
+def _shares(name: str, first: Reading, last: Reading, seconds: float) -> dict[int, float]:
+    """Of a counter of seconds, by DP rank. One that was not there before says nothing yet: what it
+    counts may be of an earlier time, as of a rank that comes back where their number changes.
+    """
+    if seconds <= 0:
+        return {}
+    before = first.by_rank(name)
+    return {
+        at: max(0.0, value - before.get(at, 0.0)) / seconds
+        for at, value in last.by_rank(name).items()
+        if at in before or not before
+    }
 
 
 def _mean(name: str, stage: str | None, before: Reading | None, after: Reading) -> float | None:

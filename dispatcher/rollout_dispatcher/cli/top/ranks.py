@@ -23,8 +23,8 @@ class Presence(IntEnum):
 @dataclass(frozen=True, slots=True)
 class RankRow:
     """One rank. step: that it trains, or has trained last. data, others, compute: shares of the
-    time of late in which it waited for a step, waited for slower ranks, and computed; None where
-    nothing is told. seen: seconds since it was heard of.
+    time of late in which it waited for a step, and, of that of the last steps, waited for slower
+    ranks, and computed; None where nothing is told. seen: seconds since it was heard of.
     """
 
     dp_rank: int
@@ -47,8 +47,8 @@ def rank_rows(history: History) -> list[RankRow]:
     at = history.last
     waited = history.shares("rank_wait_seconds_total").items()
     data = {rank: share for rank, share in waited if str(rank) in at.status["ranks"]}
-    others = history.shares("rank_straggler_wait_seconds_total")
-    compute = history.shares("rank_compute_seconds_total")
+    others = history.shares_of_steps("rank_straggler_wait_seconds_total")
+    compute = history.shares_of_steps("rank_compute_seconds_total")
     slowness = at.by_rank("rank_slowness_ratio") or _last_told(at)
     seen = at.by_rank("rank_last_seen_timestamp_seconds")
     absent = frozenset(at.status["absent_ranks"])

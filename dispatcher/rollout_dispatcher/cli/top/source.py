@@ -5,13 +5,16 @@ import http.client
 import json
 import ssl
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from email.utils import parsedate_to_datetime
 
 from rollout_dispatcher.cli.top.exposition import parse
+from rollout_dispatcher.cli.top.history import History
 from rollout_dispatcher.cli.top.reading import FAMILIES, Reading
+from rollout_dispatcher.cli.top.view import view
 from rollout_dispatcher.cli.wait_ready import Expected, HttpConnection
 from rollout_dispatcher.errors import DispatcherError
 
@@ -19,8 +22,10 @@ from rollout_dispatcher.errors import DispatcherError
 ANSWER_SECONDS = 5.0
 #: More than thousands of ranks need.
 _MAX_BODY = 64 * 2**20
-#: By which a status of this release is known.
-_NEEDED = ("run_id", "run_state", "dp_size", "ranks", "delays", "measured", "config")
+#: What comes of an answer that is none of ours, or of a release with other names.
+_ODD = (
+    ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, zlib.error,
+)  # fmt: skip
 
 
 class NoAnswer(DispatcherError):
@@ -46,6 +51,7 @@ class Source:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._connection: HttpConnection | None = None
+        self._shown: tuple[str, float] | None = None
         self.address = str(expected.http or expected.ready_file)
 
     def read(self) -> Reading:
@@ -53,13 +59,23 @@ class Source:
         try:
             status = self._get("/statusz", "application/json")
             metrics = self._get("/metrics", "text/plain")
-            return _reading(time.monotonic(), status, metrics)
+            return self._checked(_reading(time.monotonic(), status, metrics))
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise NoAnswer(_reason(error)) from None
-        except (ValueError, KeyError, TypeError, EOFError):
+        except _ODD:
             self.close()
             raise NoAnswer("what answers there is no dispatcher of this release") from None
+
+    def _checked(self, reading: Reading) -> Reading:
+        """It, if it can be shown: of a process that is new here all that is shown is looked up."""
+        if reading.process != self._shown:
+            looks = History()
+            looks.add(reading)
+            looks.add(replace(reading, at=reading.at + 1))  # rates are of two
+            view(looks)
+            self._shown = reading.process
+        return reading
 
     def close(self) -> None:
         """Hang up; the next look connects again."""
@@ -92,11 +108,8 @@ class Source:
 
 
 def _reading(at: float, status: _Answer, metrics: _Answer) -> Reading:
-    """Raises KeyError or ValueError where it is no status of ours."""
-    said = json.loads(status.text)
-    for name in _NEEDED:
-        said[name]
-    return Reading(at, metrics.time, said, parse(metrics.text, FAMILIES))
+    """Raises ValueError where it is no JSON."""
+    return Reading(at, metrics.time, json.loads(status.text), parse(metrics.text, FAMILIES))
 
 
 def _time(headers: Message) -> float:

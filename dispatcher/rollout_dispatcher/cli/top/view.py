@@ -116,8 +116,9 @@ def _levels(at: Reading) -> tuple[Level, ...]:
     said, config = at.status, at.status["config"]
     unit = "groups" if config["dispatch_batch_groups"] else "samples"
     window, capacity = at.value("window_samples"), at.value("buffer_capacity_samples")
+    ready = said.get("ready_units", said["ready"])  # without them it is one of an older release
     levels = (
-        Level("ready", said["ready"], capacity, unit, window),
+        Level("ready", ready, capacity, unit, window),
         Level("tokens", said["buffered_tokens"], config["buffer_tokens"], "tokens"),
         Level("bytes", said["buffered_bytes"], config["buffer_bytes"], "B"),
     )

@@ -48,7 +48,8 @@ class Measuring:
         self._steps: dict[int, TimedStep] = {}
         #: By rank: the passes that it has named, beside `update`.
         self._named: defaultdict[int, set[str]] = defaultdict(set)
-        #: By pass: the first step of which it was heard.
+        #: By pass: the first step of which this generation has told it; another one's trainers may
+        #: have other passes.
         self._first: dict[str, int] = {}
         #: By pass: compute and wait of each rank, float64[2, R], and transport, in seconds.
         self._totals: dict[str, FloatArray] = {}
@@ -151,7 +152,7 @@ class Measuring:
         """
         if UPDATE in self._first:
             return cost_key == UPDATE
-        known = [key for key in self._totals if self._first[key] < step]
+        known = [key for key in self._totals if self._first.get(key, step) < step]
         return cost_key == max(known, key=lambda key: self._totals[key][0].sum(), default=None)
 
     def _settle(self, timed: TimedStep, cost_key: str, flaw: Flaw) -> None:
@@ -196,6 +197,7 @@ class Measuring:
                 text = f"generation {self._generation} was over before all of it had reported"
                 self._settle(timed, cost_key, Flaw(Unmeasured.GENERATION, text))
         self._steps.clear()
+        self._first.clear()
         self._generation, self._last, self._why = generation.number, None, ""
         if generation.dp_size != self._dp_size:
             self._dp_size = generation.dp_size

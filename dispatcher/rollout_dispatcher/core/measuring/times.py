@@ -183,7 +183,7 @@ def _split(busy: Rows, collective: Rows) -> Split | Flaw:
         text = "the DP ranks report no time outside collectives"
         return Flaw(Unmeasured.INCONSISTENT, text)
     transport_s = sum(map(min, zip(*collective, strict=True)))
-    waited = [each - transport_s for each in inside]
+    waited = [max(0.0, each - transport_s) for each in inside]  # rounding: they are counted up
     return Split(busy, collective, np.array((computed, waited)), transport_s)
 
 

@@ -64,5 +64,6 @@ def report_plan(
 
 
 def _staleness(entries: list[Entry], version: int) -> Iterator[int]:
+    """0 too for what newer weights wrote than DP rank 0 has reported: a sum that falls is none."""
     known = (entry.version for entry in entries)
-    return (version - written for written in known if written is not None)
+    return (max(0, version - written) for written in known if written is not None)

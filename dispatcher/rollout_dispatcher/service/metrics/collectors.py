@@ -79,7 +79,8 @@ class PerRank:
         offset = time.time() - now
         yield RankFamily(
             "dispatcher_rank_last_seen_timestamp_seconds",
-            "When a rank was last heard of, heartbeats included; absent before it has joined.",
+            "When a rank was last heard of, heartbeats included; absent before it has joined, and "
+            "once it has said goodbye.",
             "gauge",
             {dp_rank: round(at + offset, 1) for dp_rank, at in last_seen.items()},
         )
@@ -166,7 +167,11 @@ class CoreCollector:
                 "Samples (or groups) that the strategy chooses from: a full window, or a batch.",
                 self._core.config.trigger.window,
             ),
-            ("ready_samples", "Held samples that a plan may choose from.", at.ready),
+            (
+                "ready_samples",
+                "Held samples (or groups) that a plan may choose from.",
+                at.ready_units,
+            ),
             ("open_groups", "Groups that lack members.", at.open_groups),
             ("buffer_oldest_age_seconds", "Age of the oldest sample held.", age),
             ("backpressure_active", "1 while a cap holds producers back.", at.backpressure),

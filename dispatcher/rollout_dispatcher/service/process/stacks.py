@@ -9,6 +9,7 @@ however many there are, it is `MAX_STACKS` lines of each kind and `MAX_FRAMES` c
 """
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -32,9 +33,11 @@ class Stacks:
     def tell(self) -> None:
         """Log threads and tasks as they are; from any thread, waits for nothing.
 
-        The log may hang, as whoever reads it may.
+        The log may hang, as whoever reads it may. Where no thread is to be had any more nothing is
+        told: whoever asks hears signals, and goes on doing so.
         """
-        threading.Thread(target=self._tell, name="stacks", daemon=True).start()
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._tell, name="stacks", daemon=True).start()
 
     def _tell(self) -> None:
         if not self._telling.acquire(blocking=False):

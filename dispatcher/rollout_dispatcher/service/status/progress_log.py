@@ -64,7 +64,7 @@ class ProgressLog:
         window = self._core.config.trigger.window
         return (
             f"{at.steps_committed} steps ({mark.steps - before.steps:+d}), samples/s: {came:.3g} "
-            f"accepted, {went:.3g} trained on; {at.ready} ready of a window of {window}, "
+            f"accepted, {went:.3g} trained on; {at.ready_units} ready of a window of {window}, "
             f"planned excess {excess}, DP ranks {at.ranks_connected} of {at.dp_size}, producers "
             f"{at.producers_connected}; the next step waits for: {self._health.explain()}"
         )

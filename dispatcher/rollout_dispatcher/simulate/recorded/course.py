@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.core.measuring.speeds import lower_median
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.plan import FloatArray, Sync
 from rollout_dispatcher.record.recording import RecordedStep, Recording
@@ -123,6 +124,7 @@ def rank_shares(
 def slowness(steps: list[RecordedStep]) -> FloatArray | None:
     """float64[R]: seconds a unit of planned cost, over the median rank's; 1 is as the median.
 
+    The median that metrics have: of an even number the faster one in the middle.
     None where it was not measured, or the number of DP ranks has changed.
     """
     found = [(compute, step.cost) for step in steps if (compute := main_pass(step)) is not None]
@@ -131,7 +133,7 @@ def slowness(steps: list[RecordedStep]) -> FloatArray | None:
     seconds = sum((compute.sum(axis=1) for compute, _ in found), np.zeros(len(found[0][0])))
     cost = sum((planned.sum(axis=1) for _, planned in found), np.zeros(len(found[0][1])))
     rates = seconds / np.maximum(cost, 1e-300)
-    middle = float(np.median(rates))
+    middle = float(lower_median(rates))
     return rates / middle if middle > 0 else None
 
 

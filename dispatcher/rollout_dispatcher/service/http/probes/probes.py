@@ -85,8 +85,8 @@ class Probes:
         """The last steps, as they went."""
         router = self._router
         offset = time.time() - router.clock()
-        found = describe_steps(router.chronicle.recent, router.config, offset)
-        return indented(found)
+        found = await describe_steps(router.chronicle.recent, router.config, offset)
+        return web.json_response(text=found)
 
     def _identity(self) -> dict[str, str]:
         """Who answers, for those who would take another server for this one."""
@@ -109,13 +109,14 @@ class Probes:
         health, window = self._router.health, self._router.core.config.trigger.window
         ready = "ready" if health.is_ready(at) else "not ready"
         delays = "\n".join(f"  {delay}" for delay in health.delays()) or "  nobody"
+        units = " groups" if self._router.config.by_groups else ""
         waiting = "1 push waits" if at.pushes_held == 1 else f"{at.pushes_held} pushes wait"
         return (
             f"run {at.run_id} is {at.run_state}, {ready}\n"
             f"ranks: {at.ranks_connected} of {at.dp_size} connected, generation {at.generation}\n"
             f"producers: {at.producers_connected} connected, {waiting}\n"
-            f"buffer: {at.buffered} samples, {at.ready} ready of a window of {window}, "
-            f"{at.open_groups} open groups\n"
+            f"buffer: {at.buffered} samples, {at.ready_units} ready of a window of "
+            f"{window}{units}, {at.open_groups} open groups\n"
             f"steps: {at.steps_committed} committed, {at.open_steps} open with "
             f"{at.in_flight} samples\n"
             f"dropped: {sum(at.dropped.values())} of {at.accepted} accepted samples\n"

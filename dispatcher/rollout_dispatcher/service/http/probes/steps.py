@@ -2,20 +2,29 @@
 
 Times of day are seconds since 1970; durations seconds; excesses ratios (0.01 is 1 % of the time
 that the work itself takes). What has not happened, or was not seen, is null.
+
+Of hundreds of ranks a step takes tens of milliseconds to tell, and all of them seconds: others have
+their turn after each.
 """
 
+import asyncio
 from typing import Any
 
 from rollout_dispatcher.core.measuring.times import Pass, measured_excess
 from rollout_dispatcher.plan import Sync, even_time, straggler_excess
 from rollout_dispatcher.service.chronicle.recent import MAX_STEPS, RecentSteps, SeenStep
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.http.guard import dumps
 
 
-def describe_steps(recent: RecentSteps, config: ServeConfig, offset: float) -> dict[str, Any]:
-    """The answer. offset: from the core's clock to the time of day."""
-    steps = [_describe(seen, config, offset) for seen in recent]
-    return {"remembered": MAX_STEPS, "sync": str(config.sync), "steps": steps}
+async def describe_steps(recent: RecentSteps, config: ServeConfig, offset: float) -> str:
+    """The answer, as JSON. offset: from the core's clock to the time of day."""
+    told: list[str] = []
+    for seen in tuple(recent):
+        told.append(dumps(_describe(seen, config, offset)))
+        await asyncio.sleep(0)
+    about = dumps({"remembered": MAX_STEPS, "sync": str(config.sync)}).removesuffix("\n}")
+    return about + ',\n  "steps": [' + ",\n".join(told) + "]\n}\n"
 
 
 def _describe(seen: SeenStep, config: ServeConfig, offset: float) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""Whoever answers: what no dispatcher says is told in words, and ends no view."""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from rollout_dispatcher.cli.top.source import NoAnswer, Source
+from rollout_dispatcher.cli.wait_ready import Expected
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from tests.cli.top.readings import metrics, status
+
+#: Begins as gzip does, and goes on as nothing does.
+DAMAGED = bytes.fromhex("1f8b0800000000000000") + b"\xff" * 20
+
+
+@contextmanager
+def answering(said: bytes, encoding: str = "identity") -> Iterator[Source]:
+    """Something that says this of its status, and has metrics."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            of_status = self.path == "/statusz"
+            body = said if of_status else metrics().encode()
+            self.send_response(200)
+            self.send_header("Content-Encoding", encoding if of_status else "identity")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = Endpoint.parse(f"127.0.0.1:{server.server_port}")
+        source = Source(Expected(address), ssl.create_default_context)
+        try:
+            yield source
+        finally:
+            source.close()
+            server.shutdown()
+            thread.join()
+
+
+def test_a_dispatcher_is_read() -> None:
+    with answering(json.dumps(status(2)).encode()) as source:
+        assert source.read().status["dp_size"] == 2
+
+
+@pytest.mark.parametrize("name", sorted(status(2)))
+def test_a_status_without_what_is_shown_is_of_another_release(name: str) -> None:
+    said = status(2)
+    del said[name]
+    telling = answering(json.dumps(said).encode())
+    with telling as source, pytest.raises(NoAnswer, match="no dispatcher of this release"):
+        source.read()
+
+
+@pytest.mark.parametrize(
+    ("said", "encoding"),
+    [
+        (b"[]", "identity"),
+        (b'"a word"', "identity"),
+        (b"<html>", "identity"),
+        (b"[" * 200_000, "identity"),
+        (DAMAGED, "gzip"),
+        (b"", "gzip"),
+    ],
+    ids=["a list", "a word", "a page", "deep", "damaged", "empty"],
+)
+def test_what_is_no_status_is_told_as_such(said: bytes, encoding: str) -> None:
+    with answering(said, encoding) as source, pytest.raises(NoAnswer, match="no dispatcher of"):
+        source.read()
