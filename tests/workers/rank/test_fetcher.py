@@ -185,6 +185,29 @@ def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
     frees_before_it_leaves(peer, threads.submit(client.close), store)
 
 
+def test_a_loop_that_asks_now_and_then_gets_what_does_not_fit_ahead(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2)
+    peer = dispatcher.accept()
+    peer.welcome_rank(payload_stores=[store.address], capabilities=["references"], prefetch_bytes=1)
+    client = joining.result(PATIENCE_S)
+    send(peer, 0, *put(store, "p.1/0", ONE))
+    assert peer.hears_nothing()
+    with pytest.raises(TimeoutError):
+        client.next_step(0.0)
+    assert peer.wait_for(m.Prepared).step == 0
+    peer.send(m.Release(step=0))
+    held = client.next_step(PATIENCE_S)
+    assert held is not None
+    held.commit()
+    send(peer, 1, *put(store, "p.1/1", TWO))
+    peer.wait_for_commit()
+    assert peer.hears_nothing()
+    dispatcher.hang_up()
+    client.close()
+
+
 def test_a_stream_closes_at_once_while_a_store_is_away(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
 ) -> None:
