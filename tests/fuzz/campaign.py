@@ -35,7 +35,7 @@ PRODUCERS = (
 ABOUT_STORES = (
     m.HelloProducer(client_id="fuzz", incarnation="fuzz.1", capabilities=[REFERENCES]),
     m.HelloProducer(client_id="fuzz", incarnation="fuzz.2", capabilities=[REFERENCES]),
-    m.HelloProducer(client_id="another", incarnation="good.1", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="another", incarnation="another.1", capabilities=[REFERENCES]),
     m.HelloProducer(client_id="inline"),
 )
 RANKS = (

@@ -125,6 +125,10 @@ def test_a_header_that_is_no_object_is_refused(kind: type[m.Message], header: by
         (m.HelloRank, RANK | {"received": [[0, -1]]}, "received.0.1: .*greater"),
         (m.HelloRank, {"client_id": "r", "dp_size": 2}, "dp_rank: Field required"),
         (m.HelloProducer, {"client_id": ""}, "client_id: "),
+        *(
+            (m.HelloProducer, {"client_id": "p.1", "incarnation": name}, "not the client_id")
+            for name in ("p.1", "p.1.", "p.1.2/3", "p.1.2.3", "q.2", "p.1x2", "xp.1.2", ".")
+        ),
         (m.HelloProducer, {"client_id": "p", "versions": 1}, "versions: "),
         (m.HelloProducer, {"client_id": "p", "versions": ["1", 1]}, "versions.0: .*integer"),
         (m.HelloProducer, {"client_id": "p", "versions": [1]}, "versions.1: Field required"),

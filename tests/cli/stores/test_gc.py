@@ -191,3 +191,13 @@ def test_what_was_pushed_under_another_address_of_the_same_place_stays(
             producer.push({"input_ids": range(10_000)})
         found = collect(server, f"file://{link}", "--all", capsys=capsys)
     assert (found["needed"], found["left_over"], len(keys(root))) == (1, [], 1)
+
+
+def test_a_key_of_somebodys_own_that_begins_like_a_producers_stays(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = put(root, "job.20261123/17.safetensors", "job.20261123/17/0")
+    put(root, "p.00000000/0", "p.00000000/1@0123abcd")
+    with serve(tmp_path / "run", f"file://{root}") as server:
+        found = collect(server, f"file://{root}", capsys=capsys)
+    assert (found["others"], found["released"], keys(root)) == (2, 2, sorted(theirs))

@@ -1,7 +1,10 @@
 """Who is asked to release what nobody needs, and to find what nobody knows of."""
 
+from dataclasses import replace
+
 import pytest
 
+from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
 from rollout_dispatcher.core.references.references import ANSWER_S, KEYS_AT_A_TIME
 from rollout_dispatcher.core.references.said import (
@@ -267,6 +270,57 @@ def test_what_comes_back_while_it_is_swept_is_left_alone() -> None:
     assert bench.memory.remembered().incarnations == {"p.1": "p"}
 
 
+def test_what_waits_when_its_producer_leaves_is_found_after_a_crash() -> None:
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    bench.hear(WorkerThere("a"))
+    bench.connect("p")
+    bench.send(bench.put("p", 0, 2))
+    assert bench.send(bench.put("p", 2, 1)) is None, "there is no room for it"
+    bench.leave("p")
+    bench.answer_all()
+    assert len(bench.objects) == 2, "it may come in still"
+    bench.crash()
+    bench.hear(WorkerThere("a"))
+    bench.answer_all()
+    assert bench.objects == {"p.1/0"}
+    assert bench.memory.remembered().incarnations == {}
+
+
+def test_what_waits_when_its_producer_leaves_is_swept_once_it_is_gone() -> None:
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    bench.hear(WorkerThere("a"))
+    bench.connect("p")
+    bench.send(bench.put("p", 0, 2))
+    bench.send(bench.put("p", 2, 1))
+    bench.put("p", 1, 1)
+    bench.leave("p")
+    bench.answer_all()
+    assert bench.objects == {"p.1/0", "p.1/2"}
+    bench.lose("p", for_good=True)
+    bench.answer_all()
+    assert bench.objects == {"p.1/0"}
+    assert bench.memory.remembered().incarnations == {}
+
+
+def test_a_process_that_opens_no_stores_waits_for_no_sweep_and_leaves_it_to_the_next() -> None:
+    bench = bench_with("a")
+    bench.connect("p")
+    bench.put("p", 0, 1)
+    bench.lose("p")
+    config = bench.core.config
+    bench.core = Dispatch(replace(config, limits=replace(config.limits, stores=frozenset())))
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
+    bench.perform(bench.core.end_stream(bench.now, force=True))
+    assert bench.core.unreleased == 0
+    bench.core = Dispatch(config)
+    bench.crash()
+    bench.hear(WorkerThere("a"))
+    bench.pass_time(AWAY_S)
+    bench.answer_all()
+    assert bench.objects == set()
+    assert bench.memory.remembered().incarnations == {}
+
+
 def test_a_sweep_that_fails_is_made_again_and_outlives_the_process() -> None:
     bench = bench_with("a", "b")
     bench.connect("p")
@@ -302,6 +356,17 @@ def test_keys_of_others_are_not_released_whatever_a_worker_says() -> None:
     wanted = bench.asked.pop("a")
     bench.hear(Swept("a", wanted.number, ("q.1/0", "p.11/0", "p.1/3")))
     assert keys(bench.asked["a"]) == ["p.1/3"]
+
+
+def test_keys_of_a_producer_whose_name_begins_like_an_incarnation_are_not_released() -> None:
+    bench = bench_with("a")
+    bench.connect("p")
+    bench.connect("p.1/q")
+    bench.put("p.1/q", 0, 1)
+    bench.put("p", 0, 1)
+    bench.lose("p", for_good=True)
+    bench.answer_all()
+    assert bench.objects == {"p.1/q.1/0"}
 
 
 def test_needed_is_what_live_samples_lie_in_and_what_a_producer_may_still_push() -> None:

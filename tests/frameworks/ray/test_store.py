@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import ray
+from ray.exceptions import GetTimeoutError
 
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import StoredObject
@@ -56,6 +57,19 @@ class TestRay(PayloadStoreTests):
         assert knowing[1].list("p.8/") == [again.key]
         assert knowing[2].release([again.key]) == []
         assert other.list("p.8/") == []
+
+    def test_what_a_holder_took_too_long_to_keep_is_not_kept(
+        self, store: PayloadStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def too_late(*_: object, **__: object) -> None:
+            raise GetTimeoutError("it has not answered yet")
+
+        store.release([eventually_put(store, "p.9/0").key])
+        with monkeypatch.context() as patched:
+            patched.setattr(ray, "get", too_late)
+            with pytest.raises(StoreFailed, match="not answered"):
+                store.put("p.9/1", [bytes(1 << 20)])
+        assert store.list("p.9/") == [], "it is asked in the order of the calls"
 
     def test_an_address_without_a_name_is_refused(self) -> None:
         with pytest.raises(StoreFailed, match="ray://NAMESPACE/NAME"):

@@ -182,15 +182,20 @@ def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
     )
 
 
-STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
-    m.HelloProducer: st.builds(
+def _hello_of(client_id: str) -> st.SearchStrategy[m.Message]:
+    words = st.text("0123456789abcdef", min_size=1, max_size=8)
+    return st.builds(
         m.HelloProducer,
-        client_id=_names,
+        client_id=st.just(client_id),
         versions=_versions,
         capabilities=_capabilities,
         key=st.none() | st.text("0123456789abcdef", min_size=16, max_size=128),
-        incarnation=st.none() | _names,
-    ),
+        incarnation=st.none() | words.map(lambda word: f"{client_id}.{word}"),
+    )
+
+
+STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
+    m.HelloProducer: _names.flatmap(_hello_of),
     m.HelloRank: st.builds(
         m.HelloRank,
         client_id=_names,

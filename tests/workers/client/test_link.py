@@ -1,12 +1,18 @@
 """One connection, plain and over TLS: nothing that arrives is left lying, nothing said is lost."""
 
 import asyncio
+import gc
+import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError, RankRefused
 from rollout_dispatcher.protocol import codec
@@ -19,11 +25,19 @@ from rollout_dispatcher.transport.connect import connect
 from rollout_workers.client.core import Outgoing, Role
 from rollout_workers.client.link import Link
 from rollout_workers.client.sharing import Sharing
+from rollout_workers.rank.client import RankClient
 from tests.support.certificates import Authority
+from tests.support.descriptors import a_descriptor, open_descriptors
+from tests.support.server import eventually
+from tests.workers.support.peers import Peer, step
 
 LIMITS = FrameLimits(1 << 20, 1 << 26)
 PATIENCE_S = 20.0
 WELCOME = m.WelcomeProducer(credits=1, max_payload_bytes=1, heartbeat_interval_s=5.0)
+#: The beginning of a micro-batch.
+LARGE_FRAME = codec.encode(
+    m.MicroBatch(step=0, index=0, tokens=[1], loss_tokens=[1], sample_ids=["a"]), 1 << 24
+) + bytes(1 << 10)
 
 
 class Words:
@@ -257,3 +271,42 @@ async def test_what_is_due_sooner_does_not_wait_for_what_is_due_later(ends: Ends
     link.pump()
     core.to_say = [m.EndStream()]
     assert await other.next() == m.EndStream()
+
+
+def test_what_a_lost_connection_had_of_a_frame_goes_at_once(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    made: list[weakref.ref[NDArray[np.uint8]]] = []
+
+    def memory(nbytes: int) -> memoryview:
+        payload = np.empty(nbytes, np.uint8)
+        made.append(weakref.ref(payload))
+        return payload.data
+
+    gc.collect()
+    gc.disable()  # as trainers do
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{tmp_path}/s")
+            listener.listen()
+            listener.settimeout(PATIENCE_S)
+            joining = threads.submit(
+                RankClient, f"unix:{tmp_path}/s", dp_rank=0, dp_size=2, memory=memory
+            )
+            sock, _ = listener.accept()
+            peer = Peer(sock)
+            peer.welcome_rank(capabilities=["shared-memory"])
+            client = joining.result(PATIENCE_S)
+            peer.send(step(0))
+            before = open_descriptors()
+            with a_descriptor() as other:
+                socket.send_fds(sock, [LARGE_FRAME], [other] * 3)
+            eventually(lambda: made and len(open_descriptors() - before) == 3, "they are here")
+            peer.close()
+            again, _ = listener.accept()
+            eventually(lambda: made[0]() is None, "the payload is freed")
+            eventually(lambda: len(open_descriptors() - before) <= 1, "they are closed")
+            again.close()
+        client.close()
+    finally:
+        gc.enable()

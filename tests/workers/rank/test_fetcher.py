@@ -23,7 +23,7 @@ from tests.workers.support.peers import (
     sample,
     step,
 )
-from tests.workers.support.stored import frees_before_it_leaves, put
+from tests.workers.support.stored import frees_before_it_leaves, put, start_no_threads
 
 ONE, TWO = sample([1, 2, 3], name="one"), sample([4, 5], name="two")
 
@@ -157,11 +157,55 @@ def test_objects_are_freed_and_listed_when_asked(
     assert peer.expect(m.Swept) == m.Swept(number=2, keys=["p.1/1"])
 
 
+def test_a_rank_that_can_start_no_thread_to_fetch_with_says_so(
+    joined: tuple[RankClient, Peer], store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, peer = joined
+    start_no_threads(monkeypatch, "dispatcher-")
+    send(peer, 0, *put(store, "p.1/0", ONE))
+    with pytest.raises(StoreFailed, match="can't start new thread"):
+        client.next_step(PATIENCE_S)
+
+
+def test_what_no_thread_can_be_started_for_is_left(
+    joined: tuple[RankClient, Peer], store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, peer = joined
+    start_no_threads(monkeypatch, "dispatcher-")
+    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
+    assert peer.expect(m.Freed).left == ["p.1/0"]
+    peer.send(m.Sweep(number=2, store=store.address, prefix="p."))
+    assert "new thread" in peer.expect(m.Swept).why
+
+
 def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
     joined: tuple[RankClient, Peer], threads: ThreadPoolExecutor, store: FileStore
 ) -> None:
     client, peer = joined
     frees_before_it_leaves(peer, threads.submit(client.close), store)
+
+
+def test_a_loop_that_asks_now_and_then_gets_what_does_not_fit_ahead(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+) -> None:
+    joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2)
+    peer = dispatcher.accept()
+    peer.welcome_rank(payload_stores=[store.address], capabilities=["references"], prefetch_bytes=1)
+    client = joining.result(PATIENCE_S)
+    send(peer, 0, *put(store, "p.1/0", ONE))
+    assert peer.hears_nothing()
+    with pytest.raises(TimeoutError):
+        client.next_step(0.0)
+    assert peer.wait_for(m.Prepared).step == 0
+    peer.send(m.Release(step=0))
+    held = client.next_step(PATIENCE_S)
+    assert held is not None
+    held.commit()
+    send(peer, 1, *put(store, "p.1/1", TWO))
+    peer.wait_for_commit()
+    assert peer.hears_nothing()
+    dispatcher.hang_up()
+    client.close()
 
 
 def test_a_stream_closes_at_once_while_a_store_is_away(

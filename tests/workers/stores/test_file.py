@@ -4,7 +4,9 @@ import json
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from stat import S_ISDIR
 
 import pytest
 from hypothesis import given
@@ -169,7 +171,21 @@ def test_a_disk_without_room_leaves_nothing(
     monkeypatch.setattr(os, "writev", full)
     with pytest.raises(StoreFailed, match="No space left"):
         store.put("p.1/0", SPANS)
-    assert files(root) == ["p.1"]
+    assert files(root) == []
+
+
+def test_a_put_whose_folder_cannot_be_made_durable_leaves_nothing(
+    store: FileStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
+        if S_ISDIR(os.fstat(descriptor).st_mode) and files(root)[-1:] == ["p.1/0"]:
+            raise OSError(5, "Input/output error")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(StoreFailed, match="Input/output"):
+        store.put("p.1/0", SPANS)
+    assert files(root) == []
 
 
 def test_of_a_root_that_is_not_there_nothing_is_known(store: FileStore, root: Path) -> None:

@@ -1,6 +1,7 @@
 """A client opens what the dispatcher allows, and nothing else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -100,3 +101,28 @@ def test_an_object_goes_into_the_first_store_that_takes_it(store: FileStore) -> 
     opened.allow([gone, store.address])
     with pytest.raises(StoreFailed, match=r"RuntimeError.*no room for k"):
         opened.put("k", [b"x"])
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (None, "no StoredObject but None"),
+        (StoredObject("file:///other", "k", 3), "was given 3 bytes"),
+        (StoredObject("", "k", 2), "was given 3 bytes"),
+        (StoredObject("", "x" * 513, 3), "no push can name"),
+        (StoredObject("", "", 3), "no push can name"),
+        (StoredObject("", "k", 3.0), "no push can name"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_put_that_returns_what_no_push_can_say_has_failed(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, found: StoredObject | None, why: str
+) -> None:
+    def put(store: FileStore, *_: object) -> StoredObject | None:
+        """What a store of somebody's may do that has a mistake in it."""
+        return found and replace(found, store=found.store or store.address)
+
+    monkeypatch.setattr(FileStore, "put", put)
+    opened = OpenedStores(FileStore.open)
+    opened.allow([store.address])
+    with pytest.raises(StoreFailed, match=why):
+        opened.put("k", [b"x", b"yz"])

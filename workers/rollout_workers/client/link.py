@@ -315,3 +315,7 @@ class Link(StreamProtocol):
             self._sharing.give_up(error)  # as many descriptors are on their way as may
         self._hear_arrived()
         self._end(error or ConnectionError("the dispatcher closed the connection"))
+        # Now, not when cycles are looked for: trainers put that off, and an error holds us.
+        self._transport = None
+        self._arrivals.close()
+        self._session.drop()

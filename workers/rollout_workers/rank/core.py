@@ -56,6 +56,8 @@ class RankCore:
         self.welcome: m.WelcomeRank | None = None
         self.taken = -1
         self.hungry = self._begun = False
+        #: Whether the training loop has asked for the next step, though it may wait no more.
+        self._asked = False
         self.end_reason: str | None = None
         self._version: m.PolicyVersion | None = None
         self._resume: m.CheckpointPosition | None = None
@@ -261,6 +263,7 @@ class RankCore:
     def demand(self, *, hungry: bool) -> None:
         """The training loop begins, or ceases, to wait for a step."""
         self._begun |= hungry
+        self._asked |= hungry
         if hungry != self.hungry:
             self.hungry = hungry
             self._say(m.Demand(taken=self.taken, hungry=hungry))
@@ -268,7 +271,7 @@ class RankCore:
     def take(self, held: HeldStep) -> None:
         """The training loop begins a step that was `ready`."""
         held.state = HeldState.TAKEN
-        self.taken, self.hungry = held.header.step, False
+        self.taken, self.hungry, self._asked = held.header.step, False, False
         self._begun = True
         self._say(m.Demand(taken=self.taken, hungry=False))
 
@@ -333,7 +336,7 @@ class RankCore:
 
     def take_fetches(self) -> list[Fetch]:
         """What to fetch now; each is `found` or `missed` in the end, unless it is not `wanted`."""
-        return list(self._fetches.take(waits=self.hungry))
+        return list(self._fetches.take(waits=self._asked))
 
     def wanted(self, fetch: Fetch) -> bool:
         """Whether its step is still held."""

@@ -9,7 +9,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from time import monotonic
 
 from rollout_dispatcher.errors import DispatcherError, ProtocolError, StoreFailed
@@ -21,7 +20,7 @@ from rollout_workers.rank.gather import lay_out
 from rollout_workers.stores.daemon_executor import DaemonExecutor
 from rollout_workers.stores.interface import Missing, Part
 from rollout_workers.stores.opened import OpenedStores
-from rollout_workers.stores.requests import Request, perform
+from rollout_workers.stores.requests import Request, failed, perform
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +58,17 @@ class Fetcher:
         if welcome is None or not welcome.payload_stores:
             return
         self._stores.allow(welcome.payload_stores)
-        with suppress(RuntimeError):  # stopped, or the interpreter is about to exit
+        try:
             for fetch in self._core.take_fetches():
                 self._fetching.submit(self._run, self._fetch, fetch)
-            for request in self._core.store_requests.take():
+        except RuntimeError as error:
+            self._cannot_fetch(welcome.payload_stores[0], error)
+        for request in self._core.store_requests.take():
+            try:
                 self._serving.submit(self._run, self._perform, request)
+            except RuntimeError as error:
+                self._core.store_requests.answered(request, failed(request, error))
+                self._spoken()
 
     def stop(self) -> None:
         """End the threads, soon; nobody waits for them."""
@@ -71,6 +76,13 @@ class Fetcher:
         self._fetching.shutdown()
         self._serving.shutdown()
         self._stores.close()
+
+    def _cannot_fetch(self, address: str, error: RuntimeError) -> None:
+        """Nobody would ever fetch what was taken: end with that, unless this is the end anyway."""
+        if not self._stopped.is_set():
+            why = f"no thread can fetch from it ({error}); raise the limit (ulimit -u, pids.max)"
+            self._failed(StoreFailed(address, why))
+            self._changed.notify_all()
 
     # -- in the threads
 

@@ -38,7 +38,7 @@ class Fetches:
         self.limit: int | None = None
 
     def take(self, *, waits: bool) -> Iterator[Fetch]:
-        """What to fetch now, taken as begun. waits: whether the training loop does, for a step."""
+        """What to fetch now, taken as begun. waits: whether the training loop asked for a step."""
         ahead, following = 0, self._steps.following()
         for held in self._steps:
             if not held.header.num_referenced:

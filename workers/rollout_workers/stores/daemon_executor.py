@@ -25,18 +25,27 @@ class DaemonExecutor(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Raises RuntimeError after `shutdown`, and where an interpreter that exits has no more."""
+        """Raises RuntimeError after `shutdown`, and where there can be no thread to run it."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("the executor is shut down")
             if self._busy >= self._threads < self._count:
-                name = f"{self._name}-{self._threads}"
-                threading.Thread(target=self._run, name=name, daemon=True).start()
-                self._threads += 1
+                self._start_one()
             self._busy += 1
             self._calls.put(lambda: _call(future, fn, *args, **kwargs))
         return future
+
+    def _start_one(self) -> None:
+        """One thread more; where there can be none, those that there are have to do."""
+        name = f"{self._name}-{self._threads}"
+        try:
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+        else:
+            self._threads += 1
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """Take no more calls; what was submitted is still run, and nobody waits for it."""

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
@@ -72,19 +72,21 @@ class FileStore(PayloadStore):
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
         """Write its file; raises StoreFailed with nothing left behind."""
         outbox, (folder, name) = Outbox(), place(key)
-        nbytes = sum(map(len, spans))
+        nbytes, written = sum(map(len, spans)), name + PART
         outbox.put([_header(key, nbytes), *spans])
         with self._told(f"writing {key}"):
-            at, file = self._create(folder, name + PART)
+            at, file = self._create(folder, written)
             try:
                 while outbox.nbytes:
                     outbox.sent(os.writev(file, outbox.head()))
                 os.fsync(file)
-                os.rename(name + PART, name, src_dir_fd=at, dst_dir_fd=at)
+                os.rename(written, name, src_dir_fd=at, dst_dir_fd=at)
+                written = name
                 os.fsync(at)
             except BaseException:
-                with suppress(OSError):
-                    os.unlink(name + PART, dir_fd=at)
+                with suppress(OSError, StoreFailed):
+                    os.unlink(written, dir_fd=at)
+                    self._remove_folders({folder})
                 raise
             finally:
                 os.close(file)
@@ -126,9 +128,7 @@ class FileStore(PayloadStore):
             return []
         with self._folder(None) as root:
             left = [key for key in keys if not self._remove(root, *place(key))]
-            for folder in {place(key)[0] for key in keys} - {None}:
-                with suppress(OSError):  # there are others in it, or it is gone
-                    os.rmdir(str(folder), dir_fd=root)
+        self._remove_folders({place(key)[0] for key in keys})
         return left
 
     def list(self, prefix: str) -> builtins.list[str]:
@@ -214,6 +214,14 @@ class FileStore(PayloadStore):
             log.warning("%s in %s stays: %s", name, self.root, error)
             return False
         return True
+
+    def _remove_folders(self, folders: Iterable[str | None]) -> None:
+        """Those that are empty."""
+        with self._folder(None) as root:
+            for folder in folders:
+                with suppress(OSError):  # there are others in it, or it is gone
+                    if folder is not None:
+                        os.rmdir(folder, dir_fd=root)
 
     @contextmanager
     def _folder(self, folder: str | None) -> Iterator[int]:

@@ -8,8 +8,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from pydantic import ValidationError
+
 from rollout_dispatcher.errors import ProtocolError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.messages.samples import ObjectHeader
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.interface import Missing, Part, PayloadStore
 from rollout_workers.stores.registry import open_store
@@ -43,7 +46,7 @@ class OpenedStores:
                 log.warning("%s; %s is tried instead", failed, address)
             try:
                 with self._asking(address) as store:
-                    return store.put(key, spans)
+                    return _checked(store.put(key, spans), address, sum(map(len, spans)))
             except StoreFailed as error:
                 failed = error
         raise failed or StoreFailed("", "the dispatcher allows no payload store")
@@ -109,6 +112,20 @@ class OpenedStores:
             if store is None:
                 store = self._stores[address] = self._opener(address)
             return store
+
+
+def _checked(stored: object, address: str, nbytes: int) -> StoredObject:
+    """What a store's `put` returns, if a push can say so; raises StoreFailed."""
+    if not isinstance(stored, StoredObject):
+        raise StoreFailed(address, f"its put returns no StoredObject but {stored!r:.200}")
+    try:
+        ObjectHeader(store=stored.store, key=stored.key, nbytes=stored.nbytes)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise StoreFailed(address, f"no push can name what it has put, {stored}: {why}") from error
+    if (stored.store, stored.nbytes) != (address, nbytes):
+        raise StoreFailed(address, f"it has put {stored}, and was given {nbytes} bytes")
+    return stored
 
 
 def _by_store(references: Sequence[Reference]) -> dict[str, list[int]]:

@@ -89,10 +89,12 @@ class RayStore(PayloadStore):
         value = np.frombuffer(spans[0] if len(spans) == 1 else b"".join(spans), np.uint8)
         kept = f"{key}@{self._node}"
         try:
-            self._asked(self._node, "keep", kept, value)
-        except _HolderGone:
-            made = self._made(self._node)  # its process has to start first
-            self._answer(self._node, made.keep.remote(kept, value), FETCHED_WITHIN_S)
+            self._keep(kept, value)
+        except StoreFailed:
+            # It may have been slow alone, and does what it is asked in the order of the calls.
+            if (holder := self._holders.get(self._node)) is not None:
+                holder.drop.remote([kept])
+            raise
         return StoredObject(self._address, kept, value.nbytes)
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
@@ -171,6 +173,13 @@ class RayStore(PayloadStore):
             raise StoreFailed(self._address, error) from error
 
     # -- objects
+
+    def _keep(self, key: str, value: Any) -> None:
+        try:
+            self._asked(self._node, "keep", key, value)
+        except _HolderGone:
+            made = self._made(self._node)  # its process has to start first
+            self._answer(self._node, made.keep.remote(key, value), FETCHED_WITHIN_S)
 
     def _find(self, keys: Iterable[str]) -> dict[str, "memoryview | Missing"]:
         found: dict[str, memoryview | Missing] = {}

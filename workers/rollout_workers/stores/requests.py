@@ -60,21 +60,28 @@ def perform(stores: OpenedStores, request: Request) -> Answer:
             return _sweep(stores, request)
 
 
-def _free(stores: OpenedStores, request: m.Free) -> m.Freed:
+def failed(request: Request, why: object) -> Answer:
+    """The answer where nothing could be done."""
+    if isinstance(request, m.Free):
+        return m.Freed(number=request.number, left=request.keys, why=_short(why))
+    return m.Swept(number=request.number, why=_short(why))
+
+
+def _free(stores: OpenedStores, request: m.Free) -> Answer:
     try:
         there = set(stores.release(request.store, request.keys))
     except StoreFailed as error:
-        return m.Freed(number=request.number, left=request.keys, why=_short(error))
+        return failed(request, error)
     left = [key for key in request.keys if key in there]
     why = f"{request.store} has not released them; the log says more" if left else ""
     return m.Freed(number=request.number, left=left, why=_short(why))
 
 
-def _sweep(stores: OpenedStores, request: m.Sweep) -> m.Swept:
+def _sweep(stores: OpenedStores, request: m.Sweep) -> Answer:
     try:
         found = stores.list(request.store, request.prefix)
     except StoreFailed as error:
-        return m.Swept(number=request.number, why=_short(error))
+        return failed(request, error)
     keys = [key for key in found if 0 < len(key) <= m.MAX_KEY_LETTERS]
     told = keys[: m.MAX_KEYS]
     return m.Swept(number=request.number, keys=told, more=len(told) < len(keys))

@@ -20,9 +20,9 @@ from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.stores.worker import list_keys, release
 from rollout_dispatcher.cli.wait_ready import Expected, add_address, address_of
 
-#: What our producers' keys look like: an incarnation, which ends in a random word, and the rest.
-#: Under other keys somebody has put what he may mean to push; only he knows.
-OF_PRODUCERS = re.compile(r".*\.[0-9a-f]{8}/[0-9]+", re.DOTALL)
+#: What our producers' keys look like: an incarnation, which ends in a random word, the number of a
+#: push, and in Ray a node. Under others somebody has put what he may mean to push; only he knows.
+OF_PRODUCERS = re.compile(r".*\.[0-9a-f]{8}/[0-9]+(@[0-9a-f]+)?", re.DOTALL)
 #: Keys that are named for people.
 NAMED = 5
 
@@ -101,7 +101,7 @@ def _collect(args: Namespace) -> Found:
     keys = list_keys(args.store, args.prefix)
     needed = needs.needed(args.store, keys)
     unneeded = [key for key in keys if key not in needed]
-    left_over = [key for key in unneeded if args.all or OF_PRODUCERS.match(key)]
+    left_over = [key for key in unneeded if args.all or OF_PRODUCERS.fullmatch(key)]
     still_there = [] if args.dry_run else release(args.store, left_over)
     return Found(
         store=args.store,

@@ -61,6 +61,11 @@ class Objects:
         """Whether the object of this name is needed."""
         return name in self._needed
 
+    def is_only_awaited(self, name: Name) -> bool:
+        """Whether no sample in it is accepted, and one may be: nothing that is durable names it."""
+        needed = self._needed.get(name)
+        return needed is not None and not needed.samples
+
     @property
     def awaited(self) -> Collection[str]:
         """The producers of which something may still come in."""

@@ -84,6 +84,10 @@ class References:
         """In any store: one place may have two addresses, as with a link, and is two for us."""
         return any((store, key) in self.objects for store in self._stores)
 
+    def _is_only_awaited(self, key: str) -> bool:
+        """A crash forgets why it is needed: till that is over its incarnation stands for it."""
+        return any(self.objects.is_only_awaited((store, key)) for store in self._stores)
+
     def restore(self, memory: Remembered, now: float) -> None:
         """Go on with the list, and with what samples of an earlier process need."""
         in_steps = (
@@ -202,10 +206,10 @@ class References:
             return  # it has come back meanwhile, and may push them
         begins = ended.name + SEPARATOR
         keys = [key for key in said.keys if key.startswith(begins)]
-        unneeded = [key for key in keys if not self._is_needed(key)]
+        unneeded = [key for key in keys if not (self._is_needed(key) or self.sweeps.may_push(key))]
         unknown = [key for key in unneeded if (store, key) not in self.releases]
         self._unneeded(tuple(StoredObject(store, key, 0) for key in unknown))
-        if said.more and not unneeded:
+        if (said.more and not unneeded) or any(map(self._is_only_awaited, keys)):
             self.sweeps.put_off(ended, store)  # it would be told the same again
         elif said.failed or said.more:
             self.sweeps.put_back(ended, store)

@@ -125,7 +125,8 @@ class Sweeps:
     def _end(self, name: str) -> None:
         known = self._known[name]
         known.ended, known.left = True, dict.fromkeys(self._stores, False)
-        self._ended[name] = known
+        if known.left:  # else it is known still to a process that may open stores again
+            self._ended[name] = known
         self._away.pop(name, None)
         if self._current.get(known.producer) == name:
             del self._current[known.producer]

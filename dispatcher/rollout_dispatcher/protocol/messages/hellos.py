@@ -70,13 +70,26 @@ class HelloProducer(Hello):
         Once one was shown with a `client_id`, nobody may use that name without it, whatever token
         they have; null leaves the name to everybody.
     incarnation: what the keys of all objects that it puts into payload stores begin with, followed
-        by a slash: its `client_id`, a dot, and a word that no other process has used. What is there
-        of it and was never pushed is freed when it has left, or another one has followed.
+        by a slash: its `client_id`, a dot, and a word that no other process has used, without dots
+        and slashes. What is there of it and was never pushed is freed when it has left, or another
+        one has followed.
     """
 
     type_code = 1
     incarnation: Key | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
+
+    @model_validator(mode="after")
+    def _incarnation_is_its_own(self) -> Self:
+        """What is swept by the name of an incarnation would be another producer's."""
+        name, dot, word = (self.incarnation or "").rpartition(".")
+        is_own = dot and word and name == self.client_id and "/" not in word
+        if self.incarnation is not None and not is_own:
+            raise ValueError(
+                f"incarnation {self.incarnation!r:.200} is not the client_id, a dot, and a word "
+                "without dots and slashes"
+            )
+        return self
 
 
 class CheckpointPosition(Part, extra="ignore"):

@@ -19,7 +19,7 @@ from rollout_workers.producer.core import ProducerCore
 from rollout_workers.producer.stored.placing import Put
 from rollout_workers.stores.daemon_executor import DaemonExecutor
 from rollout_workers.stores.opened import OpenedStores
-from rollout_workers.stores.requests import Request, perform
+from rollout_workers.stores.requests import Request, failed, perform
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,10 @@ class Putting:
 
     async def _perform(self, request: Request) -> None:
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._serving, perform, self._stores, request)
+        try:
+            answer = await loop.run_in_executor(self._serving, perform, self._stores, request)
+        except RuntimeError as error:  # there is no thread for it
+            answer = failed(request, error)
         self._core.objects.requests.answered(request, answer)
         self._go_on()
 
