@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import balance_batch, tokens
+from rollout_dispatcher.balance import Quadratic, balance_batch, tokens
 from rollout_dispatcher.errors import PlanError
 
 
@@ -50,7 +50,7 @@ def test_one_giant_gets_a_chunk_of_its_own() -> None:
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
 def test_work_may_be_in_any_unit(unit: float) -> None:
     lengths = [0, 900, 100, 100, 100, 0]
-    chunks, _ = balance_batch({"row": lengths}, 2, lengths=lengths, cost=lambda s: s * unit)
+    chunks, _ = balance_batch({"row": lengths}, 2, lengths=lengths, cost=Quadratic(0.0, unit))
     assert sorted(sum(chunk["row"]) for chunk in chunks) == [300, 900]
     assert [len(chunk["row"]) for chunk in chunks] == [3, 3]
 
