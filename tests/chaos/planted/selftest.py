@@ -106,7 +106,8 @@ TRIALS: dict[str, Trial] = {
     ),
 }
 
-#: Only `make chaos` tries these: they stall, or need a moment that has to be waited for.
+#: Only `make chaos` tries these, which take longest: some stall, or need a moment that has to be
+#: waited for.
 SLOW = frozenset(
     {
         "acknowledge-before-durable",
