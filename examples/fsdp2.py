@@ -11,6 +11,7 @@ whose samples have `input_ids` below 64 and a `loss_mask`.
 """
 
 import argparse
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
 
@@ -81,19 +83,21 @@ def token_losses(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
 
 def train(endpoint: str, folder: Path, every: int, last_step: int | None) -> None:
     """One FSDP rank, from the newest checkpoint to the end of the stream (or `last_step`)."""
-    dist.init_process_group("gloo")
+    device = own_device()
+    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     torch.manual_seed(0)
-    model: Any = Transformer()
+    model: Any = Transformer().to(device)
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     # integration: begin
-    with MicroBatchStream(endpoint, epochs=1) as stream:
+    with MicroBatchStream(endpoint, epochs=1, device=device) as stream:
         resume(folder, model, optimizer, stream)
         for step in stream:
-            lost = torch.zeros(())
+            lost = torch.zeros((), device=device)
             for micro_batch in step:
                 # Reduce-scatter once a step, not once a micro-batch.
                 model.set_requires_gradient_sync(micro_batch.is_last)
@@ -111,6 +115,15 @@ def train(endpoint: str, folder: Path, every: int, last_step: int | None) -> Non
             if step.number == last_step:
                 break
     dist.destroy_process_group()
+
+
+def own_device() -> torch.device:
+    """A GPU of this rank's own, where the machine has one for each of its ranks; else the CPU."""
+    local = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+        return torch.device("cpu")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
 
 
 def save(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.errors import BufferFull
+from tests.chaos.planted.dispatcher import SEGMENT_BYTES
 from tests.e2e.groups.found import Found
 from tests.e2e.groups.rollouts import (
     GROUP,
@@ -214,28 +215,20 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_journal_whose_disk_is_full_of_beginnings_goes_on(tmp_path: Path, disk: Path) -> None:
-    mine = shares(4, 16)
-    free: list[int] = []
-    over = asyncio.Event()
+    mine = shares(4, 8)
 
-    async def look() -> None:
-        while not over.is_set():
-            free.append(shutil.disk_usage(disk).free)
-            await asyncio.sleep(0.02)
-
-    async def push() -> None:
-        await together(run.books, run.endpoint, mine)
-        over.set()
+    async def join_once_it_is_full() -> None:
+        await run.until(lambda _: shutil.disk_usage(disk).free < SEGMENT_BYTES, "the disk is full")
+        await asyncio.to_thread(run.join)
 
     with in_use(
         tmp_path,
-        step_s=0.2,
-        ballast=8 * BALLAST,
+        ranks=False,
+        ballast=24 * BALLAST,  # the disk is full before the buffer
         module="tests.e2e.groups.small_journal",
         journal_dir=disk / "journal",
     ) as run:
-        run.produce(look(), push())
+        run.produce(join_once_it_is_full(), together(run.books, run.endpoint, mine))
         found = run.finish()
     assert_accounted_in_whole_groups(found, run, mine)
     assert len(found.committed) >= 2 * BATCH
-    assert min(free) < 2**20, "there was no room for a segment more"
