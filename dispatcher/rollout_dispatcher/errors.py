@@ -14,6 +14,7 @@
     |   +-- UnknownEncoding  a request body is compressed in a way that nobody here undoes
     |   +-- VersionMismatch  there is no protocol version that both sides speak
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
+    |   +-- ShuttingDown     none is any more; it may be pushed elsewhere, or to a successor
     +-- BufferFull           a cap is reached; retry after the next step
     +-- ReceivingFull        too much is being received; retry later
     +-- TooManyBodies        too many request bodies wait to be read; retry later
@@ -213,6 +214,16 @@ class SampleRefused(DispatcherError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class ShuttingDown(SampleRefused):
+    """A sample was not taken, as the dispatcher shuts down: a successor, or another one, may."""
+
+    code = "shutting-down"
+    retriable = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.code, message)
 
 
 class BufferFull(DispatcherError):

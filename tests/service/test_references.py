@@ -163,3 +163,11 @@ def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:
     assert places(again) | places(last) == {
         f"p/{at}": None if at == inline else ("p.1/0", sum(sizes[:at])) for at in range(8)
     }
+
+
+def test_a_store_that_is_not_known_here_is_allowed_and_told_of(start: Serve) -> None:
+    server = start(payload_stores="s3://bucket/run-7,file:///mnt/rollouts")
+    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+        assert producer.welcome.payload_stores == ["s3://bucket/run-7", "file:///mnt/rollouts"]
+    assert "no store of the scheme s3 is installed here" in server.log()
+    assert "scheme file" not in server.log()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from rollout_workers import Outcome, RolloutProducer, RolloutSample
 from rollout_workers.producer.to_array import ArrayLike
 from tests.support import shared_memory
 from tests.support.client import Producer, Rank, Trainer, WireClient, make_push
+from tests.support.descriptors import a_lingering_socket
 from tests.support.server import ServeProcess, eventually
 from tests.support.shared_memory import SEGMENT
 from tests.support.source import PYTHONPATH
@@ -405,6 +407,50 @@ def test_a_flood_of_descriptors_ends_with_the_connection(victim: ServeProcess) -
         silent = SharingProducer(victim.endpoint)
         silent.send_with(ping[:3], [os.memfd_create("cheat") for _ in range(DESCRIPTORS_AHEAD)])
         silent.close()
+
+
+#: How long the last close of what a peer sends takes, and what others wait for in the meantime.
+LINGERS_S, ANSWERED_S = 20, 5.0
+
+
+@contextmanager
+def others_are_answered(server: ServeProcess) -> Iterator[None]:
+    """Meanwhile, and at once."""
+    with Producer(server.endpoints[1], f"honest-{os.urandom(4).hex()}") as honest:
+        yield
+        began = monotonic()
+        honest.push([4])
+        assert monotonic() - began < ANSWERED_S
+
+
+def test_nobody_waits_for_what_a_stranger_sends_to_be_closed(victim: ServeProcess) -> None:
+    with others_are_answered(victim), a_lingering_socket(LINGERS_S) as slow:
+        stranger = WireClient(victim.endpoint)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slow]))
+        stranger._sock.sendmsg([b"R"], [rights])
+        os.close(slow)
+        stranger.expect_error("protocol")
+        stranger.close()
+
+
+def test_nobody_waits_for_what_is_no_segment_to_be_closed(victim: ServeProcess) -> None:
+    with others_are_answered(victim), a_lingering_socket(LINGERS_S) as slow:
+        cheater = SharingProducer(victim.endpoint)
+        cheater.push(slow, len(PAYLOAD))
+        cheater.is_refused("segment-refused")
+
+
+def test_nobody_waits_for_what_came_without_a_push_to_be_closed(victim: ServeProcess) -> None:
+    ping = codec.encode(m.Ping())
+    with others_are_answered(victim), a_lingering_socket(LINGERS_S) as slow:
+        cheater = SharingProducer(victim.endpoint)
+        cheater.send_with(ping, [slow])
+        cheater.expect(m.Pong)
+        cheater.close()
+    with others_are_answered(victim), a_lingering_socket(LINGERS_S) as slow:
+        cheater = SharingProducer(victim.endpoint)
+        cheater.send_with(ping, [os.memfd_create("cheat") for _ in range(249)] + [slow])
+        cheater.is_refused("segment-refused")
 
 
 def test_who_cuts_a_segment_after_it_was_taken_cannot(victim: ServeProcess) -> None:

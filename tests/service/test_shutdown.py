@@ -7,10 +7,15 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 
+import numpy as np
 import pytest
 
+from rollout_dispatcher.errors import SampleRefused, ShuttingDown
 from rollout_dispatcher.protocol import messages as m
+from rollout_workers import RolloutProducer
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import PATIENCE_S, ServeProcess, eventually
@@ -29,8 +34,9 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
     assert answer.outcomes == ["refused"]
     assert answer.errors["0"] == (
         "the dispatcher is shutting down and takes no more samples; push again once it is started "
-        "again"
+        "again, or elsewhere"
     )
+    assert answer.reasons == {}, "which was not agreed on"
     parts = trainer.train()
     assert sorted(name for part in parts for name in part.sample_ids) == ["p/0", "p/1", "p/2"]
     assert trainer.train() == []
@@ -38,6 +44,39 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
     trainer.bye()
     assert server.wait() == 0
     producer.expect_end()
+
+
+def test_a_push_that_waits_at_the_signal_may_be_pushed_again_and_is_told_so(serve: Serve) -> None:
+    server = serve(buffer_capacity=4, window_multiple=1)
+    producer, errors = RolloutProducer(server.endpoint), Queue[Exception]()
+    producer.push_many([{"input_ids": [1, 2, 3]}] * 4)
+
+    def push() -> None:
+        try:
+            producer.push({"input_ids": [1, 2, 3]})
+        except Exception as error:
+            errors.put(error)
+
+    pushing = Thread(target=push)
+    pushing.start()
+    server.await_scrape(lambda now: now["pushes_held"] == 1, "a push waits")
+    server.send_signal(signal.SIGTERM)
+    error = errors.get(timeout=PATIENCE_S)
+    pushing.join()
+    assert isinstance(error, ShuttingDown)
+    assert (error.retriable, error.reason) == (True, "shutting-down")
+    assert "push again once it is started again, or elsewhere" in str(error)
+    producer.close()
+    assert server.wait() == 1
+    with RolloutProducer(serve().endpoint) as again:
+        assert again.push({"input_ids": [1, 2, 3]}) == "accepted"
+
+
+def test_of_other_refusals_a_producer_hears_the_reason(serve: Serve) -> None:
+    server = serve()
+    with RolloutProducer(server.endpoint) as producer, pytest.raises(SampleRefused) as refused:
+        producer.push({"input_ids": np.arange(65)})
+    assert (refused.value.reason, refused.value.retriable) == ("too-long", False)
 
 
 def test_without_ranks_a_signal_ends_at_once_and_names_what_it_drops(serve: Serve) -> None:

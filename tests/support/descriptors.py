@@ -2,16 +2,30 @@
 
 import os
 import resource
+import socket
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 
+PATIENCE_S = 10.0
 _OPEN = Path("/proc/self/fd")
 
 
 def open_descriptors() -> set[str]:
     """Those that are open, without the one that it takes to look."""
     return {entry.name for entry in _OPEN.iterdir() if os.path.lexists(entry)}
+
+
+def are_closed_again(before: set[str]) -> bool:
+    """Whether soon none is open but those: what others have sent is closed in other threads."""
+    deadline = monotonic() + PATIENCE_S
+    while not open_descriptors() <= before:
+        if monotonic() > deadline:
+            return False
+        sleep(0.005)
+    return True
 
 
 @contextmanager
@@ -35,3 +49,22 @@ def no_more_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def a_lingering_socket(seconds: int) -> Iterator[int]:
+    """A TCP socket whose last close takes so long, as nobody reads what it has sent.
+
+    The descriptor is the caller's, who passes it on and closes it within the context.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        with accepted:
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    sock.send(bytes(65536))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", True, seconds))
+            yield sock.detach()

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from rollout_dispatcher.transport.descriptors.sockets import MAX_DESCRIPTORS
 from rollout_dispatcher.transport.plain import (
     HIGH_WATER_DESCRIPTORS,
-    MAX_DESCRIPTORS,
     DescriptorsLost,
     StreamProtocol,
     StreamTransport,
 )
-from tests.support.descriptors import a_descriptor, open_descriptors
+from tests.support.descriptors import a_descriptor, are_closed_again, open_descriptors
 
 
 class Recorder(StreamProtocol):
@@ -95,7 +95,7 @@ async def test_who_has_not_asked_gets_none_and_ends_the_connection() -> None:
         with a_descriptor() as one:
             sender.writelines([b"here"], [one])
         assert isinstance(await heard.lost, DescriptorsLost)
-    assert open_descriptors() == before
+    assert are_closed_again(before)
 
 
 @pytest.mark.asyncio
@@ -107,7 +107,7 @@ async def test_more_than_were_asked_for_are_closed_and_end_the_connection() -> N
             sender.writelines([b"here"], [one] * 9)
         assert isinstance(await heard.lost, DescriptorsLost)
         assert not heard.heard
-    assert open_descriptors() == before
+    assert are_closed_again(before)
 
 
 @pytest.mark.asyncio
@@ -123,7 +123,7 @@ async def test_what_a_peer_does_not_read_is_bounded_and_closed_with_the_connecti
         assert recorder.paused
         transport.abort()
         await recorder.lost
-    assert open_descriptors() == before
+    assert are_closed_again(before)
 
 
 @pytest.mark.asyncio

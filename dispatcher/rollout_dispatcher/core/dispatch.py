@@ -213,9 +213,9 @@ class Dispatch:
         self._lifecycle.draining = True
         dropping = self._dropping
         dropping.losses = dropping.losses or Losses()
-        effects = self._admission.close(
+        effects = self._admission.shut_down(
             "the dispatcher is shutting down and takes no more samples; push again once it is "
-            "started again"
+            "started again, or elsewhere"
         )
         self._ends.stream_over()
         effects += self._consider(now)

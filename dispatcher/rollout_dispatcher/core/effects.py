@@ -40,6 +40,7 @@ class WelcomeProducer:
 class PushAnswered:
     """Every sample of a push is decided; errors: message by index for the refused ones.
 
+    reasons: for these in one word, that of `SampleRefused`.
     oldest: the oldest policy version among its samples, None if none has one.
     """
 
@@ -48,6 +49,7 @@ class PushAnswered:
     outcomes: tuple[Outcome, ...]
     errors: dict[int, str] = field(default_factory=dict)
     oldest: int | None = None
+    reasons: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

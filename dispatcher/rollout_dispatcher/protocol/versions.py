@@ -48,9 +48,11 @@ COMMIT_TIMES = "commit-times"
 REFERENCES = "references"
 #: Payloads may stay in shared memory, of which file descriptors are sent: over Unix sockets only.
 SHARED_MEMORY = "shared-memory"
+#: The dispatcher says in a word why a sample is refused: a client can tell what to push again.
+REASONS = "reasons"
 #: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
 #: averaged over groups: it makes headers longer.
-OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REFERENCES})
+OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REASONS, REFERENCES})
 OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, COMMIT_TIMES, REFERENCES})
 #: What this release speaks.
 OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})

@@ -30,6 +30,7 @@ from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.chronicle.recorder import Recorder
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.references import warn_if_unknown
 from rollout_dispatcher.service.connections.descriptors import (
     ConnectionLimits,
     fit,
@@ -126,6 +127,7 @@ class Dispatcher:
         if self._begun:
             raise NotServing("a dispatcher is started once; make another one")
         self._begun = True
+        warn_if_unknown(self.config)
         async with AsyncExitStack() as stack:
             router = await self._make_router(stack)
             self._router = router

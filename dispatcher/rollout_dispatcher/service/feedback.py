@@ -16,7 +16,7 @@ from rollout_dispatcher.core.effects import PushAnswered, SamplesDropped
 from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import FEEDBACK
+from rollout_dispatcher.protocol.versions import FEEDBACK, REASONS
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.peer import Peer
@@ -59,6 +59,8 @@ class Feedback:
         }
         if effect.errors:
             header["errors"] = {str(index): text for index, text in effect.errors.items()}
+            if REASONS in peer.terms.capabilities:
+                header["reasons"] = {str(index): word for index, word in effect.reasons.items()}
         if peer.hears_feedback:
             standing = self._core.standing
             header |= _news(peer.told, standing)

@@ -8,7 +8,8 @@ read costs what was written before `pause_writing`, and references rather than c
 
 Over a Unix socket file descriptors travel with bytes (SCM_RIGHTS): those of one `writelines` with
 its first byte, so that they are there before the frame that speaks of them. Who has not asked for
-any (`take_descriptors`) has none put into its process, and is told that some were sent.
+any (`take_descriptors`) is told that some were sent, and they are closed: elsewhere, as that takes
+as long as their sender likes, also where the kernel does it for want of room.
 """
 
 import asyncio
@@ -18,9 +19,17 @@ import socket
 import termios
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
+from rollout_dispatcher.transport.descriptors.closing import CLOSER
+from rollout_dispatcher.transport.descriptors.sockets import (
+    CLOSE_ON_EXEC,
+    close_socket,
+    descriptors_in,
+    room_for_descriptors,
+)
 from rollout_dispatcher.transport.fair_selector import turns_of
 from rollout_dispatcher.transport.turns import Turns
 
@@ -33,10 +42,6 @@ WRITE_BYTES = 2 * 1024 * 1024
 HIGH_WATER_BYTES = 64 * 1024
 #: Or while more than so many descriptors are: each is a copy, and a process has few.
 HIGH_WATER_DESCRIPTORS = 64
-#: Descriptors that the kernel takes at a time (SCM_MAX_FD).
-MAX_DESCRIPTORS = 253
-#: Where there is none such, nobody asks for descriptors either.
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 #: As a number: to ask a flag of an enumeration takes as long as to receive some bytes.
 _TRUNCATED = int(socket.MSG_CTRUNC)
 
@@ -68,8 +73,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
     def descriptors_received(self, descriptors: Sequence[int]) -> None:
         """These came with the bytes that are told next; they are the protocol's to close."""
-        for descriptor in descriptors:
-            os.close(descriptor)
+        CLOSER.close(descriptors)
 
     def descriptors_lost(self) -> None:
         """Descriptors came that could not be taken, and are closed.
@@ -90,7 +94,7 @@ class StreamTransport(asyncio.Transport):
         self._loop, self._sock, self._protocol = loop, sock, protocol
         self._turns, self._descriptor = turns_of(loop), sock.fileno()
         self._outbox = Outbox()
-        self._ancillary_bytes = 0
+        self._ancillary_bytes, self._most_descriptors = room_for_descriptors(sock), 0
         self._reading = self._writing = self._scheduled = False
         self._paused = self._closing = self._ends = self._lost = False
         protocol.connection_made(self)
@@ -132,9 +136,12 @@ class StreamTransport(asyncio.Transport):
 
     def _receive(self) -> bool:
         """Receive once; returns whether there may be more."""
+        if self._ancillary_bytes and CLOSER.is_full:
+            self._receive_later()
+            return False
         try:
             nbytes, ancillary, flags, _ = self._sock.recvmsg_into(
-                self._protocol.get_buffers(), self._ancillary_bytes, _CLOSE_ON_EXEC
+                self._protocol.get_buffers(), self._ancillary_bytes, CLOSE_ON_EXEC
             )
             if ancillary or flags & _TRUNCATED:
                 self._pass_on(ancillary, is_truncated=bool(flags & _TRUNCATED))
@@ -157,12 +164,26 @@ class StreamTransport(asyncio.Transport):
             self._give_up(error)
         return self._reading
 
+    def _receive_later(self) -> None:
+        """Once descriptors of others, of which this may bring more, were closed."""
+        self._loop.remove_reader(self._sock)
+        CLOSER.when_room(self._there_is_room)
+
+    def _there_is_room(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._receive_again)
+
+    def _receive_again(self) -> None:
+        if self._reading:
+            self._reading = False
+            self.resume_reading()
+
     # -- descriptors ------------------------------------------------------------------------
 
     @property
     def carries_descriptors(self) -> bool:
         """Whether descriptors can travel here."""
-        return self._sock.family == socket.AF_UNIX and bool(_CLOSE_ON_EXEC)
+        return self._sock.family == socket.AF_UNIX and bool(CLOSE_ON_EXEC)
 
     @property
     def is_all_read(self) -> bool:
@@ -177,19 +198,16 @@ class StreamTransport(asyncio.Transport):
 
     def take_descriptors(self, at_once: int) -> None:
         """From now on so many descriptors may come with one write of the peer's."""
-        self._ancillary_bytes = socket.CMSG_SPACE(at_once * array("i").itemsize)
+        self._most_descriptors = at_once
 
     def _pass_on(self, ancillary: Sequence[tuple[int, int, bytes]], *, is_truncated: bool) -> None:
-        """Give the protocol what came; the kernel has closed what found no room."""
-        came = array("i")
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                came.frombytes(data[: len(data) - len(data) % came.itemsize])
-        if not is_truncated:
+        """Give the protocol what came, if it may have that many."""
+        came = descriptors_in(ancillary)
+        if is_truncated or len(came) > self._most_descriptors:
+            CLOSER.close(came)
+            self._protocol.descriptors_lost()
+        else:
             self._protocol.descriptors_received(came)
-            return
-        _close_all(came)
-        self._protocol.descriptors_lost()
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -200,7 +218,7 @@ class StreamTransport(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Write buffers in order; they must not change before they are sent.
 
-        descriptors: leave with the first byte, at most `MAX_DESCRIPTORS`, where this
+        descriptors: leave with the first byte, at most `sockets.MAX_DESCRIPTORS`, where this
         `carries_descriptors`; they stay the caller's. Raises OSError if there can be no more of
         them; nothing is written then.
         """
@@ -337,12 +355,12 @@ class StreamTransport(asyncio.Transport):
         try:
             self._protocol.connection_lost(error)
         finally:
-            self._sock.close()
+            close_socket(self._sock)
 
     def __del__(self) -> None:
         if not self._lost:
             _close_all(self._outbox.clear())
-            self._sock.close()
+            close_socket(self._sock)
 
     def set_protocol(self, protocol: Any) -> None:
         """Have another protocol take over."""

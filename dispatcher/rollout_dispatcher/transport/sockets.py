@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.descriptors.sockets import close_socket
 
 #: Connections that the kernel has made and we have not accepted, per socket; it may allow fewer.
 BACKLOG = 1024
@@ -60,7 +61,7 @@ def _closing(sock: socket.socket) -> Iterator[socket.socket]:
         yield sock
     finally:
         with contextlib.suppress(OSError):
-            sock.close()
+            close_socket(sock)
 
 
 def _remove_stale(path: Path) -> None:

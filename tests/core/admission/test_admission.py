@@ -413,7 +413,7 @@ def test_a_producer_that_reconnects_stands_where_it_would_have_stood() -> None:
 def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
     admission, _ = make_admission(capacity=1)
     admission.push(plain("p", 0, 2), 0.0, may_hold=True)
-    assert outcomes(admission.close("the stream has ended")) == [("p", 0, (A, R))]
+    assert outcomes(admission.shut_down("the stream has ended")) == [("p", 0, (A, R))]
     (answer,) = admission.push(plain("q", 0), 0.0, may_hold=True)
     assert isinstance(answer, PushAnswered)
     assert answer.errors == {0: "the stream has ended"}

@@ -127,7 +127,7 @@ def _end(version: int) -> Act:
 
     def act(side: Side) -> Sequence[Effect]:
         side.admission.eligibility.oldest_version = version
-        return side.admission.close("over") if version == 4 else ()
+        return side.admission.shut_down("over") if version == 4 else ()
 
     return act
 

@@ -1,13 +1,20 @@
 """Which objects are needed: samples that lie in them live, or may still come in."""
 
+from functools import partial
+from timeit import repeat
+
+import pytest
+
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.references import objects
 from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.sample import Outcome
-from tests.support.core.objects import STORE, STORES, StoreBench, push_of, stored
+from tests.support.core.objects import NBYTES, STORE, STORES, StoreBench, push_of, stored
 from tests.support.samples import make_sample
 
 ACCEPTED, DUPLICATE, REFUSED = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.REFUSED
+FULL = Outcome.FULL
 
 
 def needed(bench: StoreBench) -> int:
@@ -40,6 +47,66 @@ def test_an_object_of_duplicates_or_refused_samples_is_needed_no_more() -> None:
     assert bench.send(bench.put("p", 2, 1, tokens=1001)) == (REFUSED,)
     assert unneeded(bench) == ["p.2/0", "p.1/2"]
     assert needed(bench) == 1
+
+
+def test_what_a_producer_pushes_that_never_raises_its_floor_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(objects, "MOST_OF_ONE", 100)
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    bench.send(bench.put("q", 0, 2))
+    for at in range(300):
+        assert bench.send(bench.put("p", at, 1), may_hold=False) == (FULL,)
+    assert needed(bench) == 1 + 100
+    assert bench.core._parts.references.objects.nbytes == NBYTES * 102
+    assert unneeded(bench) == [], "they are the producer's, and may come again"
+    bench.join()
+    bench.hungry()
+    bench.train(0)
+    assert bench.send(bench.put("p", 299, 1), may_hold=False) == (ACCEPTED,)
+    assert bench.send(bench.put("p", 300, 1, floor=300), may_hold=False) == (ACCEPTED,)
+    assert needed(bench) == 2, "what its floor has passed does not come again"
+    assert len(unneeded(bench)) == 1 + 100
+
+
+def test_what_producers_leave_behind_who_may_come_back_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(objects, "MOST", 10)
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    bench.send(bench.put("q", 0, 2))
+    for at in range(30):
+        assert bench.send(bench.put(f"p{at}", 0, 2)) is None, "it waits"
+        bench.lose(f"p{at}")
+    assert needed(bench) <= 1 + 6
+
+
+def test_a_push_takes_no_longer_however_many_are_awaited() -> None:
+    """Without looking at those that are not below its floor; it took 0.3 s with 100,000."""
+    bench = StoreBench()
+    known = bench.core._parts.references.objects
+    sample = make_sample("s", 4)
+    for at in range(50_000):
+        known.pushed(push_of("p", at, f"p.1/{at}", [sample]))
+    again = push_of("p", 7, "p.1/7", [sample])
+    seconds = min(repeat(partial(known.pushed, again), repeat=3, number=1))
+    assert seconds < 0.005
+
+
+def test_what_is_awaited_of_one_that_is_there_still_is_not_after_the_end() -> None:
+    bench = StoreBench(batch=2)
+    bench.join()
+    bench.connect("p")
+    bench.send(bench.put("p", 0, 2))
+    bench.crash()
+    bench.connect("p")
+    bench.join()
+    bench.hungry()
+    bench.train(0)
+    assert needed(bench) == 1, "some of its push may come again"
+    bench.perform(bench.core.end_stream(bench.now, "p"))
+    bench.hungry()
+    assert needed(bench) == 0
 
 
 def test_a_push_that_is_sent_again_is_no_reason_to_release_what_it_is_about() -> None:

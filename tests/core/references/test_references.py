@@ -349,6 +349,26 @@ def test_incarnations_that_nobody_can_sweep_are_forgotten_beyond_a_bound() -> No
     sweeps.lost("p", 0.0, for_good=True)
 
 
+def test_who_is_connected_is_never_forgotten_however_long_ago_it_came() -> None:
+    sweeps = Sweeps(STORES)
+    sweeps.begins("old", "old.1")
+    for word in range(MAX_INCARNATIONS):
+        sweeps.begins(f"p{word}", f"p{word}.1")
+        if word % 2:
+            sweeps.lost(f"p{word}", 0.0, for_good=False)
+    assert sweeps.forget_oldest() == "p1.1", "the oldest of those that are away"
+    assert sweeps.current("old") == "old.1"
+    assert sweeps.may_push("old.1/7")
+    assert not sweeps.may_push("p1.1/7")
+
+
+def test_none_is_forgotten_where_all_are_connected() -> None:
+    sweeps = Sweeps(STORES)
+    for word in range(MAX_INCARNATIONS + 1):
+        sweeps.begins(f"p{word}", f"p{word}.1")
+    assert sweeps.forget_oldest() is None
+
+
 def test_keys_of_others_are_not_released_whatever_a_worker_says() -> None:
     bench = bench_with("a")
     bench.connect("p")

@@ -92,6 +92,10 @@ def test_addresses_and_quantities_are_read() -> None:
             "what fiel is: did you mean file?",
         ),
         (
+            {"payload_stores": ("rya://a/b",), "journal_dir": "/tmp/j"},
+            "no client would know what rya is: did you mean ray?",
+        ),
+        (
             {"payload_stores": ("moncake://a:1",), "journal_dir": "/tmp/j"},
             "what moncake is: did you mean mooncake?",
         ),

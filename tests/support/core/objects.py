@@ -22,7 +22,9 @@ def stored(key: str, samples: int = 1) -> StoredObject:
     return StoredObject(STORE, key, NBYTES * samples)
 
 
-def push_of(producer: str, first_seq: int, key: str, samples: Iterable[Sample]) -> Push:
+def push_of(
+    producer: str, first_seq: int, key: str, samples: Iterable[Sample], floor: int = 0
+) -> Push:
     """All of them lie in this object."""
     samples = tuple(samples)
     whole = stored(key, len(samples))
@@ -30,7 +32,7 @@ def push_of(producer: str, first_seq: int, key: str, samples: Iterable[Sample]) 
         sample._replace(payload=Reference(whole, NBYTES * at, NBYTES))
         for at, sample in enumerate(samples)
     )
-    return Push(producer, first_seq, tuple(placed), refers=True)
+    return Push(producer, first_seq, tuple(placed), floor, refers=True)
 
 
 class StoreBench(Bench):
@@ -61,19 +63,27 @@ class StoreBench(Bench):
     # -- producers ----------------------------------------------------------------------------
 
     def put(
-        self, producer: str, first_seq: int, count: int, *, tokens: int = 4, word: str = "1"
+        self,
+        producer: str,
+        first_seq: int,
+        count: int,
+        *,
+        tokens: int = 4,
+        word: str = "1",
+        floor: int = 0,
     ) -> Push:
         """An object, and the push of the samples in it, which is not sent yet."""
         key = f"{producer}.{word}/{first_seq}"
         self.objects.add(key)
         names = (f"{producer}/{first_seq + at}" for at in range(count))
-        return push_of(producer, first_seq, key, (make_sample(name, tokens) for name in names))
+        samples = (make_sample(name, tokens) for name in names)
+        return push_of(producer, first_seq, key, samples, floor)
 
-    def send(self, push: Push) -> tuple[Outcome, ...] | None:
+    def send(self, push: Push, *, may_hold: bool = True) -> tuple[Outcome, ...] | None:
         """Outcomes, or None while it is held; it is the caller's to send again."""
         again = Push(push.producer, push.first_seq, push.samples, push.floor, refers=True)
         start = len(self.log)
-        self.perform(self.core.push(again, self.now))
+        self.perform(self.core.push(again, self.now, may_hold=may_hold))
         answers = [e for e in self.log[start:] if isinstance(e, PushAnswered)]
         return next((e.outcomes for e in answers if e.first_seq == push.first_seq), None)
 

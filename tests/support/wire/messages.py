@@ -248,6 +248,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         first_seq=_counts,
         outcomes=st.lists(st.sampled_from(Outcome), max_size=4),
         errors=st.dictionaries(_text, _text, max_size=4),
+        reasons=st.dictionaries(_text, _text, max_size=4),
         staleness=st.none() | _counts,
         **_feedback,
     ),

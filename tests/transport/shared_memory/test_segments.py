@@ -16,7 +16,7 @@ from rollout_dispatcher.transport.shared_memory.segments import (
     segment_of,
     write_segment,
 )
-from tests.support.descriptors import open_descriptors
+from tests.support.descriptors import are_closed_again, open_descriptors
 
 SIZE = 40_000
 BYTES = bytes(range(250)) * (SIZE // 250)
@@ -126,4 +126,4 @@ def test_nothing_else_is_mapped_and_its_descriptor_is_closed(
     before = open_descriptors()
     with pytest.raises(SegmentRefused, match=why):
         Segment.received(make(), SIZE)
-    assert open_descriptors() == before
+    assert are_closed_again(before)

@@ -128,12 +128,12 @@ class ProducerCore:
         It is withdrawn if the dispatcher does not hold it; otherwise it stays until answered, as a
         copy, since the caller may change his arrays from now on.
         Returns whether nothing of it was or will be accepted, and the cap that held it back, if
-        the dispatcher named one.
+        the dispatcher named one; none while there is no connection, which it waits for then.
         """
         push = self._pushes.get(handle)
         if push is None:  # it was answered in the moment in which the caller gave up
             return False, None
-        blocked = push.blocked or self._blocked()
+        blocked = (push.blocked or self._blocked()) if self._connected else None
         if push.sent or push.uncertain:
             push.let_go()
             return False, blocked

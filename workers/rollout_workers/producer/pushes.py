@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.errors import SampleRefused, ShuttingDown
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
@@ -88,11 +88,11 @@ class PendingPush:
             return [Outcome.ACCEPTED] * len(words)  # as nearly always
         known = self.outcomes or [None] * len(words)
         return [
-            self._outcome(word, answer.errors.get(str(index))) if before is None else before
+            self._outcome(word, str(index), answer) if before is None else before
             for index, (word, before) in enumerate(zip(words, known, strict=True))
         ]
 
-    def _outcome(self, said: Outcome, error: str | None) -> Answer:
+    def _outcome(self, said: Outcome, index: str, answer: m.Pushed) -> Answer:
         match said:
             case Outcome.ACCEPTED:
                 return Outcome.ACCEPTED
@@ -100,6 +100,10 @@ class PendingPush:
                 # Without names it can only be our own number: it was accepted before.
                 return Outcome.DUPLICATE if self.message.named else Outcome.ACCEPTED
             case Outcome.REFUSED:
-                return SampleRefused("refused", error or "the dispatcher refused the sample")
+                error = answer.errors.get(index, "the dispatcher refused the sample")
+                reason = answer.reasons.get(index, SampleRefused.code)
+                if reason == ShuttingDown.code:
+                    return ShuttingDown(error)
+                return SampleRefused(reason, error)
             case Outcome.FULL:
                 return None

@@ -13,7 +13,7 @@ from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
 from rollout_dispatcher.core.facts import FloorRaised, Note
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import ProtocolError, ShuttingDown
 
 #: Sample numbers that a producer may have above its floor, each of which is remembered; far above
 #: what its credits allow, and a bound on what a producer can cost that never raises its floor.
@@ -110,12 +110,12 @@ class Admission:
         for push in self.held.of_producer(producer):
             self.held.give_up(push)
 
-    def close(self, reason: str) -> list[Effect]:
+    def shut_down(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""
-        self.eligibility.closed = reason
+        self.eligibility.closed, self.eligibility.shuts_down = reason, True
         effects: list[Effect] = []
         for push in list(self.held):
-            self._deciding.refuse_rest(push, reason)
+            self._deciding.refuse_rest(push, ShuttingDown(reason))
             self.held.remove(push)
             effects.append(push.answer())
         return effects

@@ -133,13 +133,13 @@ class Deciding:
         for index in push.undecided:
             self._outcomes.settle(push, index, Outcome.FULL)
 
-    def refuse_rest(self, push: Push, why: str) -> None:
+    def refuse_rest(self, push: Push, why: SampleRefused) -> None:
         """What is not decided of a push will not come in any more."""
         for index in push.undecided:
             self._outcomes.refuse(push, index, why)
 
     def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> None:
-        self._outcomes.refuse(push, index, str(error))
+        self._outcomes.refuse(push, index, error)
         sample, seq = push.samples[index], push.first_seq + index
         lost = error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)
         if lost and self._eligibility.memory.refuse(push.producer, seq):

@@ -9,7 +9,7 @@ from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.errors import SampleRefused
+from rollout_dispatcher.errors import SampleRefused, ShuttingDown
 from rollout_dispatcher.sample import Sample, SamplesByField
 
 
@@ -27,6 +27,8 @@ class Eligibility:
         self._closed_groups, self.memory = closed_groups, memory
         #: Set once nothing more is accepted; says why.
         self.closed: str | None = None
+        #: Whether a successor of this dispatcher may accept it.
+        self.shuts_down = False
         #: Samples of weights older than this come too late: their phase has ended.
         self.oldest_version = 0
 
@@ -56,6 +58,8 @@ class Eligibility:
     def check(self, push: Push, sample: Sample, now: float) -> None:
         """Raise SampleRefused if this sample may not come in, now or later."""
         if self.closed is not None and not push.excused:
+            if self.shuts_down:
+                raise ShuttingDown(self.closed)
             raise SampleRefused("closed", self.closed)
         if self._producers.has_ended(push.producer) and not push.excused:
             raise SampleRefused("closed", "this producer has ended its stream")

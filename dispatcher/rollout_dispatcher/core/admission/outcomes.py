@@ -14,6 +14,7 @@ from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Outcome, Sample, SamplesByField
 
@@ -82,9 +83,9 @@ class Outcomes:
         if push.refers:
             self._objects.settled(push, index, outcome)
 
-    def refuse(self, push: Push, index: int, why: str) -> None:
+    def refuse(self, push: Push, index: int, why: SampleRefused) -> None:
         """One sample of a push never will, and its producer is told why."""
-        push.errors[index] = why
+        push.errors[index], push.reasons[index] = str(why), why.reason
         self.settle(push, index, Outcome.REFUSED)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:

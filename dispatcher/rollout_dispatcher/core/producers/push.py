@@ -28,6 +28,7 @@ class Push:
     refers: bool = False
     outcomes: list[Outcome | None] = field(init=False)
     errors: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
     excused: bool = False
 
     def __post_init__(self) -> None:
@@ -63,4 +64,6 @@ class Push:
         outcomes = tuple(filter(None, self.outcomes))
         versions = set(map(_VERSION, self.samples)) - {None}
         oldest = min(versions, default=None)
-        return PushAnswered(self.producer, self.first_seq, outcomes, self.errors, oldest)
+        return PushAnswered(
+            self.producer, self.first_seq, outcomes, self.errors, oldest, self.reasons
+        )

@@ -9,15 +9,28 @@ what is held back or was answered `full`, and what waited when its connection wa
 again under the same number, and then it has to be there. It is not awaited any more once it has an
 outcome, once its producer's floor has passed it, or when its producer is gone for good. Invariant:
 an object is named unneeded when the last of that is over, and not before.
+
+A producer may never raise its floor, nor come back. So of what is answered `full`, which is its own
+as much as before it was sent, only so much is awaited; the rest is forgotten. An object of nothing
+else is found by a sweep then, should its producer end; one of which some samples are accepted goes
+with those, and whatever of it comes later is dropped, as it cannot be resolved.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome
+
+#: Samples that are awaited of one producer, several times those of all pushes that its credits
+#: allow, and of all together; what is answered `full` beyond that is not.
+MOST_OF_ONE = 1 << 16
+MOST = 1 << 20
+#: Decided numbers that a heap may have beside as many as are awaited.
+MANY_DECIDED = 1024
 
 #: An object's store and key: whatever else is said of it, there is one object of that name.
 Name = tuple[str, str]
@@ -32,12 +45,24 @@ def name_of(stored: StoredObject) -> Name:
 class _Needed:
     """samples: accepted ones in it that live.
 
-    awaited: those that may still come in, by their producer and its number.
+    awaited: the numbers of those that may still come in, by producer.
     """
 
     stored: StoredObject
     samples: int = 0
-    awaited: set[tuple[str, int]] = field(default_factory=set)
+    awaited: dict[str, set[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """What is awaited of one producer: so many samples, in these objects.
+
+    lowest: a heap of their numbers, and of such as are decided meanwhile.
+    """
+
+    samples: int = 0
+    objects: dict[Name, None] = field(default_factory=dict)
+    lowest: list[tuple[int, Name]] = field(default_factory=list)
 
 
 class Objects:
@@ -52,7 +77,8 @@ class Objects:
         self.unneeded: dict[Name, StoredObject] = {}
         self.nbytes = 0
         self._needed: dict[Name, _Needed] = {}
-        self._awaited: dict[str, dict[Name, None]] = {}  # by producer
+        self._awaited: dict[str, _Awaited] = {}  # by producer
+        self._num_awaited = 0
 
     def __len__(self) -> int:
         return len(self._needed)
@@ -101,11 +127,13 @@ class Objects:
                 payload = sample.payload
                 if isinstance(payload, Reference) and payload.stored.store in self._stores:
                     self._await(self._need(payload.stored), push.producer, number)
-        producer, floor = push.producer, push.floor
-        for name in list(self._awaited.get(producer, ())):
-            needed = self._needed[name]
-            past = [at for at in needed.awaited if at[0] == producer and at[1] < floor]
-            self._decided(needed, producer, past)
+        if (awaited := self._awaited.get(push.producer)) is None:
+            return
+        lowest = awaited.lowest
+        while lowest and lowest[0][0] < push.floor:
+            number, name = heappop(lowest)
+            if (needed := self._needed.get(name)) is not None:
+                self._decided(needed, push.producer, number)
 
     def accepted(self, push: Push, entries: Iterable[Entry], numbers: range) -> None:
         """These samples of a push have come in, under these numbers."""
@@ -113,16 +141,19 @@ class Objects:
             if isinstance(entry.sample.payload, Reference):
                 needed = self._need(entry.sample.payload.stored)
                 needed.samples += 1
-                self._decided(needed, push.producer, [(push.producer, number)])
+                self._decided(needed, push.producer, number)
 
     def settled(self, push: Push, index: int, outcome: Outcome) -> None:
         """One sample of a push has not; answered `full`, it comes again."""
         payload = push.samples[index].payload
-        if not isinstance(payload, Reference) or outcome is Outcome.FULL:
+        if not isinstance(payload, Reference):
             return
         if (needed := self._needed.get(name_of(payload.stored))) is not None:
             number = push.first_seq + index
-            self._decided(needed, push.producer, [(push.producer, number)])
+            if outcome is not Outcome.FULL:
+                self._decided(needed, push.producer, number)
+            elif self._is_much(push.producer):
+                self._decided(needed, push.producer, number, forgotten=True)
 
     def done(self, entries: Iterable[Entry]) -> None:
         """Nobody will train on these samples again."""
@@ -137,9 +168,12 @@ class Objects:
 
     def producer_gone(self, producer: str) -> None:
         """It sends nothing again."""
-        for name in list(self._awaited.get(producer, ())):
-            needed = self._needed[name]
-            self._decided(needed, producer, [at for at in needed.awaited if at[0] == producer])
+        self._await_nothing(producer, forgotten=False)
+
+    def producer_away(self, producer: str) -> None:
+        """It may come back, and what it has pushed is awaited, unless that is too much by now."""
+        if self._num_awaited > MOST:
+            self._await_nothing(producer, forgotten=True)
 
     def take_unneeded(self) -> tuple[StoredObject, ...]:
         """Those that nobody was told of, once."""
@@ -158,21 +192,57 @@ class Objects:
             self.unneeded.pop(name, None)
         return needed
 
+    def _is_much(self, producer: str) -> bool:
+        """Whether more is awaited than may be of what was answered `full`."""
+        awaited = self._awaited.get(producer)
+        of_one = 0 if awaited is None else awaited.samples
+        return of_one > MOST_OF_ONE or self._num_awaited > MOST
+
     def _await(self, needed: _Needed, producer: str, number: int) -> None:
-        needed.awaited.add((producer, number))
-        self._awaited.setdefault(producer, {})[name_of(needed.stored)] = None
+        numbers = needed.awaited.setdefault(producer, set())
+        if number in numbers:
+            return
+        numbers.add(number)
+        self._num_awaited += 1
+        awaited = self._awaited.setdefault(producer, _Awaited())
+        awaited.samples += 1
+        name = name_of(needed.stored)
+        awaited.objects[name] = None
+        heappush(awaited.lowest, (number, name))
+        if len(awaited.lowest) > 2 * awaited.samples + MANY_DECIDED:
+            awaited.lowest = [
+                (number, name)
+                for name in awaited.objects
+                for number in self._needed[name].awaited[producer]
+            ]
+            heapify(awaited.lowest)
 
-    def _decided(self, needed: _Needed, producer: str, numbers: Iterable[tuple[str, int]]) -> None:
-        needed.awaited.difference_update(numbers)
-        if not any(who == producer for who, _ in needed.awaited):
-            awaited = self._awaited.get(producer, {})
-            awaited.pop(name_of(needed.stored), None)
-            if not awaited:
-                self._awaited.pop(producer, None)
-        self._check(needed)
+    def _await_nothing(self, producer: str, *, forgotten: bool) -> None:
+        awaited = self._awaited.get(producer)
+        for name in () if awaited is None else list(awaited.objects):
+            needed = self._needed[name]
+            for number in list(needed.awaited[producer]):
+                self._decided(needed, producer, number, forgotten=forgotten)
 
-    def _check(self, needed: _Needed) -> None:
+    def _decided(
+        self, needed: _Needed, producer: str, number: int, *, forgotten: bool = False
+    ) -> None:
+        """It is not awaited any more. forgotten: it may come all the same, its producer's still."""
+        numbers = needed.awaited.get(producer, set())
+        if number in numbers:
+            numbers.remove(number)
+            self._num_awaited -= 1
+            awaited = self._awaited[producer]
+            awaited.samples -= 1
+            if not numbers:
+                del needed.awaited[producer], awaited.objects[name_of(needed.stored)]
+            if not awaited.samples:
+                del self._awaited[producer]
+        self._check(needed, forgotten=forgotten)
+
+    def _check(self, needed: _Needed, *, forgotten: bool = False) -> None:
         name = name_of(needed.stored)
         if not needed.samples and not needed.awaited and self._needed.pop(name, None) is not None:
             self.nbytes -= needed.stored.nbytes
-            self.unneeded[name] = needed.stored
+            if not forgotten:
+                self.unneeded[name] = needed.stored

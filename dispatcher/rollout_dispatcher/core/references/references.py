@@ -140,7 +140,9 @@ class References:
         self.sweeps.lost(producer, now, for_good=for_good)
         if for_good:
             self.objects.producer_gone(producer)
-        elif self.sweeps.current(producer) is None and producer in self.objects.awaited:
+            return
+        self.objects.producer_away(producer)
+        if self.sweeps.current(producer) is None and producer in self.objects.awaited:
             self._nameless[producer] = now
 
     def stream_over(self) -> None:
@@ -148,6 +150,8 @@ class References:
         if not self._over:
             self._over = True
             self._end_away(math.inf)
+            for producer in list(self.objects.awaited):
+                self.objects.producer_gone(producer)
 
     def _end_away(self, before: float) -> None:
         nameless = list(takewhile(lambda name: self._nameless[name] <= before, self._nameless))

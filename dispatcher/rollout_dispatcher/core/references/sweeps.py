@@ -16,7 +16,8 @@ from itertools import takewhile
 #: A producer that was away for so long does not come back. Nothing is lost by waiting but room in
 #: a store; one that comes back later would push what is gone.
 AWAY_S = 3600.0
-#: Incarnations that are known, far above any fleet; the oldest is forgotten beyond it.
+#: Incarnations that are known, far above any fleet; beyond it the oldest that is not connected is
+#: forgotten.
 MAX_INCARNATIONS = 65_536
 #: Behind a producer's incarnation in each of its keys; before that, the producer's name and a dot.
 SEPARATOR = "/"
@@ -88,10 +89,12 @@ class Sweeps:
         return known is None
 
     def forget_oldest(self) -> str | None:
-        """Forget one if there are more than there may be; returns which."""
+        """Forget one that is not connected if there are more than there may be; returns which."""
         if len(self._known) <= MAX_INCARNATIONS:
             return None
-        name = next(iter(self._known))
+        name = next(filter(self._is_not_connected, self._known), None)
+        if name is None:
+            return None
         known = self._known.pop(name)
         self._away.pop(name, None)
         self._ended.pop(name, None)
@@ -99,6 +102,9 @@ class Sweeps:
         if self._current.get(known.producer) == name:
             del self._current[known.producer]
         return name
+
+    def _is_not_connected(self, name: str) -> bool:
+        return name in self._away or self._known[name].ended
 
     def lost(self, producer: str, now: float, *, for_good: bool) -> None:
         """Its producer's connection is lost, `for_good` if it said goodbye."""

@@ -104,14 +104,18 @@ class Pushed(HasFeedback):
     outcomes: one a sample, or a single one that is the outcome of each: accepted, duplicate,
         refused (never send it again) or full (send it again later).
     errors: message of each refused sample, by its index as a string.
+    reasons: with the capability `reasons`, why in a word, likewise: with `shutting-down` it may be
+        pushed once the dispatcher is started again, or elsewhere.
     staleness: of the push's oldest sample by now, in policy versions, with the capability
         `feedback`; null where that is not known.
     """
 
     type_code = 6
+    optional = ("reasons",)
     first_seq: Count
     outcomes: list[Annotated[Outcome, Declared(strict=False)]]
     errors: dict[str, str] = Declared(default_factory=dict)
+    reasons: dict[str, str] = Declared(default_factory=dict)
     staleness: Count | None = None
 
     def of_each(self, size: int) -> list[Outcome]:

@@ -132,7 +132,7 @@ def _stores(config: "ServeConfig") -> Iterator[str]:
     if twice := next((address for address in stores if stores.count(address) > 1), None):
         yield f"--payload-stores names {twice} twice; name it once"
     for address in stores:
-        scheme = address.partition(":")[0]
+        scheme = unknown_scheme(address)
         if meant := _scheme_meant(scheme):
             yield (
                 f"--payload-stores names {address}, and no client would know what {scheme} is: did "
@@ -141,15 +141,21 @@ def _stores(config: "ServeConfig") -> Iterator[str]:
             )
 
 
-def _scheme_meant(scheme: str) -> str | None:
-    """The scheme of ours that is misspelt here, if one is.
+def unknown_scheme(address: str) -> str | None:
+    """The scheme of a payload store's address, if no store of that scheme is installed here.
 
-    Those of other people's stores are known where their distributions are installed.
+    Those of other people's stores are known where their distributions are installed, which have to
+    be where producers and DP ranks run, and need not be here.
     """
+    scheme = address.partition(":")[0]
     installed = entry_points(group="rollout_dispatcher.payload_stores")
-    if scheme in OUR_SCHEMES or scheme in installed.names:
-        return None
-    return next(iter(get_close_matches(scheme, OUR_SCHEMES, n=1, cutoff=0.7)), None)
+    return None if scheme in OUR_SCHEMES or scheme in installed.names else scheme
+
+
+def _scheme_meant(scheme: str | None) -> str | None:
+    """The scheme of ours that is misspelt here, if one is: two letters of three are enough."""
+    meant = get_close_matches(scheme or "", OUR_SCHEMES, n=1, cutoff=0.66)
+    return next(iter(meant), None)
 
 
 def _access(config: "ServeConfig") -> Iterator[str]:

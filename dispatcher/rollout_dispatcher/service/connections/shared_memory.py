@@ -14,6 +14,7 @@ from itertools import count
 from rollout_dispatcher.errors import SegmentRefused
 from rollout_dispatcher.protocol.outbox import MAX_BUFFERS
 from rollout_dispatcher.protocol.pieces import Pieces
+from rollout_dispatcher.transport.descriptors.closing import CLOSER
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.shared_memory.segments import (
     DESCRIPTORS_EACH,
@@ -84,8 +85,10 @@ def _copied(descriptor: int, nbytes: int, sizes: Sequence[int]) -> list[memoryvi
             read = os.preadv(descriptor, pieces.missing(MAX_BUFFERS), at)
             pieces.filled(read)
             at += read
-    except OSError as error:
-        raise SegmentRefused(f"it cannot be read ({error.strerror})") from error
-    finally:
-        os.close(descriptor)
+    except BaseException as error:
+        CLOSER.close([descriptor])
+        if isinstance(error, OSError):
+            raise SegmentRefused(f"it cannot be read ({error.strerror})") from error
+        raise
+    os.close(descriptor)
     return spans

@@ -1,10 +1,10 @@
 """Descriptors that have arrived on a connection, until the frames that speak of them claim them."""
 
-import os
 from collections import deque
 from collections.abc import Iterable
 
 from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.transport.descriptors.closing import CLOSER
 
 
 class Arrivals:
@@ -33,8 +33,9 @@ class Arrivals:
 
     def close(self) -> None:
         """Nobody will claim those that wait."""
-        while self._waiting:
-            os.close(self._waiting.popleft())
+        waiting, self._waiting = self._waiting, deque()
+        if waiting:
+            CLOSER.close(waiting)
 
     def __del__(self) -> None:
         self.close()

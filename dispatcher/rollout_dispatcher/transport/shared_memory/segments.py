@@ -19,6 +19,7 @@ from typing import Self
 
 from rollout_dispatcher.errors import SegmentRefused
 from rollout_dispatcher.protocol.outbox import MAX_BUFFERS, Buffer, Outbox
+from rollout_dispatcher.transport.descriptors.closing import CLOSER
 
 #: Whether this system has such memory.
 ARE_SUPPORTED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
@@ -64,8 +65,9 @@ def _write(descriptor: int, buffers: Sequence[Buffer]) -> None:
 def check_segment(descriptor: int, nbytes: int) -> None:
     """Raise SegmentRefused unless this is a sealed segment of so many bytes, all of them there."""
     try:
-        found = os.fstat(descriptor)
+        # First: of any other file its file system is asked for the size, and may never answer.
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        found = os.fstat(descriptor)
     except OSError as error:  # only files that are nothing but memory have seals
         raise SegmentRefused(f"it is no shared memory ({error.strerror})") from error
     if seals & _SEALS != _SEALS:
@@ -105,7 +107,7 @@ class Segment(mmap.mmap):
             except (OSError, ValueError) as error:
                 raise SegmentRefused(f"it cannot be mapped ({error})") from error
         except BaseException:
-            os.close(descriptor)
+            CLOSER.close([descriptor])
             raise
         found.descriptor = descriptor
         return found

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from time import monotonic
 
 import pytest
 
@@ -16,8 +17,9 @@ from rollout_dispatcher.transport.shared_memory.segments import write_segment
 from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.payload import arrays
 from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
-from tests.support.descriptors import open_descriptors
+from tests.support.descriptors import a_lingering_socket, open_descriptors
 from tests.support.samples import span_of
+from tests.support.server import eventually
 from tests.workers.support.peers import Peer, ScriptedDispatcher, sample, step
 
 IDS = list(range(MAPPED_BYTES // 8))
@@ -131,4 +133,17 @@ def test_more_or_fewer_descriptors_than_are_spoken_of_harm_nobody(
                 list(client.next_step(10) or ())  # the step is released before it is known
         else:  # what it sends is too much: perhaps there was no room for it
             assert SHARED_MEMORY not in dispatcher.accept().welcome_rank().capabilities
-        assert len(open_descriptors()) <= len(before) + 1  # a connection more, none of these
+        eventually(  # a connection more, none of these
+            lambda: len(open_descriptors()) <= len(before) + 1, "they are closed"
+        )
+
+
+def test_a_rank_does_not_wait_for_what_it_was_given_to_be_closed(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    with joined(dispatcher, threads) as (_, peer), a_lingering_socket(20) as slow:
+        give_shared(peer, slow)
+        os.close(slow)
+        began = monotonic()
+        assert SHARED_MEMORY not in dispatcher.accept().welcome_rank().capabilities
+        assert monotonic() - began < 5

@@ -10,6 +10,7 @@ import resource
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Schema
+from rollout_dispatcher.transport.descriptors.closing import CLOSER
 from rollout_dispatcher.transport.shared_memory.arrivals import Arrivals
 from rollout_workers.rank.shared_memory.gatherer import Gatherer
 
@@ -47,7 +48,10 @@ class SharedMemory:
             raise ProtocolError(f"a micro-batch of step {message.step}, which was not announced")
         descriptors = arrivals.take(len(message.segments))
         try:
-            return self._gatherer.gather(self._schema, message, payload, descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            gathered = self._gatherer.gather(self._schema, message, payload, descriptors)
+        except BaseException:  # which may be for what they are
+            CLOSER.close(descriptors)
+            raise
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return gathered

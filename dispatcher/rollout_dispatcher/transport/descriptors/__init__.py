@@ -1,0 +1,1 @@
+"""Descriptors of others: closed where nobody waits, also those that nobody has taken."""

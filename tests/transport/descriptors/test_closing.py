@@ -1,0 +1,118 @@
+"""Descriptors of others are closed elsewhere, by few threads, and whoever receives has to wait."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import pytest
+
+from rollout_dispatcher.transport.descriptors.closing import (
+    MOST_THREADS,
+    Closer,
+    close_at_once,
+)
+from tests.support.descriptors import a_lingering_socket, are_closed_again, open_descriptors
+from tests.support.server import eventually
+
+LINGERS_S, AT_ONCE_S = 20, 5.0
+
+
+def some(count: int) -> list[int]:
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+
+
+class Slow:
+    """Closes when it is told that it may, as some file systems do."""
+
+    def __init__(self) -> None:
+        self.may, self.begun = threading.Event(), 0
+
+    def __call__(self, descriptor: int) -> None:
+        self.begun += 1
+        assert self.may.wait(20)
+        os.close(descriptor)
+
+
+@contextmanager
+def slow_closes() -> Iterator[Slow]:
+    slow = Slow()
+    try:
+        yield slow
+    finally:
+        slow.may.set()
+
+
+def test_a_socket_that_lingers_does_not() -> None:
+    with a_lingering_socket(LINGERS_S) as slow:
+        began = monotonic()
+        close_at_once(slow)
+        assert monotonic() - began < AT_ONCE_S
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(slow)
+
+
+def test_nobody_waits_for_what_takes_for_ever_nor_do_others_until_all_threads_do() -> None:
+    before = open_descriptors()
+    with slow_closes() as slow:
+        closer = Closer(slow)
+        closer.close(some(1))
+        closer.close(some(MOST_THREADS))
+        eventually(lambda: slow.begun == MOST_THREADS, "each thread has one")
+        assert len(open_descriptors() - before) == MOST_THREADS + 1
+    assert are_closed_again(before)
+    eventually(lambda: threading.active_count() == 1, "no thread stays for nothing")
+
+
+def test_who_receives_is_told_when_it_is_full_and_when_there_is_room() -> None:
+    told: list[str] = []
+    with slow_closes() as slow:
+        closer = Closer(slow, most=3)
+        closer.when_room(lambda: told.append("at once"))
+        assert told == ["at once"]
+        closer.close(some(MOST_THREADS + 2))
+        eventually(lambda: slow.begun == MOST_THREADS and not closer.is_full, "two wait")
+        closer.close(some(1))
+        assert closer.is_full
+        closer.when_room(lambda: told.append("later"))
+        assert told == ["at once"]
+    eventually(lambda: told == ["at once", "later"], "there is room")
+    assert not closer.is_full
+
+
+def test_nothing_is_left_when_many_close_at_once() -> None:
+    before, closer = open_descriptors(), Closer()
+
+    def close_some() -> None:
+        for _ in range(200):
+            closer.close(some(1))
+
+    threads = [threading.Thread(target=close_some) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert are_closed_again(before)
+
+
+def test_a_finalizer_may_come_in_its_midst() -> None:
+    class Owner:
+        def __init__(self, closer: Closer) -> None:
+            self.closer, self.itself = closer, self
+
+        def __del__(self) -> None:
+            self.closer.close(some(1))
+
+    before, closer = open_descriptors(), Closer()
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(100):
+            Owner(closer)
+            closer.close(some(2))
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert are_closed_again(before)
