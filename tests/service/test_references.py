@@ -1,12 +1,16 @@
 """Samples whose payloads lie in payload stores, from their push to the micro-batches of ranks."""
 
+import json
 from functools import partial
+from pathlib import Path
 from signal import SIGKILL
+from typing import Any
 
 import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
+from rollout_dispatcher.service.config.fields import format_field
 from rollout_dispatcher.spans import aligned
 from tests.service.conftest import Serve
 from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, WireClient, make_span
@@ -112,11 +116,65 @@ def test_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
     assert f"'file:///etc', which is not allowed here (allowed: {STORE})" in pushed.errors["0"]
 
 
-def test_over_http_payloads_come_with_the_request(server: ServeProcess) -> None:
-    body = b'{"fields": {"input_ids": [1, 2]}, "reference": {"store": "file:///mnt/rollouts"}}'
-    answer = server.post("/v1/samples", body)
-    assert answer.status == 400
-    assert "reference: there is no such key" in answer.text
+def over_http(key: str, **told: object) -> dict[str, object]:
+    """A sample of 5 tokens in an object of its own."""
+    place = {"store": STORE, "key": key, "nbytes": SCHEMA.nbytes(5)}
+    fields = list(map(format_field, SCHEMA.fields))
+    one: dict[str, object] = {"sample_id": key, "fields": fields, "tokens": 5, "loss_tokens": 4}
+    return one | {"reference": place} | told
+
+
+def post(server: ServeProcess, *samples: object, status: int = 200, query: str = "") -> Any:
+    answer = server.post(f"/v1/samples{query}", json.dumps(samples).encode())
+    assert answer.status == status, answer.text
+    return json.loads(answer.text)
+
+
+def test_over_http_samples_may_be_references(start: Serve) -> None:
+    names = [f"web/{at}" for at in range(4)]
+    killed = start()
+    samples = [over_http(name) for name in names]
+    assert post(killed, *samples)["outcomes"] == ["accepted"] * 4
+    assert post(killed, *samples)["outcomes"] == ["duplicate"] * 4
+    assert killed.scrape()["received_bytes_total"] == 0
+    killed.send_signal(SIGKILL)
+    killed.wait()
+    server = start()
+    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+        parts = trainer.train()
+        assert places(parts) == {name: (name, 0) for name in names}
+        assert sorted(trainer.ranks[0].expect(m.Free).keys) == names
+
+
+def test_what_is_answered_full_over_http_is_not_released(start: Serve) -> None:
+    server = start(buffer_capacity=4)
+    names = [f"web/{at}" for at in range(6)]
+    samples = [over_http(name) for name in names]
+    answer = post(server, *samples, status=429, query="?wait=50ms")
+    assert answer["outcomes"] == ["accepted"] * 4 + ["full"] * 2
+    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+        trainer.train()
+        assert sorted(trainer.ranks[0].expect(m.Free).keys) == names[:4]
+        assert post(server, *samples[4:])["outcomes"] == ["accepted"] * 2
+
+
+def test_over_http_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
+    elsewhere = {"reference": {"store": "file:///etc", "key": "passwd", "nbytes": 4096}}
+    answer = post(server, over_http("web/0"), over_http("web/1", **elsewhere), status=422)
+    assert answer["outcomes"] == ["accepted", "refused"]
+    assert f"'file:///etc', which is not allowed here (allowed: {STORE})" in answer["errors"]["1"]
+
+
+def test_over_http_what_cannot_be_is_refused_before_anything_is_taken(server: ServeProcess) -> None:
+    answer = post(server, over_http("web/0"), over_http("web/1", tokens=60), status=400)
+    assert "reference: with these fields and tokens the sample has" in answer["message"]
+    assert server.status()["buffered"] == 0
+
+
+def test_without_payload_stores_references_over_http_are_refused(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path, dp_size=2, dispatch_batch_size=4, micro_batch_tokens=64) as server:
+        answer = post(server, over_http("web/0"), status=422)
+    assert "(allowed: none); add it to --payload-stores" in answer["errors"]["0"]
 
 
 def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Serve) -> None:

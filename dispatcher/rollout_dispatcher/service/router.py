@@ -22,6 +22,7 @@ from rollout_dispatcher.errors import (
     MadeRoom,
     Stopping,
 )
+from rollout_dispatcher.payload import count_references
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
@@ -261,7 +262,8 @@ class Router:
 
     def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
         """Push on behalf of an HTTP request; what finds no room is answered `full`."""
-        push = Push("", 0, samples, 0, named)
+        refers = count_references([sample.payload for sample in samples]) > 0
+        push = Push("", 0, samples, 0, named, refers)
         decision = self.ask(partial(self.core.push, push, self.clock(), may_hold=False))
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
 

@@ -9,7 +9,8 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.references import objects
 from rollout_dispatcher.core.references.objects import Objects
-from rollout_dispatcher.sample import Outcome
+from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.objects import NBYTES, STORE, STORES, StoreBench, push_of, stored
 from tests.support.samples import make_sample
 
@@ -210,3 +211,45 @@ def test_two_pushes_into_one_object_are_counted_together() -> None:
     objects.done([Entry(push.samples[0], 1, 0.0)])
     assert len(objects.take_unneeded()) == 1
     assert objects.nbytes == 0
+
+
+def web(count: int) -> list[Sample]:
+    """Samples of a client without numbers or a name, each in an object of its own."""
+    names = (f"web/{at}" for at in range(count))
+    return [push_of("", 0, name, [make_sample(name)]).samples[0] for name in names]
+
+
+def test_what_is_full_over_http_is_its_clients_until_it_is_pushed_again() -> None:
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    samples = web(4)
+    assert bench.send_over_http(samples) == (ACCEPTED, ACCEPTED, FULL, FULL)
+    assert needed(bench) == 2
+    bench.join()
+    bench.hungry()
+    bench.train(0)
+    assert (needed(bench), unneeded(bench)) == (0, ["web/0", "web/1"])
+    assert bench.send_over_http(samples[2:]) == (ACCEPTED, ACCEPTED)
+    bench.crash()
+    assert needed(bench) == 2
+    bench.join()
+    bench.hungry()
+    bench.train(1)
+    assert (needed(bench), unneeded(bench)) == (0, [f"web/{at}" for at in range(4)])
+
+
+def test_what_is_pushed_twice_over_http_is_needed_as_long_as_the_first_lives() -> None:
+    bench = StoreBench()
+    (sample,) = web(1)
+    assert bench.send_over_http([sample]) == (ACCEPTED,)
+    assert bench.send_over_http([sample]) == (DUPLICATE,)
+    assert (needed(bench), unneeded(bench)) == (1, [])
+
+
+def test_what_is_refused_over_http_is_needed_no_more() -> None:
+    bench = StoreBench()
+    (sample,) = web(1)
+    assert bench.send_over_http([sample._replace(tokens=1001)]) == (REFUSED,)
+    assert (needed(bench), unneeded(bench)) == (0, ["web/0"])
+    elsewhere = Reference(StoredObject("file:///other", "web/1", 32), 0, 32)
+    assert bench.send_over_http([sample._replace(payload=elsewhere)]) == (REFUSED,)
+    assert unneeded(bench) == ["web/0"]

@@ -1,10 +1,12 @@
 """Under any order of events an object is there as long as a sample may need it, and not for ever.
 
-A state machine plays two producers, the ranks and two workers against one core, and keeps books of
-its own of who needs what: nobody releases an object of which a sample is accepted and not done
-with, or was pushed and not decided. In the end, when everybody has left, the store is empty.
+A state machine plays two producers, a client that pushes over HTTP, the ranks and two workers
+against one core, and keeps books of its own of who needs what: nobody releases an object of which a
+sample is accepted and not done with, or was pushed and not decided. In the end, when everybody has
+left, the store is empty.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -17,8 +19,9 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.references.references import ANSWER_S
 from rollout_dispatcher.core.references.said import WorkerGone, WorkerThere
 from rollout_dispatcher.core.references.sweeps import AWAY_S
-from rollout_dispatcher.sample import Outcome
-from tests.support.core.objects import StoreBench
+from rollout_dispatcher.sample import Outcome, Sample
+from tests.support.core.objects import StoreBench, push_of
+from tests.support.samples import make_sample
 
 BATCH, DROP_ABOVE = 4, 8
 
@@ -79,7 +82,7 @@ class PlayedBench(StoreBench):
 
 
 class ReferencesMachine(RuleBasedStateMachine):
-    """Two producers and two workers, and whatever order hypothesis finds."""
+    """Two producers, one over HTTP, two workers, and whatever order hypothesis finds."""
 
     @initialize(capacity=st.sampled_from([4, 6]), retain=st.booleans())
     def start(self, capacity: int, retain: bool) -> None:
@@ -92,8 +95,9 @@ class ReferencesMachine(RuleBasedStateMachine):
             drop_above=DROP_ABOVE,
             producer_credits=2,
         )
-        self.next_seq = {"p": 0, "q": 0}
+        self.next_seq = {"p": 0, "q": 0, "w": 0}
         self.words = {"p": 1, "q": 1}
+        self.web: list[Sample] = []
         self.trained = -1
         self.sleepy = False
         for producer in "pq":
@@ -153,11 +157,43 @@ class ReferencesMachine(RuleBasedStateMachine):
         self.bench.lose(who)
         self.bench.connect(who, word=str(self.words[who]))
 
+    @rule(count=st.integers(1, 7), tokens=st.sampled_from([4, 4, 4, 9, 1001]))
+    def push_over_http(self, count: int, tokens: int) -> None:
+        """With names, as there are no numbers, and each under a key of its own."""
+        first = self.next_seq["w"]
+        self.next_seq["w"] += count
+        for name in (f"w/{first + at}" for at in range(count)):
+            (sample,) = push_of("", 0, f"key-{name}", [make_sample(name, tokens)]).samples
+            self.bench.objects.add(f"key-{name}")
+            self.books.undecided[name] = f"key-{name}"
+            self.web.append(sample)
+        self.send_over_http(self.web[-count:])
+
+    @rule(count=st.integers(1, 7), heard=st.booleans())
+    def push_again_over_http(self, count: int, heard: bool) -> None:
+        """Some of what was answered `full`, or all as if no answer had come."""
+        full = [sample for sample in self.web if sample.sample_id in self.books.undecided]
+        if full:
+            self.send_over_http(full[-count:] if heard else self.web[-count:])
+
+    def send_over_http(self, samples: Sequence[Sample]) -> None:
+        self.bench.pushes["", 0] = Push("", 0, tuple(samples))
+        self.bench.send_over_http(samples)
+
+    @rule()
+    def give_up_over_http(self) -> None:
+        """What was answered `full` is the client's: it removes that itself."""
+        for sample in self.web:
+            if (key := self.books.undecided.pop(sample.sample_id, None)) is not None:
+                self.bench.objects.discard(key)
+        self.web.clear()
+
     def come_back(self, who: str) -> None:
         self.bench.connect(who, word=str(self.words[who]))
         for (producer, _), push in list(self.bench.pushes.items()):
             if producer == who and any(s.sample_id in self.books.undecided for s in push.samples):
                 self.bench.send(push)
+        self.push_again_over_http(1000, heard=True)
 
     def give_up(self, who: str) -> None:
         """It hears of nothing any more: what of it is in the core is live."""
@@ -246,11 +282,11 @@ class ReferencesMachine(RuleBasedStateMachine):
         for who in "pq":
             self.come_back(who)
         while self.books.undecided:
-            before = self.trained
+            before = self.trained, len(self.books.undecided)
             self.train()
             for who in "pq":
                 self.come_back(who)
-            assert self.trained > before or not self.books.undecided, "nothing moves"
+            assert (self.trained, len(self.books.undecided)) != before, "nothing moves"
         for who in "pq":
             bench.lose(who, for_good=True)
         bench.perform(bench.core.end_stream(bench.now, force=True))

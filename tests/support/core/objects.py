@@ -87,6 +87,13 @@ class StoreBench(Bench):
         answers = [e for e in self.log[start:] if isinstance(e, PushAnswered)]
         return next((e.outcomes for e in answers if e.first_seq == push.first_seq), None)
 
+    def send_over_http(self, samples: Iterable[Sample]) -> tuple[Outcome, ...]:
+        """Outcomes; what has no room is answered `full`, and is the caller's to send again."""
+        push = Push("", 0, tuple(samples), named=True, refers=True)
+        start = len(self.log)
+        self.perform(self.core.push(push, self.now, may_hold=False))
+        return next(e for e in self.log[start:] if isinstance(e, PushAnswered)).outcomes
+
     def connect(self, producer: str, word: str = "1") -> None:
         self.perform(self.core.producer_connected(producer, "", f"{producer}.{word}"))
         self.pass_time(0.0)

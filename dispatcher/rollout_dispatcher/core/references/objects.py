@@ -7,8 +7,10 @@
 An object is needed while a sample in it is accepted and not done with, and while one may still be:
 what is held back or was answered `full`, and what waited when its connection was lost, is sent
 again under the same number, and then it has to be there. It is not awaited any more once it has an
-outcome, once its producer's floor has passed it, or when its producer is gone for good. Invariant:
-an object is named unneeded when the last of that is over, and not before.
+outcome, once its producer's floor has passed it, or when its producer is gone for good. What comes
+over HTTP has no producer that could be gone, and is decided at once: what is answered `full` there
+is its client's as before, which takes that it is alone in its object. Invariant: an object is named
+unneeded when the last of that is over, and not before.
 
 A producer may never raise its floor, nor come back. So of what is answered `full`, which is its own
 as much as before it was sent, only so much is awaited; the rest is forgotten. An object of nothing
@@ -122,7 +124,7 @@ class Objects:
 
     def pushed(self, push: Push) -> None:
         """A push has come, maybe again; what its producer never sends again is not awaited."""
-        if push.refers:
+        if push.refers and push.producer:
             for number, sample in zip(push.numbers, push.samples, strict=True):
                 payload = sample.payload
                 if isinstance(payload, Reference) and payload.stored.store in self._stores:
@@ -148,12 +150,13 @@ class Objects:
         payload = push.samples[index].payload
         if not isinstance(payload, Reference):
             return
-        if (needed := self._needed.get(name_of(payload.stored))) is not None:
-            number = push.first_seq + index
-            if outcome is not Outcome.FULL:
-                self._decided(needed, push.producer, number)
-            elif self._is_much(push.producer):
-                self._decided(needed, push.producer, number, forgotten=True)
+        is_full = outcome is Outcome.FULL
+        if not push.producer:
+            if not is_full and payload.stored.store in self._stores:
+                self._check(self._need(payload.stored))
+        elif (needed := self._needed.get(name_of(payload.stored))) is not None:
+            if not is_full or self._is_much(push.producer):
+                self._decided(needed, push.producer, push.first_seq + index, forgotten=is_full)
 
     def done(self, entries: Iterable[Entry]) -> None:
         """Nobody will train on these samples again."""

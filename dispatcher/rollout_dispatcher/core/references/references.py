@@ -103,7 +103,7 @@ class References:
         newest = {
             name: max(seqs)
             for name, (_, seqs) in memory.producers.items()
-            if seqs and name not in memory.left
+            if name and seqs and name not in memory.left  # over HTTP nothing is awaited
         }
         self.objects.restore((*memory.entries, *in_steps), newest, self.sweeps.has_ended)
         self._nameless = {

@@ -10,6 +10,7 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.http.bodies.encoding import SUPPORTED
+from rollout_dispatcher.service.http.bodies.references import ReferenceRequest
 from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES, PushRequest
 from rollout_dispatcher.service.http.config_routes import MAX_BODY_BYTES, ConfigAnswer
 from rollout_dispatcher.service.http.reference_routes import MAX_BODY_BYTES as MAX_KNOWN_BYTES
@@ -128,7 +129,10 @@ def describe() -> Described:
     """The document."""
     schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
     schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
-    models = (PushRequest, ConfigPatch, ConfigAnswer, ControlAnswer, KnownRequest, KnownAnswer)
+    models = (
+        PushRequest, ReferenceRequest, ConfigPatch, ConfigAnswer, ControlAnswer, KnownRequest,
+        KnownAnswer,
+    )  # fmt: skip
     for model in models:
         _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
     _add(schemas, "Status", _status())
@@ -182,9 +186,10 @@ def _paths() -> Described:
 
 
 def _push() -> Described:
-    body = {"schema": {"$ref": "#/components/schemas/PushRequest"}}
+    kinds = [{"$ref": REF.format(model=kind.__name__)} for kind in (PushRequest, ReferenceRequest)]
+    body: Described = {"schema": {"anyOf": kinds}}
     several = {"type": "array", "items": body["schema"], "maxItems": MAX_SAMPLES}
-    one_or_more = {"schema": {"anyOf": [body["schema"], several]}}
+    one_or_more = {"schema": {"anyOf": [*kinds, several]}}
     return {
         "summary": "Push finished samples",
         "description": f"One object, an array of them, or NDJSON; at most {MAX_SAMPLES} samples, "

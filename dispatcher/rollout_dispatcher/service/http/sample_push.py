@@ -34,8 +34,8 @@ class SamplePush:
 
     @property
     def nbytes(self) -> int:
-        """Of payload, of those."""
-        return sum(sample.nbytes for sample in self._left.values())
+        """Of memory, that those take."""
+        return sum(sample.memory_bytes for sample in self._left.values())
 
     def attempt(self, router: Router, *, all_of_them: bool) -> Work[None]:
         """Push what is left; unless `all_of_them`, up to where nothing finds room."""

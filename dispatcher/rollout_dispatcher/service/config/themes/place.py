@@ -74,8 +74,8 @@ class StoreOptions(Options):
     ] = ()
     """payload stores that references may be into, file:///mnt/rollouts, say, repeatable or with
     commas; rollout workers and DP ranks open no others, and the first that a producer can open is
-    where it puts what is large; needs --journal-dir; unset: every payload comes through the
-    dispatcher"""
+    where it puts what is large; who pushes over HTTP puts what it likes itself, and pushes
+    references; needs --journal-dir; unset: every payload comes through the dispatcher"""
     inline_limit: SizeOrNothing = 2**20
     """producers put payloads of so many bytes and more into the payload store, each for itself, and
     push smaller ones; 0B: all of them"""

@@ -9,13 +9,12 @@ A list of numbers is a tensor, whose element type is found in `tensors`;
 many entries as `input_ids` is per token, any other is per sample, unless `per_sample` names it, the
 run's samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
 `loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
-without one, all but the first are.
+without one, all but the first are. A sample with a `reference` has no tensors: `references.py`.
 """
 
 import re
-import uuid
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,20 +22,17 @@ from pydantic import Field as Declared
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.hints import nearest
-from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader, Name, Version
-from rollout_dispatcher.sample import (
-    METADATA,
-    SIZE_AT_CLOSE,
-    SIZE_NOT_TOLD,
-    DType,
-    Field,
-    Sample,
-    Schema,
-    is_reserved,
-)
+from rollout_dispatcher.protocol.messages import MAX_FIELDS, FieldHeader, Name
+from rollout_dispatcher.sample import METADATA, DType, Field, Sample, Schema, is_reserved
 from rollout_dispatcher.service.http.bodies.encoded import EncodedTensor, decoded
 from rollout_dispatcher.service.http.bodies.json_text import CLOSE, END, OPEN, JsonText
+from rollout_dispatcher.service.http.bodies.metadata import Metadata
 from rollout_dispatcher.service.http.bodies.pieces import Work
+from rollout_dispatcher.service.http.bodies.references import (
+    REFERENCE,
+    ReferenceRequest,
+    referenced,
+)
 from rollout_dispatcher.service.http.bodies.tensors import (
     ElementType,
     FieldRefused,
@@ -46,8 +42,6 @@ from rollout_dispatcher.service.http.bodies.tensors import (
 )
 from rollout_dispatcher.values import NUMPY_DTYPES
 
-#: What a `group_size` says that is told when the group is closed.
-AT_CLOSE = "at-close"
 #: Samples of one request: each takes a kilobyte and a tenth of a millisecond, however
 #: short its text is, and their outcomes are written as one answer.
 MAX_SAMPLES: Final = 4096
@@ -72,10 +66,9 @@ class TypedTensor(BaseModel):
     ragged: bool = False
 
 
-class PushRequest(BaseModel):
-    """One sample."""
+class PushRequest(Metadata):
+    """One sample, with its tensors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     fields: Annotated[
         dict[Name, Any],
         Declared(
@@ -84,17 +77,14 @@ class PushRequest(BaseModel):
             "tokens are targets of the loss, all but the first without it",
         ),
     ]
-    sample_id: Name | None = None
-    group_id: Name | None = None
-    group_size: Extent | Literal["at-close"] | None = None
-    policy_version: Version | None = None
     per_sample: Annotated[
         list[Name],
         Declared(
             max_length=MAX_FIELDS,
+            default_factory=list,
             description="fields that have one value a sample, whatever their first dimension is",
         ),
-    ] = []
+    ]
 
 
 def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool]]:
@@ -106,16 +96,22 @@ def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool
         raise ProtocolError("the body begins with a byte order mark, which JSON has none of")
     text = JsonText(body, finite=not reading.allow_non_finite)
     samples, named = list[Sample](), set[bool]()
+    taken = set[tuple[str, str]]()
     is_array = text.take(OPEN)
     goes_on = not text.take(CLOSE) if is_array else text.peek() != END
     while goes_on:
         text.peek()
         start = text.at
+        given = yield from text.object()
+        kind = ReferenceRequest if REFERENCE in given else PushRequest
         try:
-            request = PushRequest.model_validate((yield from text.object()))
-            samples.append((yield from _sample(request, reading)))
+            request = kind.model_validate(given)
+            if isinstance(request, ReferenceRequest):
+                samples.append(referenced(request, reading, taken))
+            else:
+                samples.append((yield from _sample(request, reading)))
         except ValidationError as error:
-            text.fail(first_of(error, PushRequest.model_fields), start)
+            text.fail(first_of(error, (*kind.model_fields, REFERENCE)), start)
         except FieldRefused as error:
             text.fail(str(error), start)
         named.add(request.sample_id is not None)
@@ -164,7 +160,7 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
     for name in sorted(request.fields):
         given[name] = yield from _tensor(name, request.fields[name], reading)
     _check_per_sample(request)
-    _check_group(request)
+    request.check_group()
     ids = given.get("input_ids")
     if ids is None or len(ids[0].shape) != 1 or ids[1].dtype not in INTEGERS:
         raise FieldRefused("fields.input_ids must be a list of integers")
@@ -177,19 +173,13 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
     places = schema.slices(tokens, rows)
     for (name, (tensor, element)), place in zip(given.items(), places, strict=True):
         yield from tensor.written(name, element, span[place])
-    size = SIZE_NOT_TOLD if reading.group_size is None else reading.group_size
-    if request.group_size is not None:
-        size = SIZE_AT_CLOSE if request.group_size == AT_CLOSE else int(request.group_size)
     return Sample(
-        sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
         tokens=tokens,
         loss_tokens=loss_tokens,
         schema=schema,
         payload=span.toreadonly(),
-        group_id=request.group_id,
-        group_size=size if request.group_id is not None else 1,
-        policy_version=request.policy_version,
         rows=rows,
+        **request.told(reading),
     )
 
 
@@ -211,14 +201,6 @@ def _check_per_sample(request: PushRequest) -> None:
             raise FieldRefused(f"per_sample names {name}, which has one value a token")
         if name not in request.fields:
             raise FieldRefused(f"per_sample names {name}, which is not among the fields")
-
-
-def _check_group(request: PushRequest) -> None:
-    size = request.group_size
-    if request.group_id is None and size is not None and size != 1:
-        raise FieldRefused(
-            f"group_size is {size}, and no group_id says which samples belong together"
-        )
 
 
 def _schema(
