@@ -112,6 +112,9 @@ MANY_SLOTS, TOO_MANY_SLOTS = 1 << 13, 1 << 20
 #: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
 #: it is the budget that stands in the way. By `tests.bench.planner`, times.
 OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
+#: Where some bin has less room than this part of a mean item, budgets are looked at before swaps,
+#: and elsewhere after, as they hardly ever stand in the way; time alone. Chosen by trial.
+FULL_BIN = 1 / 32
 #: Columns dealt to ranks by load; the ones after that differ too little to be worth it. Chosen.
 DEALT_BY_LOAD = 64
 #: Equal sums are tried from other starts than LPT above so many tolerances, up to so many items. By

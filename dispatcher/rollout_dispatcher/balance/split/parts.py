@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rollout_dispatcher.balance.order import by_falling_tokens
+from rollout_dispatcher.balance.order import by_falling_tokens, cut
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
@@ -88,13 +88,8 @@ class Parts:
         where, (R, M) = chosen[self.sequence], self.counts.shape
         if self.counts.min() == self.counts.max():
             return tuple(map(tuple, where.reshape(R, M, -1)))
-        ends = np.cumsum(self.counts).reshape(R, M).tolist()
-        start, ranks = 0, []
-        for row in ends:
-            starts = [start, *row[:-1]]
-            ranks.append(tuple([where[a:b] for a, b in zip(starts, row, strict=True)]))
-            start = row[-1]
-        return tuple(ranks)
+        parts = cut(where, self.counts.ravel().tolist())
+        return tuple([tuple(parts[at : at + M]) for at in range(0, R * M, M)])
 
 
 #: How one layout or limit is served: the micro-batches of every rank. What is left of the work pays
