@@ -1,6 +1,7 @@
 """Claims about plan_step: the dispatcher's own planner, for lengths that are all at hand."""
 
 import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,32 @@ def test_a_micro_batch_size_beyond_all_samples_takes_no_more_room() -> None:
     lengths = list(range(1, 9))
     most = plan_step(lengths, dp_size=2, micro_batch_size=8)
     assert plan_step(lengths, dp_size=2, micro_batch_size=10**12) == most
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"sync": "step"}, {"layout": "padded"}, {"minimum": 4}], ids=str
+)
+def test_a_micro_batch_that_may_hold_all_samples_takes_memory_for_what_there_is(
+    options: dict[str, Any],
+) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30_000, 4096)
+
+    def peak(size: int) -> int:
+        plan_step(lengths, dp_size=64, micro_batch_size=size, **options)
+        tracemalloc.start()
+        plan_step(lengths, dp_size=64, micro_batch_size=size, **options)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(4096) < 3 * peak(128)
+
+
+def test_it_takes_as_many_as_are_cheap_while_the_dearest_are_by_themselves() -> None:
+    lengths = [40_000] * 14 + [100] * 1986
+    ranks = plan_step(lengths, dp_size=16, micro_batch_size=2000)
+    dearest = max(Quadratic()(np.array(lengths)[part]).sum() for [part] in ranks)
+    assert dearest == Quadratic()(np.array([40_000]))[0]
 
 
 def test_padding_to_a_multiple_counts_in_the_budget() -> None:
