@@ -143,6 +143,20 @@ def test_a_budget_that_nobody_can_fill_is_none(options: dict[str, Any], sync: Sy
     assert found == plan_step(lengths, micro_batch_tokens=10**9, **options)
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("sync", list(Sync))
+@pytest.mark.parametrize("budget", [10_000, sys.maxsize])
+def test_the_dearest_costs_there_may_be_are_planned_as_others_are(
+    layout: str, sync: Sync, budget: int
+) -> None:
+    lengths = [9000, 120, 300, 8000, 450, 130, 7000, 200]
+    limits = {"dp_size": 2, "sync": sync, "layout": layout, "micro_batch_tokens": budget}
+    found = plan_step(lengths, cost=lambda s: s * 2.0**900, **limits)
+    assert found == plan_step(lengths, cost=lambda s: s * 1.0, **limits)
+    with pytest.raises(ValueError, match=r"costs must be at most 1e\+280, and number 0 is 9"):
+        plan_step(lengths, cost=lambda s: s * 1e300, **limits)
+
+
 VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
 
 
