@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens
+from rollout_dispatcher.balance.validate import too_many_fillers
 from rollout_dispatcher.errors import SampleTooLong, UnequalPartitions
 from rollout_dispatcher.plan import PlanConfig, Sync, Window, straggler_excess
 
@@ -224,9 +225,9 @@ def test_counts_may_be_what_counts_as_whole_numbers() -> None:
 def test_far_more_micro_batches_than_samples_are_refused(
     asked: dict[str, Any], micro_batches: int
 ) -> None:
-    with pytest.raises(
-        UnequalPartitions, match=rf"ask for {micro_batches} micro-batches.* 3 samples.*fillers"
-    ):
+    asked_by = "dp_size, minimum and multiple"
+    said = too_many_fillers(micro_batches, 3, asked_by)
+    with pytest.raises(UnequalPartitions, match=f"^{said}$"):
         plan_step([5, 4, 3], **{"dp_size": 2, "micro_batch_tokens": 8, **asked})
 
 
