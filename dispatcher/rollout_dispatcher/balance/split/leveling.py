@@ -127,10 +127,11 @@ def swap_level(
     level, waits = mean * min(tuning.TOLERANCE, enough), enough * float(mean.sum())
     whole, sampled, any_stalled = np.arange(slots), slots > tuning.SWAP_SLOTS, False
     loads = np.zeros((rows, bins))
+    all_loads = loads.ravel()
     beside = None if base is None else base.reshape(-1)
     changed: IntArray | None = None
     for turn in range(rounds):
-        held.sum_up(loads.ravel(), beside, changed)
+        held.sum_up(all_loads, beside, changed)
         over = np.maximum.reduce(loads, axis=1) - mean
         uneven = over > level
         if any_stalled:

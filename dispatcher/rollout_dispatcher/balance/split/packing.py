@@ -39,7 +39,7 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
         over = s > budget
         alone, tokens = int(np.count_nonzero(over)), int(s[~over].sum())
     if 2 * longest > budget:
-        halves = int(np.count_nonzero(2 * s > budget))
+        halves = int(np.count_nonzero(s > budget // 2))
     bins = max(alone - (-tokens // budget), halves, 1)
     return -(-bins // R)
 
