@@ -145,12 +145,20 @@ def swap_level(
         gain = held.swap((high, u), (low, v), gap)
         helped = gain[top]
         if any_stalled or not all(helped.tolist()):
-            row = high[top] // bins
-            stalled[row] = np.where(helped, 0, stalled[row] + 1)
-            any_stalled = bool(np.logical_or.reduce(stalled))
+            any_stalled = _count_stalled(stalled, high[top] // bins, helped)
         if held.is_large:
             changed = np.concatenate((high[gain], low[gain]))
     ids[...] = held.flat.reshape(ids.shape)
+
+
+def _count_stalled(stalled: IntArray, rows: IntArray, helped: BoolArray) -> bool:
+    """Count how often the top pairs of these rows gained nothing; whether any has."""
+    if len(stalled) == 1:
+        for gained in helped.tolist():
+            stalled[0] = 0 if gained else stalled[0] + 1
+        return bool(stalled[0])
+    stalled[rows] = np.where(helped, 0, stalled[rows] + 1)
+    return bool(np.logical_or.reduce(stalled))
 
 
 #: Bins, and slots of each that are looked at.
@@ -281,9 +289,7 @@ def _pairs(
         order += rows[:, None] * bins
     high, low = order[:, : -half - 1 : -1], order[:, :half]
     if stalled is not None:
-        shift = stalled[rows]
-        shifted = (np.arange(half) - shift[:, None]) % half
-        low = low[np.arange(len(rows))[:, None], shifted]
+        low = _moved_on(low, stalled[rows])
     flat, mean = loads.ravel(), mean[rows, None]
     dear = flat.take(high)
     gap = dear - flat.take(low)
@@ -294,6 +300,17 @@ def _pairs(
         return high[0, :count], low[0, :count], gap[0, :count], slice(1)
     at = worth.ravel().nonzero()[0]
     return high.ravel()[at], low.ravel()[at], gap.ravel()[at], at % half == 0
+
+
+def _moved_on(low: IntArray, shift: IntArray) -> IntArray:
+    """Each row of `low` moved on by its shift."""
+    half = low.shape[1]
+    if len(low) == 1:
+        by = int(shift[0]) % half
+        return np.concatenate((low[:, half - by :], low[:, : half - by]), axis=1)
+    shifted = (np.arange(half) - shift[:, None]) % half
+    moved: IntArray = low[np.arange(len(low))[:, None], shifted]
+    return moved
 
 
 def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:
