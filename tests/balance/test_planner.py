@@ -345,8 +345,9 @@ def test_an_impossible_window_is_an_error_with_facts() -> None:
     short = replace(window_of([1, 2]), skips=np.zeros(1, dtype=np.int64))
     with pytest.raises(PlanError, match="columns differ"):
         plan(short, BASE)
-    with pytest.raises(PlanError, match="not finite"):
-        plan(window_of([1, 2]), replace(BASE, cost=lambda s: np.full(len(s), np.nan)))
+    for wrong in (np.nan, np.inf, -1.0, 1e300):
+        with pytest.raises(PlanError, match=r"negative, no number or above 1e\+280"):
+            plan(window_of([1, 2]), replace(BASE, cost=lambda s, each=wrong: s * each))
 
 
 def test_whole_groups_are_chosen_up_to_the_largest_total_that_fits() -> None:

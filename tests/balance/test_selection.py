@@ -1,5 +1,6 @@
 """Claims about selection: counts, deadlines, the lane and the column DP."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,18 @@ def test_due_counts_the_steps_that_remain() -> None:
 def test_a_must_go_flag_comes_before_every_deadline() -> None:
     flags = np.array([False, False, True])
     assert due(np.array([0, 9, 9]), flags, 1).tolist() == [False, False, True]
+
+
+def test_where_the_first_deadline_leaves_room_for_all_nothing_is_sorted() -> None:
+    n = 100_000
+    left, must_go = np.full(n, 5), np.zeros(n, dtype=bool)
+    tracemalloc.start()
+    forced = due(left, must_go, n // 5)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not forced.any()
+    assert most < 2 * n
+    assert due(left, must_go, n // 5 - 1).sum() == 5
 
 
 @given(

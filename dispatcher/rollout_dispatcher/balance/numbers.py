@@ -15,8 +15,8 @@ from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Lengths are summed as int64, so that a million of them may be as long as this.
 LONGEST = 2**43
-#: Sums of costs stay finite.
-_DEAREST = 1e300
+#: Sums of costs stay finite, also of as many as the largest budget has room for.
+DEAREST = 1e280
 
 
 def as_lengths(values: Any, what: str = "lengths") -> IntArray:
@@ -31,7 +31,7 @@ def as_lengths(values: Any, what: str = "lengths") -> IntArray:
 def as_costs(values: Any, what: str = "costs") -> FloatArray:
     """Numbers, float64[n]; whole ones are exact up to 2^53."""
     found = _checked(values, what)
-    _refuse_first(found, found > _DEAREST, f"{what} must be at most {_DEAREST:g}")
+    _refuse_first(found, found > DEAREST, f"{what} must be at most {DEAREST:g}")
     return found.astype(np.float64)
 
 

@@ -30,6 +30,22 @@ def by_falling_tokens(tokens: IntArray) -> IntArray:
     return positions
 
 
+def by_label(labels: IntArray, count: int) -> IntArray:
+    """Positions by rising label, then by position, where labels are below `count`.
+
+    Of numbers of 16 bits numpy sorts by radix, several times as fast as of longer ones.
+    """
+    short = labels.astype(np.int16) if count <= 1 << 15 else labels
+    return short.argsort(kind="stable")
+
+
+def falling_place(x: FloatArray) -> IntArray:
+    """Place of each number among all by falling value, then by position."""
+    place = np.empty(len(x), dtype=np.int64)
+    place[np.argsort(-x, kind="stable")] = np.arange(len(x))
+    return place
+
+
 def running_sums(x: _Numbers) -> _Numbers:
     """Sums of the first 0, 1, ... and all items; item i to j-1 sum up to `[j] - [i]`."""
     sums = np.zeros(len(x) + 1, dtype=x.dtype)

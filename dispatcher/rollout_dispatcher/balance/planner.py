@@ -12,6 +12,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.micro_batch_order import in_order
+from rollout_dispatcher.balance.numbers import DEAREST
 from rollout_dispatcher.balance.objective import lower_bound
 from rollout_dispatcher.balance.rank_cap import (
     fewer,
@@ -193,8 +194,10 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
     cost = np.asarray(config.cost(window.tokens), dtype=np.float64)
     if cost.shape != (n,):
         raise PlanError(f"the cost model gave {cost.shape} costs for {n} samples; check it")
-    if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) < np.inf):
-        raise PlanError("the cost model gave a cost that is negative or not finite; check it")
+    if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) <= DEAREST):
+        raise PlanError(
+            f"the cost model gave a cost that is negative, no number or above {DEAREST:g}; check it"
+        )
     return cost
 
 

@@ -109,9 +109,15 @@ SWAP_SLOTS = 16
 #: more than that bins are not levelled: most slots are empty then, as one bin has a thousand
 #: samples and others have one, and it would take a second. Chosen.
 MANY_SLOTS, TOO_MANY_SLOTS = 1 << 13, 1 << 20
+#: Up to so many slots all that a fixed number of samples a micro-batch allows are there to be
+#: filled; beyond, twice as many as there are samples, as the rest stay empty. Chosen.
+FEW_SLOTS = 1 << 12
 #: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
 #: it is the budget that stands in the way. By `tests.bench.planner`, times.
 OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
+#: Where some bin has less room than this part of a mean item, budgets are looked at before swaps,
+#: and elsewhere after, as they hardly ever stand in the way; time alone. Chosen by trial.
+FULL_BIN = 1 / 32
 #: Columns dealt to ranks by load; the ones after that differ too little to be worth it. Chosen.
 DEALT_BY_LOAD = 64
 #: Equal sums are tried from other starts than LPT above so many tolerances, up to so many items. By

@@ -44,6 +44,22 @@ def problems(config: PlanConfig, window_multiple: float = 1.0) -> Iterator[str]:
         )
 
 
+def too_many_fillers(
+    micro_batches: int, samples: int, asked_by: str, named: str | None = None
+) -> str | None:
+    """What is wrong with a number of micro-batches that nobody can mean; None: they are few enough.
+
+    asked_by: the options or arguments that ask for them. named: the one that says how many samples
+    there are.
+    """
+    if micro_batches - samples <= MOST_FILLERS:
+        return None
+    return (
+        f"{asked_by} make {micro_batches} micro-batches of {named or f'{samples} samples'}, and "
+        f"all others would be fillers, of which a step has at most {MOST_FILLERS}; lower them"
+    )
+
+
 def _not_positive(name: str, value: int) -> str | None:
     return f"{name} is {value}; it must be at least 1" if value < 1 else None
 
@@ -85,15 +101,13 @@ def _sizes(config: PlanConfig) -> Iterator[str]:
 
 
 def _too_many(config: PlanConfig) -> Iterator[str]:
-    """Micro-batches that nobody can mean."""
     B, asked = config.dispatch_batch_size, config.dp_size * config.micro_batches(1)
-    if asked - B > MOST_FILLERS:
-        yield (
-            f"dp_size {config.dp_size}, min_micro_batches {config.min_micro_batches} and "
-            f"micro_batch_multiple {config.micro_batch_multiple} make {asked} micro-batches of "
-            f"dispatch_batch_size {B}, and all others would be fillers, of which a step has at "
-            f"most {MOST_FILLERS}; lower them"
-        )
+    asked_by = (
+        f"dp_size {config.dp_size}, min_micro_batches {config.min_micro_batches} and "
+        f"micro_batch_multiple {config.micro_batch_multiple}"
+    )
+    if found := too_many_fillers(asked, B, asked_by, f"dispatch_batch_size {B}"):
+        yield found
 
 
 def _indivisible(config: PlanConfig, m: int) -> Iterator[str]:

@@ -198,6 +198,21 @@ else:
             assert chunk.device == mapping.device
             assert chunk.names == ["sample"]
 
+    def test_of_a_tensordict_meta_names_no_rows() -> None:
+        from tensordict import NonTensorData, TensorDict  # noqa: PLC0415
+
+        values = {"row": torch.arange(4), "stop": torch.arange(4), "run": NonTensorData(["a", "b"])}
+        for more in ({}, {"input_ids": jagged()}):
+            mapping = TensorDict(values | more, batch_size=[4])
+            for chunk in balance_batch(mapping, 2, lengths=ROWS, meta=["run"])[0]:
+                assert chunk["run"] == ["a", "b"]
+            for batch in (mapping, {"inner": mapping}):
+                with pytest.raises(ValueError, match="'stop' is named in meta=, and each chunk of"):
+                    balance_batch(batch, 2, lengths=ROWS, meta=["stop"])
+            outer = {"whole": mapping}
+            for chunk in balance_batch(outer | {"row": ROWS}, 2, lengths=ROWS, meta=["whole"])[0]:
+                assert chunk["whole"] is mapping
+
 
 def test_a_list_is_no_batch() -> None:
     with pytest.raises(PlanError, match="no mapping of names to rows but list"):

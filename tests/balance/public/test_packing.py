@@ -143,8 +143,8 @@ VALID: dict[str, Any] = {"lengths": [3, 4], "budget": 10}
         ({"lengths": [1, -1]}, "must not be negative"),
         ({"lengths": [1, 2**60]}, "must be at most"),
         ({"pad_to": 2**60}, "pad_to is 1152921504606846976; it must be at most"),
-        ({"minimum": 10**9}, "ask for 1000000000 micro-batches, and there are 2 samples"),
-        ({"multiple": 10**9}, "ask for 1000000000 micro-batches, and there are 2 samples"),
+        ({"minimum": 10**9}, "make 1000000000 micro-batches of 2 samples, .* at most 65536"),
+        ({"multiple": 10**9}, "make 1000000000 micro-batches of 2 samples, .* at most 65536"),
     ],
 )
 def test_what_cannot_be_packed_is_said_in_one_error(options: dict[str, Any], said: str) -> None:

@@ -1,5 +1,6 @@
 """Claims about balanced_partition: whole, never above KK or LPT, and clear about what cannot be."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,16 @@ def test_of_heavy_tails_it_loses_less_than_a_hundredth_where_that_can_be(
 def test_what_costs_nothing_is_spread_over_all_parts(costs: list[int]) -> None:
     parts = balanced_partition(costs, 3, equal_size=False)
     assert [len(part) for part in parts] == [3, 3, 3]
+
+
+def test_one_part_of_nearly_all_items_takes_no_memory_for_what_others_do_not_have() -> None:
+    costs = np.concatenate((1e9 + np.arange(999), np.ones(19_001)))
+    tracemalloc.start()
+    parts = balanced_partition(costs, 1000, equal_size=False)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(map(len, parts)) == [1] * 999 + [19_001]
+    assert most < 2**26
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Claims about plan_step: the dispatcher's own planner, for lengths that are all at hand."""
 
 import sys
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens
+from rollout_dispatcher.balance.validate import too_many_fillers
 from rollout_dispatcher.errors import SampleTooLong, UnequalPartitions
 from rollout_dispatcher.plan import PlanConfig, Sync, Window, straggler_excess
 
@@ -79,6 +81,32 @@ def test_a_micro_batch_size_beyond_all_samples_takes_no_more_room() -> None:
     assert plan_step(lengths, dp_size=2, micro_batch_size=10**12) == most
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"sync": "step"}, {"layout": "padded"}, {"minimum": 4}], ids=str
+)
+def test_a_micro_batch_that_may_hold_all_samples_takes_memory_for_what_there_is(
+    options: dict[str, Any],
+) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30_000, 4096)
+
+    def peak(size: int) -> int:
+        plan_step(lengths, dp_size=64, micro_batch_size=size, **options)
+        tracemalloc.start()
+        plan_step(lengths, dp_size=64, micro_batch_size=size, **options)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(4096) < 3 * peak(128)
+
+
+def test_it_takes_as_many_as_are_cheap_while_the_dearest_are_by_themselves() -> None:
+    lengths = [40_000] * 14 + [100] * 1986
+    ranks = plan_step(lengths, dp_size=16, micro_batch_size=2000)
+    dearest = max(Quadratic()(np.array(lengths)[part]).sum() for [part] in ranks)
+    assert dearest == Quadratic()(np.array([40_000]))[0]
+
+
 def test_padding_to_a_multiple_counts_in_the_budget() -> None:
     assert len(plan_step([5] * 8, dp_size=2, micro_batch_tokens=20)[0]) == 1
     assert len(plan_step([5] * 8, dp_size=2, micro_batch_tokens=20, pad_to=8)[0]) == 2
@@ -114,6 +142,20 @@ def test_a_budget_that_nobody_can_fill_is_none(options: dict[str, Any], sync: Sy
     options = {"dp_size": 2, "sync": sync, **options}
     found = plan_step(lengths, micro_batch_tokens=sys.maxsize, **options)
     assert found == plan_step(lengths, micro_batch_tokens=10**9, **options)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("sync", list(Sync))
+@pytest.mark.parametrize("budget", [10_000, sys.maxsize])
+def test_the_dearest_costs_there_may_be_are_planned_as_others_are(
+    layout: str, sync: Sync, budget: int
+) -> None:
+    lengths = [9000, 120, 300, 8000, 450, 130, 7000, 200]
+    limits = {"dp_size": 2, "sync": sync, "layout": layout, "micro_batch_tokens": budget}
+    found = plan_step(lengths, cost=lambda s: s * 2.0**900, **limits)
+    assert found == plan_step(lengths, cost=lambda s: s * 1.0, **limits)
+    with pytest.raises(ValueError, match=r"costs must be at most 1e\+280, and number 0 is 9"):
+        plan_step(lengths, cost=lambda s: s * 1e300, **limits)
 
 
 VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
@@ -183,9 +225,9 @@ def test_counts_may_be_what_counts_as_whole_numbers() -> None:
 def test_far_more_micro_batches_than_samples_are_refused(
     asked: dict[str, Any], micro_batches: int
 ) -> None:
-    with pytest.raises(
-        UnequalPartitions, match=rf"ask for {micro_batches} micro-batches.* 3 samples.*fillers"
-    ):
+    asked_by = "dp_size, minimum and multiple"
+    said = too_many_fillers(micro_batches, 3, asked_by)
+    with pytest.raises(UnequalPartitions, match=f"^{said}$"):
         plan_step([5, 4, 3], **{"dp_size": 2, "micro_batch_tokens": 8, **asked})
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rollout_dispatcher.balance.cost.models import Quadratic, parse_cost
 from rollout_dispatcher.balance.numbers import LONGEST, as_costs
-from rollout_dispatcher.balance.validate import MOST_FILLERS
+from rollout_dispatcher.balance.validate import too_many_fillers
 from rollout_dispatcher.errors import ConfigError, GroupTooLong, SampleTooLong, UnequalPartitions
 from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Oversize
 
@@ -96,11 +96,8 @@ def oversize_option(value: str) -> Oversize:
 
 def check_fillers(micro_batches: int, samples: int, asked_by: str) -> None:
     """Raise UnequalPartitions for a number of micro-batches that nobody can mean."""
-    if micro_batches - samples > MOST_FILLERS:
-        raise UnequalPartitions(
-            f"{asked_by} ask for {micro_batches} micro-batches, and there are {samples} samples; "
-            f"all others would be fillers, of which there are at most {MOST_FILLERS}"
-        )
+    if found := too_many_fillers(micro_batches, samples, asked_by):
+        raise UnequalPartitions(found)
 
 
 def check_longest(tokens: IntArray, budget: int) -> None:

@@ -34,13 +34,15 @@ def balance_batch(
     mapping: a dict of tensors (dense or jagged), arrays and lists with one row a sample, or a
     TensorDict; chunks are of its kind. Texts, numbers, tensors without dimensions and whatever
     `meta` names concern the batch as a whole and are in every chunk as they are; a dict inside is
-    split as the one around it. lengths: tokens of each row; without it the rows of
-    `attention_mask` are summed, or those of jagged `input_ids` measured. cost: work of a length, by
-    default quadratic. equal_size: as many rows in every chunk.
+    split as the one around it. Of a TensorDict `meta` can name no rows, as it holds as many of each
+    value as its batch has, and so do its chunks. lengths: tokens of each row; without it the rows
+    of `attention_mask` are summed, or those of jagged `input_ids` measured. cost: work of a length,
+    by default quadratic. equal_size: as many rows in every chunk.
 
     Returns the chunks and `inverse`, int64[rows]: the concatenated chunks, indexed with it, are the
     original rows. Raises UnequalPartitions (a ValueError) if there are fewer rows than chunks, if
-    equal sizes cannot be, if values differ in their number of rows, or without any mapping.
+    equal sizes cannot be, if values differ in their number of rows, if `meta` names some of a
+    TensorDict, or without any mapping.
     """
     if not hasattr(mapping, "items"):
         raise UnequalPartitions(
@@ -74,8 +76,12 @@ def _check_rows(mapping: Mapping[str, Any], rows: int, meta: set[str]) -> None:
     """Raise UnequalPartitions where a value has another number of rows."""
     for name, value in mapping.items():
         if name in meta:
-            continue
-        if isinstance(value, Mapping):
+            if _is_tensordict(mapping) and not _is_non_tensor(value):
+                raise UnequalPartitions(
+                    f"{name!r} is named in meta=, and each chunk of a TensorDict has as many rows "
+                    "of all its values; wrap it in NonTensorData, take it out, or pass a dict"
+                )
+        elif isinstance(value, Mapping):
             _check_rows(value, rows, meta)
         elif _has_rows(value) and (held := _num_rows(value)) != rows:
             raise UnequalPartitions(
@@ -103,6 +109,15 @@ def _is_jagged(value: Any) -> bool:
     return bool(getattr(value, "is_nested", False))
 
 
+def _is_tensordict(mapping: Any) -> bool:
+    return isinstance(getattr(mapping, "batch_size", None), tuple)
+
+
+def _is_non_tensor(value: Any) -> bool:
+    """Whether a TensorDict has it once for all rows."""
+    return isinstance(value, sys.modules["tensordict"].NonTensorData)
+
+
 def _has_jagged(mapping: Mapping[str, Any]) -> bool:
     """Whether there is a jagged tensor in it, or in a mapping within."""
     return any(
@@ -116,11 +131,12 @@ def _chunk(mapping: Any, part: list[int], meta: set[str], offsets: _Offsets) -> 
 
     offsets: those of jagged tensors here, by the identities of the offsets and lengths before.
     """
-    is_tensordict = isinstance(getattr(mapping, "batch_size", None), tuple)
+    is_tensordict = _is_tensordict(mapping)
     if is_tensordict and not _has_jagged(mapping):
         return mapping[part]
+    as_they_are = set() if is_tensordict else meta
     found = {
-        name: value if name in meta else _rows(value, part, meta, offsets)
+        name: value if name in as_they_are else _rows(value, part, meta, offsets)
         for name, value in mapping.items()
     }
     if is_tensordict:  # indexing as a whole is not for jagged tensors

@@ -25,7 +25,7 @@ from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.balance.public.arguments import at_least
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
-from rollout_dispatcher.balance.split.packing import members
+from rollout_dispatcher.balance.split.packing import members, too_many_slots
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import FloatArray, IntArray
@@ -137,13 +137,18 @@ def labels_of(parts: list[list[int]], n: int) -> IntArray:
 
 
 def _levelled(labels: IntArray, x: FloatArray, k: int, equal_size: bool) -> IntArray:
-    """Swap items between parts; where sizes may differ, also with nothing in return."""
+    """Swap items between parts; where sizes may differ, also with nothing in return.
+
+    Not where one part has so many more than others that most slots would be empty.
+    """
     n = len(x)
     if equal_size:
         ids = np.argsort(labels, kind="stable").reshape(k, n // k)
         swap_level(ids[None], x)
     else:
         labels = fill_empty(labels, k)
+        if too_many_slots(labels, k):
+            return labels
         ids = members(labels, k)
         swap_level(ids[None], np.append(x, 0.0))
     levelled = np.empty(n + 1, dtype=np.int64)

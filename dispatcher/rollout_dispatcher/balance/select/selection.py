@@ -55,7 +55,7 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = N
     n = len(left)
     samples = n if size is None else int(size.sum())
     forced = np.zeros(n, dtype=bool)
-    if not must_go.any() and samples <= int(left.min(initial=0)) * take:
+    if not n or (not must_go.any() and samples <= int(left.min()) * take):
         return forced  # even the first deadline leaves room for all
     rest = -(-samples // take)  # with so many skips left nothing has to go
     urgency = np.minimum(np.maximum(left, 0), min(rest, 32766)) + 1

@@ -87,15 +87,24 @@ def _lpt_one_by_one(x: FloatArray, s: IntArray, loads: FloatArray, budget: int) 
         bits = math.frexp(most)[1] - math.frexp(total)[1] - 1  # maybe more than 2.0 ** bits takes
         x, loads = np.rint(np.ldexp(x, bits)), np.rint(np.ldexp(loads, bits))
     bins, costs = loads * unit + np.arange(len(loads)), x * unit
-    heap: list[float] = bins.tolist()
+    first = _one_each(x, loads)
+    filled = bins.copy()
+    filled[:first] += costs[:first]
+    heap: list[float] = filled.tolist()
     heapify(heap)
-    least = [heapreplace(heap, heap[0] + cost) for cost in costs.tolist()]
-    labels = np.array(least).astype(np.int64) & (unit - 1)
+    least = [heapreplace(heap, heap[0] + cost) for cost in costs[first:].tolist()]
+    labels = np.array([*range(first), *least]).astype(np.int64) & (unit - 1)
     held = np.bincount(labels, weights=s)
     if float(np.maximum.reduce(held, initial=0)) <= budget:
         return labels
     whole: list[list[int]] = [each.astype(np.int64).tolist() for each in (costs, bins)]
     return _lpt_in_budget(whole[0], whole[1], s.tolist(), budget)
+
+
+def _one_each(x: FloatArray, loads: FloatArray) -> int:
+    """How many items, the first ones, find an empty bin each, in turn: LPT need not look for it."""
+    bins = len(loads)
+    return bins if len(x) >= bins and x[bins - 1] > 0 and not loads.any() else 0
 
 
 def _lpt_in_budget(costs: list[int], heap: list[int], s: list[int], budget: int) -> Labels | None:

@@ -7,6 +7,7 @@ LPT is Graham 1969: largest item first, always into the least loaded bin. Exampl
 into 2 bins with caps of 2: 5 | 4, 3 joins 4, the last 3 joins 5: sums 8 and 7.
 """
 
+from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.order import falling_place
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 
@@ -71,6 +73,8 @@ def spread_columns(cost: FloatArray) -> IntArray:
     first columns, where spreads are small, the order just turns around each time.
     """
     M, R = cost.shape
+    if M == 1:
+        return falling_place(cost[0])[None]
     orders = np.empty((M, R), dtype=np.int64)
     spread = cost.max(axis=1) - cost.min(axis=1)
     dearest_first = np.argsort(-cost, axis=1, kind="stable")
@@ -114,88 +118,164 @@ def swap_level(
     rows, bins, slots = ids.shape
     if bins < 2:
         return
-    flat = ids.reshape(-1)
-    costs = x[flat]
-    cost = costs.reshape(rows * bins, slots)
-    moved: list[NDArray[Any]] = [flat, costs]
-    tokens: IntArray | None = None
+    held = _Held(ids, x, s, budget, parts)
     stalled = np.zeros(rows, dtype=np.int64)
     patience = tuning.OTHER_PAIRINGS if s is None else tuning.OTHER_PAIRINGS_IN_BUDGET
     # Of a row: swaps do not change it.
-    mean = costs.reshape(rows, -1).sum(axis=1)
+    mean = held.costs.reshape(rows, -1).sum(axis=1)
     mean = (mean if base is None else mean + base.sum(axis=1)) / bins
     level, waits = mean * min(tuning.TOLERANCE, enough), enough * float(mean.sum())
     whole, sampled, any_stalled = np.arange(slots), slots > tuning.SWAP_SLOTS, False
     loads = np.zeros((rows, bins))
     all_loads = loads.ravel()
     beside = None if base is None else base.reshape(-1)
-    changed: slice | IntArray = slice(None)
+    changed: IntArray | None = None
     for turn in range(rounds):
-        held = np.add.reduce(cost[changed], axis=1)
-        all_loads[changed] = held if beside is None else held + beside[changed]
+        held.sum_up(all_loads, beside, changed)
         over = np.maximum.reduce(loads, axis=1) - mean
-        uneven = (over > level) & (stalled <= patience)
+        uneven = over > level
+        if any_stalled:
+            uneven &= stalled <= patience
         if float(np.add.reduce(over[uneven])) <= waits:
             break
         high, low, gap, top = _pairs(
             loads, mean, uneven.nonzero()[0], stalled if any_stalled else None
         )
         u, v = (_slots(slots, turn), _slots(slots, turn + 1)) if sampled else (whole, whole)
-        error = (_at(cost, high, u) - gap[:, None])[:, :, None] - _at(cost, low, v)[:, None, :]
-        np.abs(error, out=error)
-        if s is not None:
-            if tokens is None:
-                moved.append(s[flat])
-                tokens = moved[-1].reshape(rows * bins, slots)
-                room, changed = np.zeros((rows * bins, parts), dtype=np.int64), slice(None)
-            by_part = tokens[changed].reshape(-1, parts, slots // parts)
-            room[changed] = budget - np.add.reduce(by_part, axis=2)
-            np.putmask(error, _too_much(tokens, room, (high, u), (low, v)), np.inf)
-        error = error.reshape(len(high), -1)
-        best = error.argmin(axis=1)
-        gain = error[np.arange(len(high)), best] < gap * (1 - 1e-9)
+        gain = held.swap((high, u), (low, v), gap)
         helped = gain[top]
-        if any_stalled or not np.logical_and.reduce(helped):
-            row = high[top] // bins
-            stalled[row] = np.where(helped, 0, stalled[row] + 1)
-            any_stalled = bool(np.logical_or.reduce(stalled))
-        i, j = np.divmod(best[gain], len(v))
-        high, low = high[gain], low[gain]
-        if len(flat) > tuning.MANY_SLOTS:
-            changed = np.concatenate((high, low))
-        _swap(moved, high * slots + u[i], low * slots + v[j])
-    ids[...] = flat.reshape(ids.shape)
+        if any_stalled or not all(helped.tolist()):
+            any_stalled = _count_stalled(stalled, high[top] // bins, helped)
+        if held.is_large:
+            changed = np.concatenate((high[gain], low[gain]))
+    ids[...] = held.flat.reshape(ids.shape)
 
 
-def _too_much(
-    tokens: IntArray,
-    room: IntArray,
-    high: tuple[IntArray, IntArray],
-    low: tuple[IntArray, IntArray],
-) -> BoolArray:
-    """Which swaps need more room than there is, [pair, slot of the high one, of the low one].
-
-    tokens: int64[bins, slots]. room: int64[bins, parts]. high, low: bins of each pair, and slots.
-    """
-    part = tokens.shape[1] // room.shape[1]
-    given, taken = _at(tokens, *high), _at(tokens, *low)
-    here, there = room[high[0]], room[low[0]]
-    if room.shape[1] > 1:
-        here, there = here[:, high[1] // part], there[:, low[1] // part]
-    too_much: BoolArray = given[:, :, None] > (taken + there)[:, None, :]
-    too_much |= taken[:, None, :] > (given + here)[:, :, None]
-    return too_much
+def _count_stalled(stalled: IntArray, rows: IntArray, helped: BoolArray) -> bool:
+    """Count how often the top pairs of these rows gained nothing; whether any has."""
+    if len(stalled) == 1:
+        for gained in helped.tolist():
+            stalled[0] = 0 if gained else stalled[0] + 1
+        return bool(stalled[0])
+    stalled[rows] = np.where(helped, 0, stalled[rows] + 1)
+    return bool(np.logical_or.reduce(stalled))
 
 
-def _swap(arrays: list[NDArray[Any]], one: IntArray, other: IntArray) -> None:
-    to, source = np.concatenate((one, other)), np.concatenate((other, one))
-    for array in arrays:
-        array[to] = array[source]
+#: Bins, and slots of each that are looked at.
+_Some = tuple[IntArray, IntArray]
+
+
+class _Held:
+    """What bins hold: `flat`, the item in each slot, and `costs`; bins count through all rows."""
+
+    def __init__(
+        self, ids: IntArray, x: FloatArray, s: IntArray | None, budget: int, parts: int
+    ) -> None:
+        self.s, self.budget, self.slots = s, budget, ids.shape[2]
+        self.part = self.slots // parts
+        self.flat = ids.reshape(-1)
+        self.costs = x[self.flat]
+        self.cost = self.costs.reshape(-1, self.slots)
+        self.every = np.arange(len(self.cost))
+        self.is_large = len(self.flat) > tuning.MANY_SLOTS
+
+    @cached_property
+    def tokens(self) -> IntArray:
+        """Of the item in each slot, once asked for and from then on."""
+        assert self.s is not None, "there is no budget"
+        tokens: IntArray = self.s[self.flat]
+        return tokens
+
+    @cached_property
+    def room(self) -> IntArray:
+        """Tokens that each part of a bin still takes, likewise."""
+        room: IntArray = self.budget - np.add.reduce(self.tokens.reshape(-1, self.part), axis=1)
+        return room
+
+    @cached_property
+    def is_tight(self) -> bool:
+        """Whether budgets stand in the way: so it is thought at first, and set once one does."""
+        if self.s is None:
+            return False
+        least, items = int(np.minimum.reduce(self.room)), len(self.s) - 1
+        return least * items < tuning.FULL_BIN * int(np.add.reduce(self.s))
+
+    def sum_up(
+        self, loads: FloatArray, beside: FloatArray | None, changed: IntArray | None
+    ) -> None:
+        """Loads of all bins, or of those that changed, in place."""
+        if changed is not None:
+            held = np.add.reduce(self.cost[changed], axis=1)
+            loads[changed] = held if beside is None else held + beside[changed]
+            return
+        np.add.reduce(self.cost, axis=1, out=loads)
+        if beside is not None:
+            loads += beside
+
+    def swap(self, high: _Some, low: _Some, gap: FloatArray) -> BoolArray:
+        """Make the best swap of each pair of bins that gains by one; which pairs do."""
+        error = self._errors(high, low, gap)
+        if self.is_tight:
+            np.putmask(error, self._all_too_much(high, low), np.inf)
+        gap = gap * (1 - 1e-9)
+        while True:
+            best = error.argmin(axis=1)
+            gain = error[self.every[: len(best)], best] < gap
+            one, other = self._slots_of(best, gain.nonzero()[0], high, low)
+            if self.s is None or self.is_tight or not np.count_nonzero(self._too_much(one, other)):
+                break
+            self.is_tight = True
+            np.putmask(error, self._all_too_much(high, low), np.inf)
+        self._exchange(one, other)
+        return gain
+
+    def _errors(self, high: _Some, low: _Some, gap: FloatArray) -> FloatArray:
+        """How far from level each swap leaves its pair: [pair, slot of the one and the other]."""
+        given = _at(self.cost, *high)
+        given = given - gap[:, None]
+        error: FloatArray = given[:, :, None] - _at(self.cost, *low)[:, None, :]
+        np.abs(error, out=error)
+        return error.reshape(len(error), -1)
+
+    def _slots_of(self, best: IntArray, pairs: IntArray, high: _Some, low: _Some) -> _Some:
+        """The two slots in `flat` that some pairs swap; best: where that is in all their swaps."""
+        width, best = len(low[1]), best[pairs]
+        i = best // width
+        j = best - i * width
+        if width < self.slots:
+            i, j = high[1][i], low[1][j]
+        return high[0][pairs] * self.slots + i, low[0][pairs] * self.slots + j
+
+    def _too_much(self, one: IntArray, other: IntArray) -> BoolArray:
+        """Which swaps of two slots need more room than there is."""
+        more = self.tokens[one] - self.tokens[other]
+        too_much: BoolArray = more > self.room[other // self.part]
+        too_much |= more < -self.room[one // self.part]
+        return too_much
+
+    def _all_too_much(self, high: _Some, low: _Some) -> BoolArray:
+        """The same of all swaps of pairs of bins, [pair, slot of the one and the other]."""
+        tokens, room = self.tokens.reshape(self.cost.shape), self.room.reshape(len(self.cost), -1)
+        given, taken = _at(tokens, *high), _at(tokens, *low)
+        here, there = room[high[0]], room[low[0]]
+        if room.shape[1] > 1:
+            here, there = here[:, high[1] // self.part], there[:, low[1] // self.part]
+        too_much: BoolArray = given[:, :, None] > (taken + there)[:, None, :]
+        too_much |= taken[:, None, :] > (given + here)[:, :, None]
+        return too_much.reshape(len(given), -1)
+
+    def _exchange(self, one: IntArray, other: IntArray) -> None:
+        to, source = np.concatenate((one, other)), np.concatenate((other, one))
+        self.flat[to], self.costs[to] = self.flat[source], self.costs[source]
+        if self.s is not None:
+            new = self.tokens[source]
+            self.room[to // self.part] += self.tokens[to] - new
+            self.tokens[to] = new
 
 
 def _pairs(
     loads: FloatArray, mean: FloatArray, rows: IntArray, stalled: IntArray | None
-) -> tuple[IntArray, IntArray, FloatArray, BoolArray]:
+) -> tuple[IntArray, IntArray, FloatArray, BoolArray | slice]:
     """More loaded bin, less loaded bin, half their difference, and which pairs are a row's top.
 
     Bins are numbered through all rows. stalled: how often a row's top pair gained nothing; so far
@@ -203,20 +283,34 @@ def _pairs(
     """
     bins = loads.shape[1]
     half = bins // 2
-    order = loads[rows].argsort(axis=1, kind="stable")
-    order += rows[:, None] * bins
+    some = loads if len(rows) == len(loads) else loads[rows]
+    order = some.argsort(axis=1, kind="stable")
+    if len(loads) > 1:
+        order += rows[:, None] * bins
     high, low = order[:, : -half - 1 : -1], order[:, :half]
     if stalled is not None:
-        shift = stalled[rows]
-        shifted = (np.arange(half) - shift[:, None]) % half
-        low = low[np.arange(len(rows))[:, None], shifted]
+        low = _moved_on(low, stalled[rows])
     flat, mean = loads.ravel(), mean[rows, None]
     dear = flat.take(high)
     gap = dear - flat.take(low)
     gap /= 2
     worth = (dear > mean) & (gap > mean * (tuning.TOLERANCE / 4))
+    if len(rows) == 1 and stalled is None:  # the first ones, as both fall
+        count = int(np.count_nonzero(worth))
+        return high[0, :count], low[0, :count], gap[0, :count], slice(1)
     at = worth.ravel().nonzero()[0]
     return high.ravel()[at], low.ravel()[at], gap.ravel()[at], at % half == 0
+
+
+def _moved_on(low: IntArray, shift: IntArray) -> IntArray:
+    """Each row of `low` moved on by its shift."""
+    half = low.shape[1]
+    if len(low) == 1:
+        by = int(shift[0]) % half
+        return np.concatenate((low[:, half - by :], low[:, : half - by]), axis=1)
+    shifted = (np.arange(half) - shift[:, None]) % half
+    moved: IntArray = low[np.arange(len(low))[:, None], shifted]
+    return moved
 
 
 def _at(array: NDArray[Any], bins: IntArray, slots: IntArray) -> NDArray[Any]:

@@ -18,6 +18,7 @@ rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4),
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.order import by_label, falling_place
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
 from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import (
@@ -38,7 +39,7 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
         over = s > budget
         alone, tokens = int(np.count_nonzero(over)), int(s[~over].sum())
     if 2 * longest > budget:
-        halves = int(np.count_nonzero(2 * s > budget))
+        halves = int(np.count_nonzero(s > budget // 2))
     bins = max(alone - (-tokens // budget), halves, 1)
     return -(-bins // R)
 
@@ -154,9 +155,7 @@ def level_columns(
     """Sort bins by cost, cut them into columns of R, swap inside columns."""
     bins = R * M
     load = np.bincount(labels, weights=x, minlength=bins)
-    rank = np.empty(bins, dtype=np.int64)
-    rank[np.argsort(-load, kind="stable")] = np.arange(bins)
-    labels = rank[labels]
+    labels = falling_place(load)[labels]
     if too_many_slots(labels, bins):
         return labels
     ids = members(labels, bins).reshape(M, R, -1)
@@ -175,7 +174,7 @@ def members(labels: Labels, bins: int) -> IntArray:
     slots = int(counts.max(initial=0)) + 1
     ids = np.full((bins, slots), len(labels), dtype=np.int64)
     first = np.arange(0, bins * slots, slots) - counts.cumsum() + counts
-    ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = labels.argsort(kind="stable")
+    ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = by_label(labels, bins)
     return ids
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import levels, rank_bound
-from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.balance.order import by_label, running_sums
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
 from rollout_dispatcher.balance.split.pipelines import for_pipelines
@@ -92,7 +92,7 @@ def _better(a: IntArray, b: IntArray, x: FloatArray) -> IntArray:
 
 def _by_label(labels: IntArray, bins: int, p: int) -> IntArray:
     """ids[bins, p] of items labelled with their bin, p items in each."""
-    return np.argsort(labels, kind="stable").reshape(bins, p)
+    return by_label(labels, bins).reshape(bins, p)
 
 
 def column_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:

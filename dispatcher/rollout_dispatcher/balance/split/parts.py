@@ -10,7 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from rollout_dispatcher.balance.order import by_falling_tokens
+from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.order import by_falling_tokens, cut
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
@@ -70,6 +71,13 @@ class Parts:
         return cls(slots[slots < n], (slots < n).sum(axis=2))
 
     @classmethod
+    def of_ranks(cls, sequence: IntArray, sizes: IntArray, M: int, m: int) -> "Parts":
+        """From the samples of each rank, rank by rank, cut in this order into runs of m."""
+        if len(sequence) == len(sizes) * M * m:
+            return cls(sequence, np.full((len(sizes), M), m))
+        return cls(sequence, np.clip(sizes[:, None] - np.arange(M) * m, 0, m))
+
+    @classmethod
     def of_lists(cls, ranks: Sequence[Sequence[IntArray]], config: PlanConfig) -> "Parts":
         """From lists that may differ in length: shorter ranks get fillers."""
         M = config.micro_batches(max(1, *(len(rank) for rank in ranks)))
@@ -88,13 +96,16 @@ class Parts:
         where, (R, M) = chosen[self.sequence], self.counts.shape
         if self.counts.min() == self.counts.max():
             return tuple(map(tuple, where.reshape(R, M, -1)))
-        ends = np.cumsum(self.counts).reshape(R, M).tolist()
-        start, ranks = 0, []
-        for row in ends:
-            starts = [start, *row[:-1]]
-            ranks.append(tuple([where[a:b] for a, b in zip(starts, row, strict=True)]))
-            start = row[-1]
-        return tuple(ranks)
+        parts = cut(where, self.counts.ravel().tolist())
+        return tuple([tuple(parts[at : at + M]) for at in range(0, R * M, M)])
+
+
+def slots_of_each(n: int, bins: int, most: int) -> int:
+    """Slots that each bin has for n samples if it may hold so many: no more than are of use.
+
+    Where bins may hold all samples, most slots would be empty, and there could be any number.
+    """
+    return min(most, max(2 * -(-n // bins), tuning.FEW_SLOTS // bins))
 
 
 #: How one layout or limit is served: the micro-batches of every rank. What is left of the work pays

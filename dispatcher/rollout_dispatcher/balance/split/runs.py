@@ -22,19 +22,23 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
 
     sizes: samples of each rank.
     """
-    held = running_sums(s)
-    fits = np.searchsorted(held, held[:-1] + budget, "right") - 1
-    stops = np.append(np.maximum(fits, np.arange(1, len(s) + 1)), len(s))  # of a run from here on
-    ends = np.cumsum(sizes)
-    if held[-1] > tuning.MANY_RUNS * len(sizes) * budget:
-        return _rank_by_rank(stops.tolist(), (ends - sizes).tolist(), ends.tolist())
+    held, ends = running_sums(s), np.cumsum(sizes)
     at = ends - sizes
+    if held[-1] > tuning.MANY_RUNS * len(sizes) * budget:
+        stops = np.append(_stops(held, np.arange(len(s)), budget), len(s))
+        return _rank_by_rank(stops.tolist(), at.tolist(), ends.tolist())
     counts: list[IntArray] = []
     while not counts or (at < ends).any():
-        to = np.minimum(stops[at], ends)
+        to = np.minimum(_stops(held, at, budget), ends)
         counts.append(to - at)
         at = to
     return np.stack(counts, axis=1)
+
+
+def _stops(held: IntArray, at: IntArray, budget: int) -> IntArray:
+    """Where runs end that begin at these samples. held: running sums of tokens."""
+    fits: IntArray = held.searchsorted(held[at] + budget, "right") - 1
+    return np.maximum(fits, at + 1)
 
 
 def _rank_by_rank(stops: list[int], starts: list[int], ends: list[int]) -> IntArray:

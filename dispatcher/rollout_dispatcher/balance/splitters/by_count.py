@@ -3,8 +3,9 @@
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.leveling import lpt
 from rollout_dispatcher.balance.split.partition import column_partition, step_partition
-from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.parts import Batch, Parts, slots_of_each
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
 
@@ -13,14 +14,25 @@ def split_by_count(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     """Equal sums where ranks meet once a step, or have one micro-batch; else sorted columns."""
     R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
     M = micro_batches_for(n, config)
+    per_step = config.sync is Sync.STEP or (M == 1 and m > 1)
+    m = _room(batch, R, m * M, M) if per_step else _room(batch, R * M, m)
     x, order = filled_up(batch, R * M * m)
-    if config.sync is Sync.STEP:
+    if per_step:
         slots = step_partition(x, R, M, m, config.pipeline_stages)
-    elif M == 1 and m > 1:
-        slots = step_partition(x, R, M, m)
     else:
         slots = column_partition(x, R, M, m)
     return Parts.of_slots(order[slots], n)
+
+
+def _room(batch: Batch, bins: int, most: int, parts: int = 1) -> int:
+    """Slots of each part of a bin that may hold so many samples, as far as they are of use.
+
+    A bin may need many for what is cheap, while the dearest have others to themselves.
+    """
+    enough = slots_of_each(len(batch), bins, most)
+    if enough < most:
+        enough = max(enough, 1 + int(np.bincount(lpt(batch.x, bins, most)).max()))
+    return min(-(-enough // parts), most // parts)
 
 
 def filled_up(batch: Batch, slots: int) -> tuple[FloatArray, IntArray]:

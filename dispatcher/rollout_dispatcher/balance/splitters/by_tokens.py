@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_dispatcher.balance.order import by_label
 from rollout_dispatcher.balance.split.budget_fit import Labels
 from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.leveling import spread_columns
@@ -27,8 +28,9 @@ def split_by_tokens(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
 
 
 def _parts(batch: Batch, config: PlanConfig, place: Labels, M: int) -> Parts:
-    counts = np.bincount(place, minlength=config.dp_size * M).reshape(config.dp_size, M)
-    return Parts(batch.order[np.argsort(place, kind="stable")], counts)
+    R = config.dp_size
+    counts = np.bincount(place, minlength=R * M).reshape(R, M)
+    return Parts(batch.order[by_label(place, R * M)], counts)
 
 
 def _limits(batch: Batch, config: PlanConfig) -> dict[str, Any]:

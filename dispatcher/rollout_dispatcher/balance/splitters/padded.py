@@ -12,6 +12,8 @@ def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     """Sorted runs, which pad least."""
     R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
     M = micro_batches_for(n, config)
+    if R * M * m > 2 * n:
+        m = -(-n // (R * M))
     x, order = filled_up(batch, R * M * m)
     per_step, stages = config.sync is Sync.STEP, config.pipeline_stages
     return Parts.of_slots(order[padded_partition(x, R, M, m, per_step, stages=stages)], n)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.order import cut
+from rollout_dispatcher.balance.order import by_label, cut
 from rollout_dispatcher.balance.split.groups.assign import Share
 from rollout_dispatcher.balance.split.groups.ranks import split_plainly
-from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
+from rollout_dispatcher.balance.split.parts import Batch, Parts, slots_of_each, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
@@ -45,11 +45,10 @@ class RankByRank:
     def _by_count(self, batch: Batch, config: PlanConfig, m: int) -> Parts:
         R, n = config.dp_size, len(batch)
         M = micro_batches_for(n, config)
-        missing = R * M * m - n
-        x = np.append(batch.x, np.zeros(missing))
-        order = np.append(batch.order, np.full(missing, n))
-        ids = np.argsort(self.assign(x, R, M * m), kind="stable")
-        return Parts.of_slots(order[ids].reshape(R, M, m), n)
+        x = np.append(batch.x, np.zeros(R * slots_of_each(n, R, M * m) - n))
+        labels = self.assign(x, R, M * m)[:n]
+        sequence = batch.order[by_label(labels, R)]
+        return Parts.of_ranks(sequence, np.bincount(labels, minlength=R), M, m)
 
     def _by_tokens(self, batch: Batch, config: PlanConfig) -> Parts:
         R = config.dp_size

@@ -31,19 +31,27 @@ class RoundRobin:
         if config.micro_batch_size is None:
             return _by_tokens(batch, config)
         R, m, n = config.dp_size, config.micro_batch_size, len(batch)
-        M = micro_batches_for(n, config)
-        return Parts.of_slots(np.arange(R * M * m).reshape(-1, R).T.reshape(R, M, m), n)
+        sequence, sizes = _dealt(n, R)
+        return Parts.of_ranks(sequence, sizes, micro_batches_for(n, config), m)
 
 
 def _by_tokens(batch: Batch, config: PlanConfig) -> Parts:
     R, n = config.dp_size, len(batch)
     if config.layout is Layout.PADDED:
         return cut_ranks([np.arange(r, n, R) for r in range(R)], 1, batch, config)
-    dealt = np.arange(round_up(n, R)).reshape(-1, R).T.ravel()
-    sequence = dealt[dealt < n]
-    sizes = (n - np.arange(R) + R - 1) // R
+    sequence, sizes = _dealt(n, R)
     counts = next_fit(batch.tokens[sequence], sizes, config.micro_batch_tokens or 1)
     return Parts(sequence, _rounded(counts, config))
+
+
+def _dealt(n: int, R: int) -> tuple[IntArray, IntArray]:
+    """Samples of each rank, rank by rank, and how many each has."""
+    dealt = np.arange(round_up(n, R)).reshape(-1, R).T.ravel()
+    sizes = np.full(R, len(dealt) // R)
+    if len(dealt) > n:
+        dealt = dealt[dealt < n]
+        sizes[n % R :] -= 1
+    return dealt, sizes
 
 
 def _rounded(counts: IntArray, config: PlanConfig) -> IntArray:

@@ -120,8 +120,9 @@ class _Task:
 
     def is_enough(self, found: _Timed) -> bool:
         """Whether trades would not improve on these, or not by enough to be worth it."""
-        as_thought = self.worked(found) <= self.thought * (1 + tuning.AS_THOUGHT)
-        return self.is_within_target(found) or as_thought
+        if self.is_within_target(found):
+            return True
+        return self.worked(found) <= self.thought * (1 + tuning.AS_THOUGHT)
 
     def is_within_target(self, found: _Timed) -> bool:
         """Whether these wait no longer than is compared with anything."""
