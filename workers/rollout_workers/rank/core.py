@@ -166,7 +166,7 @@ class RankCore:
                 raise ProtocolError(f"a DP rank has no use for {type(message).__name__}")
 
     def take_news(self) -> bool:
-        """Whether something was heard, since this was asked last, that a training loop may wait for.
+        """Whether something was heard since this was last asked that a training loop may wait for.
 
         What comes of a step before its release is none.
         """
