@@ -154,9 +154,10 @@ class Objects:
         if not push.producer:
             if not is_full and payload.stored.store in self._stores:
                 self._check(self._need(payload.stored))
-        elif (needed := self._needed.get(name_of(payload.stored))) is not None:
-            if not is_full or self._is_much(push.producer):
-                self._decided(needed, push.producer, push.first_seq + index, forgotten=is_full)
+            return
+        needed = self._needed.get(name_of(payload.stored))
+        if needed is not None and (not is_full or self._is_much(push.producer)):
+            self._decided(needed, push.producer, push.first_seq + index, forgotten=is_full)
 
     def done(self, entries: Iterable[Entry]) -> None:
         """Nobody will train on these samples again."""
