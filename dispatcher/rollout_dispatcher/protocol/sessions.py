@@ -186,14 +186,15 @@ class Session:
 
     def said(self, frame: bytes | bytearray | memoryview) -> None:
         """Note that a frame is sent that was encoded before."""
-        self._note(m.MESSAGES[frame[2]])
+        kind = m.MESSAGES[frame[2]]
+        if self._may_say.get(kind) is not self.state:  # nearly all leave it as it is
+            self._note(kind)
 
     def _note(self, kind: type[m.Message]) -> None:
         after = self._may_say.get(kind)
         if after is None:
             raise IllegalTransition(self.state, f"saying {kind.__name__}")
-        if after is not self.state:
-            self._enter(after)
+        self._enter(after)
 
     def _enter(self, state: SessionState) -> None:
         self.state = state

@@ -453,7 +453,10 @@ class Peer(StreamProtocol):
         while self._jobs and not self._paused and self._share > 0 and self._transport is not None:
             bulk = self._jobs.popleft()()
             if bulk is not None and self._may_send(bulk.buffers[0]):
-                bulk = _write(self._transport, bulk)
+                if bulk.descriptors:
+                    bulk = _write_with_descriptors(self._transport, bulk)
+                else:
+                    self._transport.writelines(bulk.buffers)
                 self._share -= frame_bytes(bulk.buffers[0])
                 if self._share <= 0:
                     asyncio.get_running_loop().call_soon(self._pump_on)
@@ -503,15 +506,13 @@ class Peer(StreamProtocol):
             handle.cancel()
 
 
-def _write(transport: asyncio.Transport, bulk: Bulk) -> Bulk:
-    """Write a frame, with its descriptors if there can be so many; returns what was written."""
-    if bulk.descriptors and bulk.without is not None:
-        assert isinstance(transport, StreamTransport)
-        try:
-            transport.writelines(bulk.buffers, bulk.descriptors)
-        except OSError:
-            bulk = bulk.without()
-        else:
-            return bulk
-    transport.writelines(bulk.buffers)
+def _write_with_descriptors(transport: asyncio.Transport, bulk: Bulk) -> Bulk:
+    """Write a frame with its descriptors, or one without; returns what was written."""
+    assert isinstance(transport, StreamTransport)
+    assert bulk.without is not None
+    try:
+        transport.writelines(bulk.buffers, bulk.descriptors)
+    except OSError:  # there can be no more of them
+        bulk = bulk.without()
+        transport.writelines(bulk.buffers)
     return bulk
