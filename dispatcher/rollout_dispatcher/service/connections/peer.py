@@ -135,6 +135,8 @@ class Peer(StreamProtocol):
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
         self.role = "unknown"
+        #: Whether it and we may send each other descriptors of shared memory.
+        self.shares_memory = False
         #: Whether its hello was answered; a DP rank is told nothing before that.
         self.welcomed = False
         self.last_heard = clock()
@@ -358,7 +360,8 @@ class Peer(StreamProtocol):
 
     def _take_descriptors(self) -> None:
         """A producer may send descriptors from now on, if that was agreed; a rank is sent some."""
-        if SHARED_MEMORY not in self.terms.capabilities:
+        self.shares_memory = SHARED_MEMORY in self.terms.capabilities
+        if not self.shares_memory:
             return
         assert isinstance(self._transport, StreamTransport)
         if self.role == "rank":

@@ -293,13 +293,13 @@ class Metrics:
 
     def step_planned(self, step: StepPlanned) -> None:
         """Observe the quality of a plan and what its samples went through."""
-        plan = step.plan
+        plan, excess = step.plan, step.plan.excess
         self._imbalance.observe(plan.fifo_imbalance, "fifo")
         self._imbalance.observe(plan.imbalance, "planned")
         self._excess.observe(plan.fifo_excess, "fifo")
-        self._excess.observe(plan.excess, "planned")
+        self._excess.observe(excess, "planned")
         self.planned_steps += 1
-        self.planned_excess += plan.excess
+        self.planned_excess += excess
         costs = plan.cost.sum(axis=1).tolist()
         even = plan.even_time
         self._bound_excess.observe(max(0.0, plan.lower_bound / even - 1) if even else 0.0)
